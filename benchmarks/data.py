@@ -217,7 +217,7 @@ def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
     from pipeline.run.checkpoints import Checkpoints  # after part 1, whose workers need no torch
     from pipeline.run.device import setup_compute
     from pipeline.run.metrics import Metrics
-    from pipeline.train.stages import build_trainer
+    from pipeline.training.stages import build_trainer
 
     figures: dict[str, dict[str, list[float]]] = {}
     for _ in range(repeats):

@@ -70,7 +70,7 @@ def inside(arguments: list[str]) -> int:
     import torch
 
     from pipeline.cli import main
-    from pipeline.train.trainer import Trainer
+    from pipeline.training.trainer import Trainer
 
     step = Trainer.step
 

@@ -45,9 +45,9 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import as_windows
-from pipeline.train.profile import BATCH, Profile, profile_phase
-from pipeline.train.stages import build_trainer
-from pipeline.train.trainer import AHEAD, Trainer
+from pipeline.training.profile import BATCH, Profile, profile_phase
+from pipeline.training.stages import build_trainer
+from pipeline.training.trainer import AHEAD, Trainer
 
 _BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
 _BLOCK = 2048  # queries scored at a time on a GPU

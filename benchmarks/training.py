@@ -35,9 +35,9 @@ from pipeline.config import load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import shard_source
-from pipeline.train.profile import product_rate
-from pipeline.train.stages import build_trainer
-from pipeline.train.trainer import Trainer
+from pipeline.training.profile import product_rate
+from pipeline.training.stages import build_trainer
+from pipeline.training.trainer import Trainer
 
 ARMS = ("pretrain", "train")
 SIZES = {"cpu": (4096, 16384, 32768), "cuda": (16384, 65536, 131072)}

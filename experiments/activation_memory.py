@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from haed.base import SequenceModel, TokenBatch, to_device
 from haed.options import ModelOptions, TokenOptions
-from pipeline.train.profile import SavedActivations
+from pipeline.training.profile import SavedActivations
 
 EMBEDDING, QKV, SCORES, VALUES = "embedding", "q, k, v", "scores", "values"
 FEED_FORWARD, NORMS, HIERARCHY, OUTPUT = "feed-forward", "norms, residual", "hierarchy", "output"

@@ -25,12 +25,12 @@ from experiments.catalogue import Measure
 from haed.base import TokenBatch, length_mask
 from haed.options import SYSTEMS
 from pipeline.config import SampleOptions
+from pipeline.evaluation import baselines
 from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows
-from pipeline.score import baselines
-from pipeline.train.profile import profile_phase
+from pipeline.training.profile import profile_phase
 
 PER_VARIANT = {"profile", "memory", "speed"}  # time and memory, which depend on no seed: of one run of a variant
 

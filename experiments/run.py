@@ -45,8 +45,8 @@ from pipeline.run.run_directory import PHASES, RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.run.windows import as_windows
 from pipeline.signals import Interrupt, die_with_parent
-from pipeline.train.profile import product_rate
-from pipeline.train.trainer import TrainingInterrupted
+from pipeline.training.profile import product_rate
+from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 Command = tuple[str, ...]  # a module, and its arguments

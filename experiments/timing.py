@@ -20,7 +20,7 @@ from data.corpus import Corpus
 from pipeline.config import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
-from pipeline.train.stages import build_trainer
+from pipeline.training.stages import build_trainer
 
 
 def lift_other_limits(*phases: str) -> list[str]:

@@ -51,10 +51,10 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
 
     from flows.flows import FLOWS, run_pipeline  # loads for seconds, in which the server starts
     from flows.lifecycle import crash_orphaned_runs
+    from pipeline.evaluation import evaluate  # noqa: F401
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.reporting import report  # noqa: F401
-    from pipeline.score import evaluate  # noqa: F401
-    from pipeline.train import stages  # noqa: F401
+    from pipeline.training import stages  # noqa: F401
 
     if not arguments.debug:
         _drop_tracebacks()

@@ -18,7 +18,7 @@ from typing import Any
 from data.filesystem import FLOW_RUN
 from pipeline.config import Options
 from pipeline.run.run_directory import RunFolder
-from pipeline.train.trainer import TrainingInterrupted
+from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 TRAININGS = "HAED_TRAININGS"  # at a time on a device; 0 or nothing: any number

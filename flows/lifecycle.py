@@ -51,7 +51,7 @@ from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import PHASES, RunFolder
 from pipeline.signals import StopRequested, StopSignal, die_with_parent, end_with_parent
-from pipeline.train.trainer import TrainingInterrupted
+from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]

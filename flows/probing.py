@@ -131,7 +131,7 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
         run: a name under runs, or a folder
         overrides: options to change, each key=value as on the command line, such as analyse.against=other
     """
-    from pipeline.probe.analyse.stage import analyse_run as run_stage
+    from pipeline.analysis.stage import analyse_run as run_stage
     from pipeline.reporting.analysis import precision_table
     from pipeline.reporting.rendering import data_uri
 

@@ -113,7 +113,7 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
         split: the split to score; empty: as in the run, test by default
         overrides: options to change, each key=value as on the command line, such as evaluate.stage=pretrain
     """
-    from pipeline.score.evaluate import evaluate_run as run_stage
+    from pipeline.evaluation.evaluate import evaluate_run as run_stage
 
     options = load_tagged_options(run, overrides, "evaluate", evaluate__split=split)
     found = run_stage(options)

@@ -28,7 +28,7 @@ from pipeline.run.metrics import Record
 from pipeline.run.shards import SplitSize, split_sizes
 
 if TYPE_CHECKING:
-    from pipeline.train.trainer import TrainingResult
+    from pipeline.training.trainer import TrainingResult
 
 FIELDS = "preset name source seconds phase batch model iem optimizer validation checkpoint launcher overrides"
 
@@ -78,7 +78,7 @@ def _emit_completed(stage: str, what: str, asked: FormSubmission) -> None:
 
 def _train_phase(phase: Phase, asked: FormSubmission) -> "TrainingResult":
     """Train a phase with a live artifact. Save if it is stopped. Post a report of the run afterwards."""
-    from pipeline.train.stages import check_run, run_phase
+    from pipeline.training.stages import check_run, run_phase
 
     options = asked.options
     check_run(phase, options)
@@ -98,7 +98,7 @@ def _train_phase(phase: Phase, asked: FormSubmission) -> "TrainingResult":
 
 
 def _summarize_training(found: "TrainingResult") -> str:
-    from pipeline.train.stages import format_outcome
+    from pipeline.training.stages import format_outcome
 
     remark = f"; {found.remark}" if found.remark else ""
     return format_outcome(found).removeprefix(f"{found.phase}: ") + remark

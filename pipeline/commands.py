@@ -69,7 +69,7 @@ def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandRe
         if phase == "finetune" and not arguments.config and not any(_names_run(word) for word in arguments.words):
             raise ConfigError(f"finetune goes on from a phase one, which haed finetune RUN names; {describe_runs()}")
         options = options_from_arguments(arguments)
-        from pipeline.train import stages
+        from pipeline.training import stages
 
         with postponed_signals() as stop:
             trained = stages.run_phase(phase, options, stop)
@@ -130,7 +130,7 @@ def _run_evaluate(arguments: argparse.Namespace) -> CommandResult:
     options, text = load_run_options(arguments.run, arguments.words, "evaluate"), arguments.text
     if text is not None and str(text) != "-" and (text.is_dir() or not text.exists()):
         raise FileNotFoundError(f"--text {text}: {'a folder, not a file' if text.is_dir() else 'no such file'}")
-    from pipeline.score.evaluate import evaluate_run, format_evaluation
+    from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
 
     result = evaluate_run(options, text)
     return CommandResult(format_evaluation(result), asdict(result))
@@ -330,7 +330,7 @@ def _read_query_file(name: str, option: str) -> bytes:
 
 def _run_analyse(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, arguments.words, "analyse")
-    from pipeline.probe.analyse.stage import analyse_run
+    from pipeline.analysis.stage import analyse_run
     from pipeline.reporting.analysis import format_analysis
 
     found = analyse_run(options)
@@ -424,7 +424,7 @@ def _run_profile(arguments: argparse.Namespace) -> CommandResult:
     if not 1 <= arguments.steps <= _MOST_STEPS:
         raise ConfigError(f"--steps {arguments.steps}: must be from 1 to {_MOST_STEPS:g}")
     phase = arguments.phase or training_phases(options.model.kind)[0]
-    from pipeline.train.profile import format_profile, profile_phase
+    from pipeline.training.profile import format_profile, profile_phase
 
     found = profile_phase(options, phase, arguments.steps)
     return CommandResult(format_profile(found), asdict(found))

@@ -174,7 +174,7 @@ def options(tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
 def mixing(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
     """A run whose likelihood is a mixture with 100 known chunks; to be copied."""
     from pipeline.config import load_options
-    from pipeline.train.stages import finetune, pretrain
+    from pipeline.training.stages import finetune, pretrain
 
     place = tmp_path_factory.mktemp("mixing")
     shutil.copytree(sharded, place / "shards")
@@ -207,7 +207,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Options:
 
     from pipeline.config import load_options
     from pipeline.run.shards import shard_source
-    from pipeline.train.stages import train
+    from pipeline.training.stages import train
 
     place = tmp_path_factory.mktemp("pictures")
     raster = np.empty((60, 3, 4, 4), np.uint8)

@@ -14,11 +14,11 @@ from haed.options import SYSTEMS, Family, IEMOptions, ModelOptions
 from haed.sampling import Draw, Sampler
 from pipeline import open_run
 from pipeline.config import ConfigError, Options, load_options
+from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.probe.sample import sample
 from pipeline.reporting.comparison import compare_runs
-from pipeline.score.evaluate import evaluate_run
-from pipeline.train.profile import profile_phase
-from pipeline.train.stages import pretrain, train
+from pipeline.training.profile import profile_phase
+from pipeline.training.stages import pretrain, train
 from tests.conftest import of_kind
 
 

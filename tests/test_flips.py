@@ -11,12 +11,12 @@ import pytest
 
 from data.corpus import MANIFEST, Corpus
 from pipeline.cli import main
+from pipeline.evaluation import evaluate
 from pipeline.run import metrics
 from pipeline.run.checkpoints import read_state
 from pipeline.run.files import Baseline, CorpusRecord, Environment, Evaluation, KeptSample, read_as
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.storage import IndexMetadata
-from pipeline.score import evaluate
 
 FLIPS = 150
 STEP = "finetune/checkpoints/step-00000004"

@@ -31,8 +31,9 @@ ORDER = {
         "console signals",
         "config",
         "run",
-        "train score reporting",
+        "training evaluation reporting",
         "probe",
+        "analysis",
         "web",
         "arguments",
         "commands",
@@ -56,7 +57,7 @@ ORDER = {
 OPEN, TO_SOME, SOME = (
     {"base", "registry", "sampling", "distributed", "options"},
     "haed.chunk",
-    {"run", "train", "score", "probe"},
+    {"run", "training", "evaluation", "probe", "analysis"},
 )
 
 
@@ -120,12 +121,12 @@ def test_every_module_has_its_room() -> None:
     [
         ("pipeline.reporting.report", "pipeline.run.index", True),
         ("pipeline.reporting.report", "pipeline.probe.index", False),
-        ("pipeline.run.shards", "pipeline.train.stages", False),
+        ("pipeline.run.shards", "pipeline.training.stages", False),
         ("pipeline.web.questions", "pipeline.probe.sample", True),
         ("pipeline.reporting.report", "pipeline.web.details", False),
-        ("pipeline.score.breakdown", "haed.chunk.packing", True),
+        ("pipeline.evaluation.breakdown", "haed.chunk.packing", True),
         ("pipeline.reporting.report", "haed.chunk.packing", False),
-        ("pipeline.train.trainer", "haed.iem.objective", False),
+        ("pipeline.training.trainer", "haed.iem.objective", False),
         ("haed.registry", "haed.iem.objective", True),
         ("haed.iem.objective", "haed.sampling", False),
         ("data.corpus", "pipeline.config", False),

@@ -10,8 +10,8 @@ from pipeline.config import Options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import open_shards
-from pipeline.train import stages
-from pipeline.train.profile import Profile
+from pipeline.training import stages
+from pipeline.training.profile import Profile
 
 
 def step(**more: object) -> MeasuredStep:

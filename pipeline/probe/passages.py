@@ -21,7 +21,6 @@ import torch
 
 from haed.chunk.model import HAED
 from pipeline.console import escape_control_characters
-from pipeline.probe.analyse.geometry import normalise_rows
 from pipeline.probe.index import Window, cut_windows, to_token_batch
 from pipeline.run.analysis import ByLayer, Layer, SimilarPassages
 from pipeline.run.index import PIXELS, display_chunk
@@ -30,6 +29,12 @@ from pipeline.run.opened import Run
 OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places per window; queries; neighbours of each
 _AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each
 _CHUNKS = 3  # chunks of pixels shown before a place
+
+
+def normalise_rows(vectors: np.ndarray) -> np.ndarray:
+    """Divide vectors (n, E) by their norms; return float32. Zero vectors stay zero."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 from pipeline.config import load_options
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.train.stages import train
+from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
 
 

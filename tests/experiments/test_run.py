@@ -33,7 +33,7 @@ from pipeline.reporting.plots import PlottedModel, plot_experiment
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import open_shards, shard_source
-from pipeline.train.trainer import TrainingInterrupted
+from pipeline.training.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 
 SMALL = tuple(word for word in TINY if word.split("=")[0].startswith(("model.", "batch.")))

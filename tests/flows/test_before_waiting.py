@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import load_options
 from pipeline.run.shards import shard_source
-from pipeline.train.stages import check_run, train
+from pipeline.training.stages import check_run, train
 
 
 def test_what_would_be_refused_is_said_before_anything_is_waited_for(tiny: list[str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from flows.flows import FLOWS
 from flows.lifecycle import ASKS, TRAINS
 from pipeline.config import load_options
 from pipeline.run.run_directory import RunFolder
-from pipeline.train.trainer import TrainingInterrupted
+from pipeline.training.trainer import TrainingInterrupted
 
 
 def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 def test_the_last_state_of_a_training_says_that_it_was_too_short() -> None:
     from flows.training import _summarize_training
-    from pipeline.train.trainer import TrainingResult
+    from pipeline.training.trainer import TrainingResult
 
     remark = "pretrain has taken 9 steps, at 2.2 s each; …: pretrain.seconds=220 or more"
     enough = TrainingResult("runs/x", "pretrain", "runs/x/pretrain/checkpoints/step-00000009", 9, 20.0, 0.01, 0)

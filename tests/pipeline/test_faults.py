@@ -20,11 +20,11 @@ from pipeline.config import Options, dump_options, load_options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.metrics import Metrics
-from pipeline.train import trainer
-from pipeline.train.stages import train
-from pipeline.train.trainer import Validation
+from pipeline.training import trainer
+from pipeline.training.stages import train
+from pipeline.training.trainer import Validation
 from tests.conftest import TINY
-from tests.pipeline.train.test_stages import newest, stripped, weights
+from tests.pipeline.training.test_stages import newest, stripped, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = {"tensors": (safetensors.torch, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}

@@ -10,7 +10,7 @@ from haed.options import SYSTEMS
 from haed.registry import make_system
 from haed.token.hourglass import Hourglass
 from pipeline.config import OptimizerOptions, Options, list_presets, load_options
-from pipeline.train.optimizer import make_optimizer
+from pipeline.training.optimizer import make_optimizer
 from tests.conftest import TINY, TOKENS, of_kind
 
 B, T, K = 8, 16, 4

@@ -13,8 +13,8 @@ from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, resolve_device
 from pipeline.run.shards import open_shards
-from pipeline.train.stages import build_trainer, finetune, pretrain
-from pipeline.train.trainer import Trainer, restore_learning
+from pipeline.training.stages import build_trainer, finetune, pretrain
+from pipeline.training.trainer import Trainer, restore_learning
 from tests.conftest import TOKEN_KINDS, of_kind
 
 META = Compute(torch.device("meta"), None)

@@ -15,11 +15,11 @@ from pipeline.config.messages import explain_inapplicable_option
 from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.shards import open_shards
-from pipeline.train.profile import SavedActivations
-from pipeline.train.stages import build_trainer, train
-from pipeline.train.trainer import Trainer, TrainingInterrupted
+from pipeline.training.profile import SavedActivations
+from pipeline.training.stages import build_trainer, train
+from pipeline.training.trainer import Trainer, TrainingInterrupted
 from tests.conftest import TOKEN_KINDS, of_kind
-from tests.pipeline.train.test_stages import newest, stripped
+from tests.pipeline.training.test_stages import newest, stripped
 
 SLOW = pytest.mark.slow  # what holds for one kind, for all the others
 first_fast = pytest.mark.parametrize("kind", [TOKEN_KINDS[0], *(pytest.param(k, marks=SLOW) for k in TOKEN_KINDS[1:])])
@@ -107,7 +107,7 @@ def test_every_stage_of_a_model_of_tokens(
     tiny: list[str], sharded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the commands: what it has not is refused in a line that says what it has, and leaves nothing behind."""
-    monkeypatch.setattr("pipeline.train.profile._SIDE", {"cpu": 64})
+    monkeypatch.setattr("pipeline.training.profile._SIDE", {"cpu": 64})
     shutil.copytree(sharded, tmp_path / "shards")
     chosen, run = [*of_kind("top_down", tiny), "evaluate.baselines=false"], str(tmp_path / "runs" / "tokens")
 

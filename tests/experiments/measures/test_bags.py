@@ -8,7 +8,7 @@ from experiments import measures
 from pipeline.config import load_options
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.train.stages import train
+from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
 
 

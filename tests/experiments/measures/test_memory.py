@@ -11,7 +11,7 @@ from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
 from haed.registry import make_system
 from pipeline.run.opened import Run
-from pipeline.train.profile import SavedActivations
+from pipeline.training.profile import SavedActivations
 
 TOKEN = TokenOptions(width=24, heads=4, head_width=6, ffn=40)
 MODELS = {

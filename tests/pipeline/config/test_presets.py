@@ -38,7 +38,7 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
     from pipeline.run.shards import shard_source
-    from pipeline.train.stages import run_phase
+    from pipeline.training.stages import run_phase
 
     own = load_options(preset)
     kind = own.model.kind

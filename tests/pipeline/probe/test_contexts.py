@@ -17,7 +17,7 @@ from pipeline.probe.index import build_index, cut_windows
 from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.contexts import ContextIndex
-from pipeline.train.stages import train
+from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
 
 

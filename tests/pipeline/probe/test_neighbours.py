@@ -23,7 +23,7 @@ from pipeline.reporting.report import write_report
 from pipeline.run.files import read_json
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.train.stages import train
+from pipeline.training.stages import train
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "linear", "lstm", "transformer"])

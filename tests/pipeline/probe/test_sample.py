@@ -21,7 +21,7 @@ from pipeline.reporting.report import write_report
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.train.stages import train
+from pipeline.training.stages import train
 
 
 def test_the_same_seed_gives_the_same_text(options: Options) -> None:

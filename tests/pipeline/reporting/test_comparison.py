@@ -10,6 +10,7 @@ from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import Options, get_option, load_options, set_option
 from pipeline.console import markdown_text
+from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting import comparison
 from pipeline.reporting.comparison import Row, compare_runs, format_comparison, format_markdown
 from pipeline.reporting.rendering import Column
@@ -18,8 +19,7 @@ from pipeline.reporting.run_state import determine_state
 from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.score.evaluate import evaluate_run
-from pipeline.train import stages
+from pipeline.training import stages
 from tests.conftest import write_state
 
 

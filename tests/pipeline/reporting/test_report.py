@@ -10,12 +10,12 @@ from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import Options
 from pipeline.console import markdown_text
+from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting.comparison import compare_runs
 from pipeline.reporting.comparison import format_markdown as compared
 from pipeline.reporting.report import load_run_report, summarise_configuration, summarise_report, write_report
 from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.run_directory import RunFolder
-from pipeline.score.evaluate import evaluate_run
 
 
 def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from data.corpus import Corpus
 from haed.chunk.model import HAED
 from pipeline.config import Options, is_mixed, load_options, max_known_chunks
+from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, store_known_chunks
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.score.evaluate import evaluate_run
-from pipeline.train.stages import finetune
+from pipeline.training.stages import finetune
 
 TEXT = "def f(self):\n    return self.queue\n"
 

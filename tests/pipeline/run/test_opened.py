@@ -14,7 +14,7 @@ from pipeline import open_run
 from pipeline.config import ConfigError, Options, SampleOptions, load_options
 from pipeline.run.opened import Run, count_characters
 from pipeline.run.windows import cut_documents, fixed_subset
-from pipeline.train.stages import pretrain, train
+from pipeline.training.stages import pretrain, train
 from tests.conftest import of_kind
 
 

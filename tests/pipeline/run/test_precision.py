@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pipeline.cli import main
 from pipeline.config import Options, SampleOptions, load_options
+from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.run import opened
 from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.score.evaluate import evaluate_run
-from pipeline.train.stages import train
+from pipeline.training.stages import train
 from tests.conftest import of_kind
 
 TEXT = b"def f(x):\n    return x\n"

@@ -16,6 +16,7 @@ import pytest
 from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, load_options
+from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.reporting.report import write_report
@@ -23,8 +24,7 @@ from pipeline.run.checkpoints import Checkpoints, list_checkpoints
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.score.evaluate import evaluate_run
-from pipeline.train.stages import finetune, pretrain, train
+from pipeline.training.stages import finetune, pretrain, train
 
 
 def digest(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from data.filesystem import acquire_lock, write_json
 from pipeline.cli import main
 from pipeline.config import Options, load_options
 from pipeline.run.shards import open_shards, shard_source
-from pipeline.train.stages import pretrain, train
+from pipeline.training.stages import pretrain, train
 from tests.conftest import TINY
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,171 @@
+"""Input arrays of the analyses: frequent chunks, their counts and embeddings, and the split as a stream of chunk rows.
+
+This module reads the run and the corpus, so that the analyses of embeddings take plain arrays.
+
+Legend: n chunks, E width of an embedding, S positions of the stream.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.corpus import Corpus
+from data.statistics import hash_chunks
+from data.vocabulary import DistinctChunks, count_distinct_chunks
+from pipeline.analysis.geometry import cluster_directions
+from pipeline.config import Options
+from pipeline.console import escape_control_characters
+from pipeline.run.index import PIXELS, display_chunk
+from pipeline.run.opened import Run
+
+log = logging.getLogger(__name__)
+FREQUENT, ENOUGH = 10, 1000  # default minimum count, and how many chunks must reach it
+_AT_ONCE = 8192
+
+
+@dataclass
+class ChunkTable:
+    """Table of n distinct chunks, the most frequent first.
+
+    Attributes:
+        chunks: bytes of each chunk.
+        counts: (n,) occurrences in the split.
+        rows: the same chunks as tokens and lengths, ready to be embedded.
+        least: minimum count of a chunk in the table.
+        left_out: number of further chunks that reach this count.
+    """
+
+    chunks: list[bytes]
+    counts: np.ndarray
+    rows: DistinctChunks
+    least: int
+    left_out: int
+
+
+@dataclass
+class AnalysisData:
+    """Input data of an analysis.
+
+    Attributes:
+        run: the opened run.
+        every: all chunks that were read, including those only exported.
+        embedded: (N, E) embeddings of `every`.
+        chunks: the first n of them, which are analysed; the following fields refer to these.
+        counts: (n,) occurrences in the split.
+        vectors: (n, E) embeddings.
+        centred: (n, E) embeddings less their mean. Their cosines rank neighbours, as in an index.
+        labels: (n) displayed chunks.
+        stream: (S,) the split, or its beginning, as rows of `every`.
+        clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (dev/LOG.md).
+        pixels: true if chunks consist of pixels.
+        notes: sentences on what was cut or left out.
+    """
+
+    run: Run
+    every: ChunkTable
+    embedded: np.ndarray
+    chunks: list[bytes]
+    counts: np.ndarray
+    vectors: np.ndarray
+    centred: np.ndarray
+    labels: list[str]
+    stream: np.ndarray
+    clusters: np.ndarray
+    pixels: bool
+    notes: list[str]
+
+
+def load_analysis_data(run: Run, options: Options) -> AnalysisData:
+    """Read the corpus of a run and embed its frequent chunks.
+
+    Raises:
+        FileNotFoundError: the shards are gone.
+        ValueError: the split has too few distinct chunks.
+    """
+    limits, corpus = options.analyse, run.folder.open_corpus()
+    every = find_frequent_chunks(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
+    log.info("embedding %s chunks, and reading their contexts", f"{len(every.chunks):,}")
+    vectors, size = embed_chunks(run, every), min(limits.max_chunks, len(every.chunks))
+    rows, whole = read_stream(corpus, limits.split, every, limits.corpus_chunks)
+    notes = []
+    if every.least > 1:
+        notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 has all)")
+    if left_out := len(every.chunks) - size + every.left_out:
+        notes.append(f"{left_out:,} rarer chunks are left out (analyse.max_chunks={limits.max_chunks})")
+    if not whole:
+        notes.append(
+            f"contexts are those of the first {(rows >= 0).sum():,} known chunks of the split "
+            f"(analyse.corpus_chunks={limits.corpus_chunks})"
+        )
+    return AnalysisData(
+        run=run,
+        every=every,
+        embedded=vectors,
+        chunks=every.chunks[:size],
+        counts=every.counts[:size],
+        vectors=vectors[:size],
+        centred=vectors[:size] - vectors[:size].mean(0),
+        labels=label_chunks(run, every.chunks[:size]),
+        stream=rows,
+        clusters=cluster_directions(vectors[:size], limits.clusters, options.seed),
+        pixels=run.chunker.name == PIXELS,
+        notes=notes,
+    )
+
+
+def label_chunks(run: Run, chunks: list[bytes]) -> list[str]:
+    """Return the chunks in displayable form."""
+    return [escape_control_characters(display_chunk(chunk, run.chunker.name)) for chunk in chunks]
+
+
+def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int | None) -> ChunkTable:
+    """Return the most frequent chunks of a split, at most `most`.
+
+    Without `min_count` the minimum is 10 occurrences if 1,000 chunks reach it, otherwise 1. For rarer chunks, neither
+    contexts nor rows of the encoder's table are reliable.
+
+    Raises:
+        ValueError: fewer than three chunks remain.
+    """
+    found = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
+    least = min_count or FREQUENT
+    if min_count is None and len(found.counts) < ENOUGH:
+        found, least = count_distinct_chunks(corpus, split, most=most), 1
+    if len(found.counts) < 3:
+        raise ValueError(
+            f"{len(found.counts)} distinct chunks of the {split} split occur {least} times, too few to analyse: lower "
+            "analyse.min_count, or choose another analyse.split"
+        )
+    chunks = [row.tobytes()[:length] for row, length in zip(found.tokens, found.lengths, strict=True)]
+    return ChunkTable(chunks, found.counts, found, least, found.left_out)
+
+
+def embed_chunks(run: Run, table: ChunkTable, most: int | None = None) -> np.ndarray:
+    """Embed the chunks of a table, or the first `most`, in batches; return (n, E) float32."""
+    rows, size = table.rows, len(table.chunks[:most])
+    parts = [slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE)]
+    return np.concatenate([run.embed_rows(rows.tokens[part], rows.lengths[part]) for part in parts])
+
+
+def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tuple[np.ndarray, bool]:
+    """Read a split as rows of a table (S,) int32, and return them and whether the split was read to its end.
+
+    Chunks missing from the table are -1. One more -1 precedes each document, so that no pair of neighbours in the
+    stream crosses documents. Reading stops after `most` chunks.
+    """
+    real = np.arange(table.rows.tokens.shape[1]) < table.rows.lengths[:, None]
+    keys = hash_chunks(table.rows.tokens[real], table.rows.lengths)
+    order = np.argsort(keys)
+    keys, parts, size = keys[order], [], 0
+    for shard in corpus.shards_of(split):
+        for sample in corpus.read(shard):
+            found = hash_chunks(sample.tokens, sample.lengths)
+            place = np.searchsorted(keys, found).clip(max=len(keys) - 1)
+            rows = np.where(keys[place] == found, order[place], -1).astype(np.int32)
+            size += len(rows)
+            parts.append(np.insert(rows, np.cumsum(sample.documents) - sample.documents, -1))
+            if size > most:
+                parts[-1] = parts[-1][: most - size]
+                return np.concatenate(parts), False
+    return np.concatenate(parts or [np.zeros(0, np.int32)]), True

@@ -1,0 +1,242 @@
+"""Agreement of embeddings with use and with spelling: are the neighbours of a chunk used alike, or only written alike?
+
+Use is measured by the chunks directly before and after a chunk: its row holds its positive pointwise mutual
+information (PPMI) with the most frequent of them. Two chunks are used alike if the cosine of their rows is high. The
+same rows in few dimensions are the baseline for the embeddings: they need no training and see one chunk on each side.
+Spelling is measured by the edit distance of bytes, or by the distance of pixels.
+
+Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E dimensions.
+"""
+
+import numpy as np
+
+from pipeline.analysis.geometry import spearman_correlation
+from pipeline.probe.passages import normalise_rows
+from pipeline.run.analysis import Agreement, Classes, Example, SimilarityStatistics
+
+MOST = 64  # bytes of a chunk that are compared: bits of a word
+_ONE = np.uint64(1)
+
+
+def spelling_similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> np.ndarray:
+    """Return the spelling similarity (Q, n) float32 of some chunks, given as rows (Q,), to all chunks.
+
+    It is 1 − edit distance / length of the longer chunk, or for pixels 1 − mean absolute difference / 255. Equal
+    chunks have 1, chunks with nothing in common 0.
+    """
+    if pixels:
+        return np.stack([_pixel_similarity(chunks[row], chunks) for row in rows.tolist()])
+    width = min(MOST, max(map(len, chunks)))
+    table = np.zeros((width, len(chunks)), np.uint8)
+    lengths = np.array([min(len(chunk), width) for chunk in chunks])
+    for number, chunk in enumerate(chunks):
+        table[: lengths[number], number] = np.frombuffer(chunk[:width], np.uint8)
+    found = np.empty((len(rows), len(chunks)), np.float32)
+    for at, row in enumerate(rows.tolist()):
+        longer = np.maximum(lengths, lengths[row])
+        found[at] = 1 - edit_distances(chunks[row][:width], table, lengths) / longer
+    return found
+
+
+def edit_distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Compute the edit distances (n,) of a pattern to n texts with bit vectors (Myers 1999, as in Hyyrö 2001).
+
+    Two bit words hold a column of the dynamic-programming matrix: where it rises and where it falls. So one byte of all
+    texts costs a dozen array operations, whatever the length of the pattern.
+
+    Args:
+        pattern: 1 to 64 bytes.
+        table: (K, n) uint8, the texts in columns.
+        lengths: (n,) lengths of the texts.
+    """
+    places = np.zeros(256, np.uint64)
+    for at, byte in enumerate(pattern):
+        places[byte] |= _ONE << np.uint64(at)
+    last = np.uint64(len(pattern) - 1)
+    texts = table.shape[1]
+    rises, falls = np.full(texts, ~np.uint64(0)), np.zeros(texts, np.uint64)
+    score = np.full(texts, len(pattern), np.int64)
+    for step in range(table.shape[0]):
+        matches = places[table[step]]
+        diagonal = (((matches & rises) + rises) ^ rises) | matches | falls  # the sum carries along runs of matches
+        up, down = falls | ~(diagonal | rises), rises & diagonal
+        change = ((up >> last) & _ONE).astype(np.int64) - ((down >> last) & _ONE).astype(np.int64)
+        score += np.where(step < lengths, change, 0)
+        up, down = (up << _ONE) | _ONE, down << _ONE
+        rises, falls = down | ~(diagonal | up), diagonal & up
+    return score
+
+
+def _pixel_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
+    """Return the similarity (n,) of a chunk of pixels to all chunks, over the values that both have."""
+    own = np.frombuffer(chunk, np.uint8).astype(np.float32)
+    found = np.zeros(len(chunks), np.float32)
+    for number, other in enumerate(chunks):
+        shared = min(len(own), len(other))
+        values = np.frombuffer(other, np.uint8, shared).astype(np.float32)
+        found[number] = 1 - float(np.abs(own[:shared] - values).mean()) / 255
+    return found
+
+
+SMOOTHING = 0.75
+_BINS, _EXAMPLES = 12, 10
+
+
+def count_contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
+    """Count how often each chunk has each of the most frequent chunks before and after it; return (n, 2 C) float32.
+
+    Args:
+        stream: (S,) rows of chunks, -1 for none.
+        rows: n. Lower rows are more frequent chunks.
+        width: upper limit of C.
+    """
+    width, found = min(width, rows), []
+    for own, other in ((stream[1:], stream[:-1]), (stream[:-1], stream[1:])):
+        pairs = (own >= 0) & (own < rows) & (other >= 0) & (other < width)
+        cells = own[pairs].astype(np.int64) * width + other[pairs]
+        found.append(np.bincount(cells, minlength=rows * width).astype(np.float32).reshape(rows, width))
+    return np.concatenate(found, 1)
+
+
+def positive_pmi(counts: np.ndarray) -> np.ndarray:
+    """Compute the PPMI (n, C) of counts, with smoothed contexts (Levy, Goldberg & Dagan 2015)."""
+    columns = counts.sum(0, dtype=np.float64) ** SMOOTHING
+    expected = columns / max(float(columns.sum()), 1e-12)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
+    with np.errstate(divide="ignore"):
+        found = np.log2(shares, out=shares) - np.log2(np.maximum(expected, 1e-30), dtype=np.float32)
+    return np.maximum(found, 0, dtype=np.float32)
+
+
+def reduce_dimensions(matrix: np.ndarray, width: int) -> np.ndarray:
+    """Reduce a matrix (n, C) to E dimensions by singular value decomposition.
+
+    Return the first left singular vectors (n, E), scaled by the square roots of their singular values (Levy &
+    Goldberg 2014). They are computed from the eigenvectors of the smaller Gram matrix (C, C).
+    """
+    values, vectors = np.linalg.eigh((matrix.T @ matrix).astype(np.float64))
+    largest = np.argsort(-values)[:width]
+    singular = np.sqrt(np.maximum(values[largest], 1e-12))
+    return (matrix @ (vectors[:, largest] / np.sqrt(singular)).astype(np.float32)).astype(np.float32)
+
+
+def measure_agreement(
+    vectors: np.ndarray,
+    used: np.ndarray,
+    chunks: list[bytes],
+    counts: np.ndarray,
+    labels: list[str],
+    band: slice,
+    queries: int,
+    count: int,
+    pixels: bool = False,
+) -> Agreement:
+    """Compare the neighbours by embedding with those by use and by spelling, in a frequency band.
+
+    Rare and frequent chunks are compared separately. Norms and directions of embeddings depend on frequency, and so
+    does the reliability of the contexts.
+
+    Args:
+        vectors: (n, E) embeddings, the most frequent chunk first.
+        used: (n, C) PPMI rows of the contexts.
+        chunks: bytes of each chunk.
+        counts: (n,) occurrences of each chunk.
+        labels: the displayed chunks.
+        band: slice of frequency ranks, at least three.
+        queries: maximum number of queries, spread evenly over the ranks.
+        count: neighbours of each query.
+        pixels: true if chunks consist of pixels.
+    """
+    vectors, used, chunks, counts, labels = vectors[band], used[band], chunks[band], counts[band], labels[band]
+    among = len(chunks)
+    asked = np.unique(np.linspace(0, among - 1, min(queries, among)).astype(int))
+    count = min(count, among - 1)
+    units, likely = normalise_rows(vectors), normalise_rows(used)
+    cosine = units[asked] @ units.T
+    kinds = {"use": likely[asked] @ likely.T, "spelling": spelling_similarity(chunks, asked, pixels)}
+    own = asked[:, None] == np.arange(among)
+    near = _highest_columns(cosine, own, count)
+    lists = {name: _highest_columns(kind, own, count) for name, kind in kinds.items()}
+    edges = np.unique(np.quantile(cosine[~own], np.linspace(0, 1, _BINS + 1)))
+    bins = np.clip(np.searchsorted(edges, cosine[~own], "right") - 1, 0, max(len(edges) - 2, 0))
+    found = {}
+    for name, kind in kinds.items():
+        values = kind[~own]
+        sums, sizes = (np.bincount(bins, weights, max(len(edges) - 1, 1)) for weights in (values, None))
+        mean, best, chance = (
+            float(np.take_along_axis(kind, near, 1).mean()),
+            float(np.take_along_axis(kind, lists[name], 1).mean()),
+            float(values.mean()),
+        )
+        found[name] = SimilarityStatistics(
+            neighbours=mean,
+            chance=chance,
+            best=best,
+            share=(mean - chance) / (best - chance) if best > chance else 0.0,
+            overlap=float((near[:, :, None] == lists[name][:, None]).any(2).mean()),
+            correlation=spearman_correlation(cosine[~own], values),
+            by_cosine=[
+                float(total / size) if size else None for total, size in zip(sums.tolist(), sizes.tolist(), strict=True)
+            ],
+        )
+    columns = {"embedding": near, **lists}
+    examples = [
+        Example(labels[asked[at]], **{name: [labels[row] for row in rows[at]] for name, rows in columns.items()})
+        for at in np.unique(np.linspace(0, len(asked) - 1, min(_EXAMPLES, len(asked))).astype(int))
+    ]
+    return Agreement(
+        first=(band.start or 0) + 1,
+        among=among,
+        counts=(int(counts[-1]), int(counts[0])),
+        queries=len(asked),
+        neighbours=count,
+        chance=count / max(among - 1, 1),
+        **found,
+        cosines=edges[:-1].tolist(),
+        examples=examples,
+    )
+
+
+def _highest_columns(values: np.ndarray, own: np.ndarray, count: int) -> np.ndarray:
+    """Return the columns (Q, count) of the highest values (Q, n) of each row except its own; ties go by frequency."""
+    return np.argsort(np.where(own, np.inf, -values), axis=1, kind="stable")[:, :count]
+
+
+def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, int]:
+    """Return the mutual information, in bits, of the classes of neighbouring chunks, and the number of pairs.
+
+    Args:
+        stream: (S,) rows of chunks, -1 for none.
+        classes: (n,) class of each row. Rows from n on are left out.
+    """
+    before, after = stream[:-1], stream[1:]
+    pairs = (before >= 0) & (after >= 0) & (before < len(classes)) & (after < len(classes))
+    size, number = int(classes.max()) + 1, int(pairs.sum())
+    cells = classes[before[pairs]].astype(np.int64) * size + classes[after[pairs]]
+    joint = np.bincount(cells, minlength=size * size).reshape(size, size) / max(number, 1)
+    apart = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    real = joint > 0
+    return float((joint[real] * np.log2(joint[real] / apart[real])).sum()), number
+
+
+def measure_class_information(
+    stream: np.ndarray, embedding: np.ndarray, use: np.ndarray, chunks: list[bytes], counts: np.ndarray, seed: int
+) -> Classes:
+    """Measure clusters by their mutual information with the cluster of the next chunk, as for parts of speech.
+
+    Args:
+        stream: (S,) rows of chunks.
+        embedding: (n,) clusters of embeddings.
+        use: (n,) as many clusters of context vectors.
+        chunks: bytes of each chunk.
+        counts: (n,) occurrences of each chunk.
+        seed: seed of the shuffled clusters.
+    """
+    number = int(embedding.max()) + 1
+    shuffled = np.random.default_rng(seed).permutation(embedding)
+    order = np.array(sorted(range(len(chunks)), key=chunks.__getitem__))
+    spelled = np.empty(len(chunks), np.int64)
+    spelled[order] = np.cumsum(counts[order]) * number // (counts.sum() + 1)
+    bits, pairs = mutual_information(stream, embedding)
+    others = (mutual_information(stream, each)[0] for each in (use, shuffled, spelled))
+    return Classes(number, pairs, bits, *others)

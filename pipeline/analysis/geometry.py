@@ -1,0 +1,93 @@
+"""Geometry of embeddings: norms, anisotropy, effective dimension, exact neighbours and clusters.
+
+Legend: n chunks, E width of an embedding, Q queries.
+"""
+
+import numpy as np
+
+from pipeline.probe.passages import normalise_rows
+from pipeline.run.analysis import EmbeddingSample, Norms
+
+_CLUSTER_ROUNDS = 20
+
+
+def measure_norms(vectors: np.ndarray, counts: np.ndarray) -> Norms:
+    """Measure how norms of embeddings (n, E) depend on counts (n,), as known of word vectors (Schakel 2015)."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    mean, logarithm = float(lengths.mean()), np.log10(counts)
+    spread = logarithm - logarithm.mean()
+    slope = float(spread @ lengths / max(spread @ spread, 1e-12))
+    return Norms(mean, float(lengths.std()), spearman_correlation(lengths, counts), slope / max(mean, 1e-12))
+
+
+def measure_spread(vectors: np.ndarray) -> EmbeddingSample:
+    """Measure anisotropy (Ethayarajh 2019) and effective dimension of embeddings (n, E).
+
+    The dimension is the participation ratio, as in Gao et al. 2017. The mean cosine covers all pairs, not a sample:
+    it is (|Σu|² − n) / (n² − n) for unit vectors u.
+    """
+    exact = vectors.astype(np.float64)
+    centred = exact - exact.mean(0)
+    variances = np.linalg.svd(centred, compute_uv=False) ** 2
+    total = max(float(variances.sum()), 1e-30)
+    ratio = total**2 / max(float((variances**2).sum()), 1e-300)
+    half = int(np.searchsorted(np.cumsum(variances), total / 2)) + 1
+    return EmbeddingSample(vectors.shape[1], _mean_cosine(exact), _mean_cosine(centred), ratio, half)
+
+
+def _mean_cosine(vectors: np.ndarray) -> float:
+    size = len(vectors)
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    summed = units.sum(0)
+    return float((summed @ summed - (units**2).sum()) / (size * (size - 1)))
+
+
+def find_nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """Return the exact nearest neighbours (Q, count) of some rows (Q,) by cosine, the nearest first.
+
+    Args:
+        vectors: (n, E) embeddings.
+        rows: (Q,) queries, as rows of `vectors`.
+        count: neighbours of each query, less than n.
+    """
+    import faiss
+
+    units = normalise_rows(vectors)
+    index = faiss.IndexFlatIP(units.shape[1])
+    index.add(units)
+    _, found = index.search(units[rows], count + 1)
+    return _drop_self(found, rows, count)
+
+
+def _drop_self(found: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """Remove each query from its neighbours (Q, count + 1), or the last one where equal vectors displaced the query."""
+    own = found == rows[:, None]
+    own[~own.any(1), -1] = True
+    return found[~own].reshape(len(rows), count)
+
+
+def cluster_directions(vectors: np.ndarray, number: int, seed: int) -> np.ndarray:
+    """Return the cluster (n,) of each embedding by spherical k-means (Dhillon & Modha 2001) with FAISS."""
+    import faiss
+
+    units = normalise_rows(vectors)
+    number = max(1, min(number, len(units) // 4))
+    settings = dict(niter=_CLUSTER_ROUNDS, seed=seed % (1 << 31), spherical=True)
+    found = faiss.Kmeans(units.shape[1], number, **settings, min_points_per_centroid=1, max_points_per_centroid=1 << 20)
+    found.train(units)
+    _, nearest_one = found.index.search(units, 1)
+    return np.asarray(nearest_one[:, 0])
+
+
+def rank_values(values: np.ndarray) -> np.ndarray:
+    """Return the ranks (n,) of values. Equal values share their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((2 * ends - counts + 1) / 2)[inverse]
+
+
+def spearman_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Spearman's rank correlation of two columns (n,), or 0 if one of them is constant."""
+    x, y = (column - column.mean() for column in (rank_values(a), rank_values(b)))
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale else 0.0

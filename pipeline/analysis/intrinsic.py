@@ -1,0 +1,198 @@
+"""Intrinsic checks: precision@10 of word sets for the model and for baselines.
+
+The baselines are chance, counted contexts (PPMI-SVD), a skip-gram and spelling alone. All systems search the same
+words: the most frequent form of each word of the corpus (see `pipeline.analysis.word_sets.extract_word`). For each member
+of a set, precision@10 is the number of other members among its 10 nearest words, divided by the largest possible
+number. For pairs it is the share whose other half is among the 10 nearest. The model is searched by the centred
+cosine, as an index of chunks is: the mean embedding is subtracted first (Mu & Viswanath 2018), so that a common
+component hides no difference. It is also searched by the plain cosine.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from pipeline.analysis.distributional import spelling_similarity
+from pipeline.analysis.geometry import find_nearest
+from pipeline.analysis.word_sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
+from pipeline.run.analysis import Check, Difference, Intrinsic
+
+log = logging.getLogger(__name__)
+AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus
+MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
+    "model (centred cosine)",
+    "model (cosine)",
+    "PPMI-SVD",
+    "skip-gram",
+    "spelling",
+    "chance",
+)
+_SENTENCE, _EPOCHS, _WINDOW = 1000, 5, 2
+
+Near = Callable[[np.ndarray], np.ndarray]  # words (Q,): the nearest others of each (Q, 10)
+
+
+def index_words(chunks: list[bytes]) -> dict[str, int]:
+    """Map each word to the row of its most frequent form; `chunks` are sorted from frequent to rare."""
+    found: dict[str, int] = {}
+    for row, chunk in enumerate(chunks):
+        if word := extract_word(chunk):
+            found.setdefault(word, row)
+    return found
+
+
+def neighbour_finders(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dict[str, Near]:
+    """Return a neighbour search for each system: by cosine in its space (W, E), and by edit distance for spelling."""
+
+    def spelled(rows: np.ndarray) -> np.ndarray:
+        likeness = spelling_similarity(chunks, rows)
+        likeness[np.arange(len(rows)), rows] = -1
+        return np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
+
+    by_cosine: dict[str, Near] = {name: partial(_nearest_words, vectors) for name, vectors in spaces.items()}
+    return by_cosine | {SPELLED: spelled}
+
+
+def _nearest_words(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return find_nearest(vectors, rows, AT)
+
+
+def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:
+    """Measure the precision@10 of each set for each system.
+
+    Sets for text are used only if the corpus has at least half of their words. The same holds for sets for code.
+
+    Args:
+        places: position of each word in the spaces of the systems.
+        near: neighbour search of each system.
+
+    Returns:
+        The results, or None if no set is frequent enough or there are too few words for 10 neighbours.
+    """
+    size = len(places)
+    if size <= AT + 1:
+        return None
+    chosen, left_out = _select_sets(places)
+    asked = np.array(sorted({places[word] for each in chosen for word in _list_words(each) if word in places}), int)
+    if not len(asked):
+        return None
+    lists = {name: find(asked) for name, find in near.items()}
+    checks = [_check_set(each, places, lambda rows: np.searchsorted(asked, rows), lists, size) for each in chosen]
+    own = [check for check in checks if check.use]
+    others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]
+    difference = {
+        name: _mean_difference([check.precision[MODEL] - check.precision[name] for check in own])
+        for name in (others if own else ())
+    }
+    return Intrinsic(
+        size,
+        checks,
+        left_out,
+        _mean_precision(own),
+        _mean_precision([check for check in checks if not check.use]),
+        difference,
+    )
+
+
+def _list_words(each: WordSet | WordPairs) -> list[str]:
+    """Return all words of a set."""
+    return [word for member in _members_as_tuples(each) for word in member]
+
+
+def _select_sets(places: dict[str, int]) -> tuple[list[WordSet | WordPairs], list[str]]:
+    """Return the sets that can be checked, and a line with the reason for each set left out."""
+    every: list[WordSet | WordPairs] = [*WORD_SETS, *WORD_PAIRS]
+    chosen, left_out = [], []
+    for of in ("text", "code"):
+        mine = [each for each in every if each.of == of]
+        known = [word in places for each in mine for word in _list_words(each)]
+        if 2 * sum(known) < len(known):
+            left_out.append(f"all for {of} (the corpus has {sum(known)} of their {len(known)} words often enough)")
+            continue
+        for each in mine:
+            if (found := len(_known_members(each, places))) >= FEWEST:
+                chosen.append(each)
+            else:
+                left_out.append(f"{each.name} ({found} of {len(each.members)})")
+    return chosen, left_out
+
+
+def _known_members(each: WordSet | WordPairs, places: dict[str, int]) -> list[tuple[str, ...]]:
+    """Return the members, words or whole pairs, that the corpus has."""
+    return [member for member in _members_as_tuples(each) if all(word in places for word in member)]
+
+
+def _members_as_tuples(each: WordSet | WordPairs) -> list[tuple[str, ...]]:
+    return [(word,) for word in each.members] if isinstance(each, WordSet) else list(each.members)
+
+
+def _check_set(
+    each: WordSet | WordPairs,
+    places: dict[str, int],
+    line: Callable[[np.ndarray], np.ndarray],
+    lists: dict[str, np.ndarray],
+    size: int,
+) -> Check:
+    """Check one set; `line` maps query rows to their lines in the neighbour lists."""
+    found = _known_members(each, places)
+    rows = np.array([[places[word] for word in member] for member in found], int)
+    pairs = isinstance(each, WordPairs)
+    if pairs:
+        queries, others = np.concatenate([rows, rows[:, ::-1]]).T
+        precision = {
+            name: float((near[line(queries)] == others[:, None]).any(1).mean()) for name, near in lists.items()
+        }
+        precision[CHANCE] = AT / (size - 1)
+    else:
+        members, most = rows[:, 0], min(AT, len(rows) - 1)
+        precision = {
+            name: float(np.isin(near[line(members)], members).sum(1).mean() / most) for name, near in lists.items()
+        }
+        precision[CHANCE] = AT * (len(members) - 1) / (size - 1) / most
+    missing = ["/".join(member) for member in _members_as_tuples(each) if member not in found]
+    use = not (isinstance(each, WordPairs) and each.spelled)
+    return Check(each.name, each.of, use, pairs, len(found), len(each.members), missing, precision)
+
+
+def _mean_precision(checks: list[Check]) -> dict[str, float]:
+    names = checks[0].precision if checks else ()
+    return {name: float(np.mean([check.precision[name] for check in checks])) for name in names}
+
+
+def _mean_difference(values: list[float]) -> Difference:
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return Difference(float(np.mean(values)), error)
+
+
+def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarray | None:
+    """Train skip-gram vectors (n, E) on a stream of chunks with gensim (Mikolov et al. 2013).
+
+    Chunks missing from the table are dropped from the stream. The window spans two chunks on each side. Return None
+    if gensim is not installed.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError:
+        return None
+    known = stream[(stream >= 0) & (stream < rows)]
+    names = [str(row) for row in range(rows)]
+    sentences = [[names[row] for row in known[at : at + _SENTENCE].tolist()] for at in range(0, len(known), _SENTENCE)]
+    log.info("skip-gram of %s chunks, %d times", f"{len(known):,}", _EPOCHS)
+    model = Word2Vec(
+        sentences,
+        vector_size=width,
+        window=_WINDOW,
+        min_count=1,
+        sg=1,
+        negative=5,
+        epochs=_EPOCHS,
+        workers=1,
+        seed=seed,
+    )
+    found = np.zeros((rows, width), np.float32)
+    for row, name in enumerate(names):
+        if name in model.wv:
+            found[row] = model.wv[name]
+    return found

@@ -1,0 +1,158 @@
+"""Plots of an analysis, as PNG bytes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pipeline.analysis.intrinsic import MODEL as OF_MODEL
+from pipeline.analysis.intrinsic import WHOLE as OF_WHOLE
+from pipeline.reporting.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
+from pipeline.run.analysis import Agreement, ByLayer, Drift, Intrinsic
+from pipeline.run.files import Part
+
+USE, SPELLING = COLOURS["pretrain"], MODEL
+_LABELS = 60  # labels on a map
+_SIGNS = {
+    OF_WHOLE: ("<", "#57606a"),
+    "PPMI-SVD": ("D", USE),
+    "skip-gram": ("s", COLOURS["train"]),
+    "spelling": ("X", "#b08d57"),
+}
+
+
+def plot_agreement(bands: Sequence[Agreement]) -> bytes:
+    """Plot similarity in use and spelling over the centred cosine, from chance (0) to best (1), one panel per band."""
+    figure = Figure(figsize=(4.8 * len(bands), 3.2))
+    for position, band in enumerate(bands, 1):
+        last = band.first + band.among - 1
+        title = f"chunks of rank {band.first:,} to {last:,}"
+        axes = add_panel(figure, position, len(bands), title, "centred cosine of embeddings, from here on")
+        for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
+            span = max(kind.best - kind.chance, 1e-9)
+            points = [
+                (x, (y - kind.chance) / span)
+                for x, y in zip(band.cosines, kind.by_cosine, strict=True)
+                if y is not None
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=name)
+            axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
+        axes.plot([], [], "--", color="#57606a", linewidth=0.9, label=f"the {band.neighbours} nearest")
+        axes.set_ylabel("from chance (0) to the best (1)", fontsize=8)
+        axes.legend(fontsize=8, frameon=False, loc="center left")
+    figure.tight_layout()
+    return encode_png(figure)
+
+
+def plot_intrinsic_checks(found: Intrinsic) -> bytes:
+    """Plot precision@10 by set: a bar for the model and a marker for each other system."""
+    checks = sorted(found.checks, key=lambda check: (not check.use, -check.precision[OF_MODEL]))
+    figure = Figure(figsize=(9.5, 0.27 * len(checks) + 1.0))
+    axes = add_panel(figure, 1, 1, "", "precision@10: more is better")
+    names = [name for name in checks[0].precision if name != OF_MODEL]
+    places = np.arange(len(checks))[::-1]
+    axes.barh(places, [check.precision[OF_MODEL] for check in checks], color=MODEL, height=0.55, label=OF_MODEL)
+    for name in names:
+        sign, colour = _SIGNS.get(name, ("|", GREY))
+        axes.plot([check.precision[name] for check in checks], places, sign, color=colour, markersize=5, label=name)
+    titles = [check.name if check.use else f"{check.name} (spelled alike)" for check in checks]
+    axes.set_yticks(places, titles, fontsize=8)
+    axes.set_xlim(-0.01, 1.02)
+    axes.legend(fontsize=8, frameon=False, ncols=len(names) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.tight_layout()
+    return encode_png(figure)
+
+
+def plot_norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
+    """Plot the norm of each chunk's embedding against its count."""
+    figure = Figure(figsize=(6, 3.2))
+    axes = add_panel(figure, 1, 1, "norm of the embedding", "occurrences of the chunk")
+    axes.semilogx(counts, np.linalg.norm(vectors, axis=1), ".", color=USE, markersize=2, alpha=0.4)
+    figure.tight_layout()
+    return encode_png(figure)
+
+
+def plot_loss(parts: Sequence[Part]) -> bytes:
+    """Plot bits per token, and the shares of bits and tokens, by the count of a chunk in the train split."""
+    figure = Figure(figsize=(9.5, 2.9))
+    names, places = [part.of.replace("–", "–\n") for part in parts], np.arange(len(parts))
+    each = add_panel(figure, 1, 2, "bits per token", "times in the train split")
+    each.bar(places, [part.bits_per_token or 0.0 for part in parts], color=MODEL, width=0.7)
+    each.set_xticks(places, names, fontsize=7)
+    shares = add_panel(figure, 2, 2, "share of all, %", "times in the train split")
+    for shift, (name, colour) in zip((-0.2, 0.2), (("bits", MODEL), ("tokens", GREY)), strict=True):
+        values = np.array([getattr(part, name) for part in parts], float)
+        shares.bar(places + shift, 100 * values / max(values.sum(), 1e-9), color=colour, width=0.38, label=name)
+    shares.set_xticks(places, names, fontsize=7)
+    shares.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    return encode_png(figure)
+
+
+def plot_drift(found: Drift) -> bytes:
+    """Plot the frequent chunks that moved most and least, by the cosine of their embeddings before and after."""
+    figure = Figure(figsize=(9.5, 0.2 * max(len(found.most), len(found.least)) + 0.9))
+    for position, (title, moved) in enumerate((("moved most", found.most), ("moved least", found.least)), 1):
+        axes = add_panel(figure, position, 2, title, "cosine with itself, after the best turn")
+        places = np.arange(len(moved))[::-1]
+        axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
+        axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
+        axes.set_xlim(min(0.0, *(each.cosine for each in (*found.most, *found.least))), 1)
+    figure.tight_layout()
+    return encode_png(figure)
+
+
+def plot_passages(found: ByLayer) -> bytes:
+    """Plot the neighbours each layer shares with the previous layer, and the shares with equal chunks or documents."""
+    figure = Figure(figsize=(9.5, 3.0))
+    names, places = [each.name for each in found.layers], np.arange(len(found.layers))
+    kept = add_panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
+    kept.bar(places[1:], [100 * (each.overlap or 0) for each in found.layers[1:]], color=USE, width=0.6)
+    kept.axhline(100 * (found.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
+    kept.set_ylim(0, 100)
+    shared = add_panel(figure, 2, 2, "nearest passages that have the same …, %; dashed: by chance", "")
+    for name, of, colour in (
+        ("chunk before", "last", USE),
+        ("chunk behind", "following", MODEL),
+        ("document", "document", COLOURS["train"]),
+    ):
+        shared.plot(
+            places, [100 * getattr(each, of) for each in found.layers], "o-", color=colour, markersize=4, label=name
+        )
+        shared.axhline(100 * getattr(found.chance, of), color=colour, linewidth=0.9, linestyle="--")
+    shared.set_ylim(bottom=0)
+    shared.legend(fontsize=8, frameon=False)
+    for axes in (kept, shared):
+        axes.set_xticks(places, names, fontsize=8)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+    figure.tight_layout()
+    return encode_png(figure)
+
+
+def plot_map(
+    places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]
+) -> bytes:
+    """Plot points (n, 2) in their cluster's colour, or in `colours`, with labels of frequent chunks where they fit."""
+    figure = Figure(figsize=(9.5, 7))
+    axes = figure.add_subplot()
+    own = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
+    axes.scatter(places[:, 0], places[:, 1], c=own, s=3, alpha=0.45, linewidths=0)
+    span = np.maximum(np.ptp(places, axis=0), 1e-9)
+    taken: list[np.ndarray] = []
+    for place, label in zip(places, () if colours else labels, strict=False):
+        size = np.array([0.012 * (len(label) + 1), 0.026])  # size of a label, as a share of the picture
+        middle = (place / span) + size / 2
+        if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
+            taken.append(np.concatenate([middle, size]))
+            axes.annotate(
+                drawable_label(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
+            )
+        if len(taken) == _LABELS:
+            break
+    axes.set_title(f"{name} of embeddings; colours are clusters" if not colours else name, fontsize=10, loc="left")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_color(GREY)
+    figure.tight_layout()
+    return encode_png(figure)

@@ -1,0 +1,241 @@
+"""Stage `evaluate`: exact bits of a split or of any file, with baselines measured on the same bytes."""
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data.checked import encode_checked_json
+from data.corpus import Corpus
+from data.filesystem import write_json
+from data.vocabulary import Occurrences
+from pipeline.config import Options, max_known_chunks, requested_likelihood
+from pipeline.evaluation.baselines import measure_baselines, not_beaten
+from pipeline.evaluation.breakdown import Tally
+from pipeline.evaluation.closed_set import score_closed_set
+from pipeline.run.device import release_memory
+from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, Evaluation, read_as, write_or_log
+from pipeline.run.metrics import ProgressCounter
+from pipeline.run.opened import Run, Score
+from pipeline.run.run_directory import RunFolder, guard_results
+from pipeline.run.shards import check_split
+
+log = logging.getLogger(__name__)
+
+
+@guard_results
+def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
+    """Score a split of the run's corpus and write evaluation.json, or score any file as one document.
+
+    Raises:
+        FileNotFoundError: there are no such shards or file, or nothing was trained.
+        ValueError: there is nothing to score.
+    """
+    run = Run(RunFolder.from_options(options), options)
+    if text is not None:
+        piped = str(text) == "-"
+        content = sys.stdin.buffer.read() if piped else text.read_bytes()
+        name = "standard input" if piped else str(text)
+        if not content:
+            raise ValueError(f"{name} is empty: nothing to score")
+        return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
+    corpus, split = run.folder.open_corpus(), options.evaluate.split
+    check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
+    pictures = "height" in corpus.form
+    reference = _load_or_measure_baselines(corpus, split) if options.evaluate.baselines and not pictures else []
+    release_memory()
+    limits = options.evaluate
+    iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
+    iem = iem and not max_known_chunks(
+        options
+    )  # a mixture is scored on the whole split, with the chunks known to training
+    tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
+    chunks = corpus.split_counts(split).chunks
+    log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
+    progress = ProgressCounter("evaluate", chunks, "chunks")
+    result = _score_documents(
+        run, split, corpus.iterate_documents(split), corpus.iterate_originals(split), reference, tally, progress
+    )
+    if iem:
+        result.iem = score_closed_set(run, corpus, split)
+    release_memory()
+    path = run.folder.path / "evaluation.json"
+    with suppress(OSError, ValueError):
+        if (before := read_as(Evaluation, path)).split != split:
+            figure = f"{before.headline.value:.3f} {before.headline.unit}"
+            log.info(
+                "evaluation.json had %s of the %s split: the %s split's takes its place", figure, before.split, split
+            )
+    write_or_log(path, encode_checked_json(asdict(result)))
+    return result
+
+
+def _score_documents(
+    run: Run,
+    split: str,
+    documents: Iterable[tuple[np.ndarray, np.ndarray]],
+    originals: Iterable[bytes],
+    reference: list[Baseline],
+    tally: Tally | None,
+    progress: ProgressCounter | None = None,
+) -> Evaluation:
+    began = time.perf_counter()
+    limits = run.options.evaluate
+    stride = min(limits.stride or max(1, run.options.batch.context // 2), run.options.batch.context)
+    per_document: dict[int, tuple[float, int]] = {}
+    sums = []
+    for scored in run.score_documents(documents, stride, limits.sequences):
+        if tally is not None:
+            tally.add_windows(scored)
+        if progress is not None:
+            progress.add_done(int(scored.part.new.sum()))
+        sums.append(scored.sum_parts())
+        lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
+        rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
+        for document, bits, tokens in rows:
+            before = per_document.get(document, (0.0, 0))
+            per_document[document] = (before[0] + bits, before[1] + tokens)
+    seconds = time.perf_counter() - began
+    sizes, text = [], 0
+    for original in originals:
+        sizes.append((run.size(original), len(original)))
+        text += int.from_bytes(hashlib.sha256(original).digest())
+    score = Score(
+        bits=sum(bits for bits, _ in per_document.values()),
+        tokens=sum(tokens for _, tokens in per_document.values()),
+        characters=sum(size[0] for size in sizes),
+        bytes=sum(size[1] for size in sizes),
+        parts=run.parts(sums),
+    )
+    reference = [replace(each, bits_per_char=each.bits / score.characters) for each in reference]
+    return Evaluation(
+        split=split,
+        stage=run.phase,
+        step=run.step,
+        checkpoint=run.digest,
+        fallback=run.checkpoint.fallback,
+        **vars(score),
+        text=f"{text % 2**256:064x}",
+        bits_per_token=score.bits_per_token,
+        bits_per_char=score.bits_per_char,
+        bits_per_byte=score.bits_per_byte,
+        bits_per_dim=score.bits_per_token if run.of_values else None,
+        standard_error=_standard_error(
+            [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
+        ),
+        context=run.options.batch.context,
+        stride=stride,
+        seconds=seconds,
+        precision=run.compute.precision_name,
+        processor=run.compute.processor_name,
+        likelihood=requested_likelihood(run.options, run.phase),
+        iem=None,
+        breakdown=tally.build_breakdown() if tally is not None else None,
+        baselines=reference,
+        not_beaten=not_beaten(score.bits_per_char, reference),
+    )
+
+
+def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
+    """Return the standard error over documents of the ratio Σ bits / Σ sizes."""
+    if len(bits) < 2:
+        return None
+    b, n = np.array(bits), np.array(sizes, float)
+    residual = b - b.sum() / n.sum() * n
+    return float(np.sqrt((residual**2).sum() * len(b) / (len(b) - 1)) / n.sum())
+
+
+@dataclass
+class _CachedBaselines:
+    """Cache file of baselines: digest of the corpus, and the baselines measured on it."""
+
+    corpus: str
+    baselines: list[Baseline]
+
+
+def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
+    """Load the baselines of a split from the cache beside the shards, or measure them: n-gram models and xz."""
+    cache = corpus.folder / f"baselines-{split}.json"
+    try:
+        kept = read_as(_CachedBaselines, cache)
+        if kept.corpus == corpus.digest:
+            return kept.baselines
+        log.warning("%s is of another corpus: it is made anew", cache)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("%s; it is made anew", error)
+    log.info("measuring baselines on the %s split", split)
+    found = measure_baselines(
+        _join_documents(corpus.iterate_originals("train")), _join_documents(corpus.iterate_originals(split))
+    )
+    try:
+        write_json(cache, asdict(_CachedBaselines(corpus.digest, found)))
+    except OSError as error:
+        log.warning("baselines are not kept: %s", error)
+    return found
+
+
+def _join_documents(documents: Iterator[bytes]) -> bytes:
+    return b"".join(documents)
+
+
+def format_evaluation(result: Evaluation) -> str:
+    """Format the evaluation as text."""
+    own = result.headline
+    lines = [
+        f"{result.split}: {own.value:.4f} {own.unit}"
+        + (
+            f" ± {result.standard_error:.4f} (standard error over documents)"
+            if result.standard_error is not None
+            else ""
+        ),
+        f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
+        f"{result.characters:,} {own.over}, {result.bytes:,} bytes; "
+        f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}, "
+        f"{result.precision} on {result.processor}",
+    ]
+    if result.fallback:
+        lines.append(f"  {result.fallback}")
+    if result.iem is not None:
+        lines.append(
+            f"  as a softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} bits/token, where the "
+            f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
+            f"{'' if result.iem.calibrated else ', uncalibrated'})"
+        )
+    if result.whose:
+        lines.append(f"  {result.whose}")
+    if result.breakdown is not None:
+        lines += _format_breakdown(result.breakdown)
+    if result.baselines:
+        lines.append(f"baselines on the same bytes ({own.unit}):")
+        for item in sorted(result.baselines, key=lambda item: -item.bits_per_char):
+            beaten = "not beaten" if item.name in result.not_beaten else "beaten"
+            lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")
+    return "\n".join(lines)
+
+
+def _format_breakdown(found: Breakdown) -> Iterator[str]:
+    """Yield lines with the shares of the bits, and for a mixture with the bits per token of its parts."""
+    mixed = found.mixture_rows()
+    position = "the decoder's bits" if mixed else "bits"  # the mixture scores whole chunks
+    partitions = {
+        f"{position} by position": found.by_position,
+        "bits by length": found.by_length,
+        "bits by frequency": found.by_frequency,
+    }
+    for name, parts in partitions.items():
+        total = max(sum(part.bits for part in parts), 1e-9)
+        yield f"  {name}: {', '.join(f'{part.of}: {part.bits / total:.0%}' for part in parts)}"
+    if mixed:
+        lines = [MIXTURE_COLUMNS, *mixed]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        yield from (
+            f"    {'  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))}" for line in lines
+        )

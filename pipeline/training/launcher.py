@@ -1,0 +1,169 @@
+"""Several training processes on one machine: torchrun around `python -m pipeline STAGE`, and joining its ranks."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import torch
+import torch.distributed as dist
+
+from data.filesystem import available_threads
+from haed.distributed import Ranks, group_size
+from pipeline.config import Options, dump_options
+from pipeline.run.metrics import Listener, MetricsTail, Progress
+from pipeline.run.run_directory import RunFolder
+from pipeline.signals import die_with_parent
+from pipeline.training.trainer import TrainingInterrupted, TrainingResult
+
+log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
+_LAUNCHED = "HAED_LAUNCHED"
+_SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself it gives a checkpoint 30
+_OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
+
+
+def is_torchrun_child() -> bool:
+    """Return whether torchrun started this process."""
+    return dist.is_torchelastic_launched()
+
+
+def is_launched() -> bool:
+    """Return whether this process was started by `launch`, which then shows the progress."""
+    return _LAUNCHED in os.environ
+
+
+def choose_backends() -> str:
+    """Return the communication backends by device type; a machine with GPUs may still train on its CPU."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+@contextmanager
+def join_ranks() -> Iterator[Ranks]:
+    """Join the other processes of torchrun for the length of a stage, if torchrun started this one."""
+    if not is_torchrun_child() or dist.is_initialized():
+        yield Ranks()
+        return
+    _end_with_launcher()
+    dist.init_process_group(choose_backends())
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def _end_with_launcher() -> None:
+    """Make this rank end with torchrun, which ends with its launcher; else it would keep the run's lock.
+
+    Both may have ended while this process was loading. Then torchrun's parent is no longer the launcher.
+    """
+    die_with_parent()
+    launcher = os.environ.get(_LAUNCHED)
+    with suppress(OSError, ValueError, IndexError):
+        above = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        if launcher is not None and above != launcher:
+            os._exit(1)
+
+
+def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> TrainingResult:
+    """Run a training stage in `launcher.processes` processes, forward their log lines, and stop them on request.
+
+    Returns:
+        The result that the stage printed.
+
+    Raises:
+        Interrupted: `stop` was true; the processes saved and ended.
+        ChildProcessError: one of the processes was killed, or reported why it failed.
+        RuntimeError: the stage failed; the message is its last line.
+        ValueError: the processes do not divide into `iem.group`.
+    """
+    if getattr(options, stage).iem_weight and options.iem.group is not None:
+        group_size(options.iem.group, options.launcher.processes)
+    tail = MetricsTail(RunFolder.from_options(options).phase_folder(stage) / "metrics.jsonl")
+    printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
+    with closing(Progress(stage, getattr(options, stage))) as progress, tempfile.TemporaryDirectory() as folder:
+
+        def tell() -> None:
+            for record in tail.read_new_records():
+                progress(record)
+                listener(record)
+
+        config = Path(folder) / "config.yaml"
+        config.write_text(dump_options(options), encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={options.launcher.processes}", "-m", "pipeline", stage]
+        with subprocess.Popen(
+            [*command, "--config", str(config), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="backslashreplace",
+            env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING}
+            | os.environ
+            | {
+                _LAUNCHED: str(os.getpid()),
+                "OMP_NUM_THREADS": str(max(1, available_threads() // options.launcher.processes)),
+            },
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+            preexec_fn=die_with_parent,
+        ) as process:
+            threads = [
+                threading.Thread(target=_collect_lines, args=(process.stdout, printed, None, stopping)),
+                threading.Thread(target=_collect_lines, args=(process.stderr, said, log, stopping)),
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                while process.poll() is None:
+                    if stop() and not stopping.is_set():
+                        stopping.set()
+                        process.terminate()  # torchrun passes it on, and waits for the checkpoint
+                    tell()
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_SECONDS)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+            for thread in threads:
+                thread.join()
+        tell()
+    if stopping.is_set():
+        saved = next((line for line in reversed(said) if "saved" in line), "stopped")
+        raise TrainingInterrupted(saved.split(";")[0])
+    if process.returncode:
+        if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(said)):
+            number, rank = int(ended[1]), ended[2]
+            raise ChildProcessError(
+                f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and so were the others; the same "
+                "command goes on from the last checkpoint"
+            )
+        raise _make_failure(said)
+    return TrainingResult(**json.loads(printed[0]))
+
+
+def _collect_lines(
+    stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event
+) -> None:
+    """Keep the last lines of a stream, and log those of the stage until the processes are told to stop."""
+    ended = False
+    for line in stream:
+        lines.append(line.rstrip())
+        ended = ended or stopping.is_set() or _OF_TORCHRUN.match(line) is not None
+        if logger is not None and line.strip() and not ended and not line.startswith("error: "):
+            logger.info("%s", line.rstrip())
+
+
+def _make_failure(said: "deque[str]") -> Exception:
+    """Return the line in which a process reports its error, else the last line, as an exception."""
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(said), "the processes failed"))

@@ -1,0 +1,89 @@
+"""Rescue of a training whose run folder was removed, moved or replaced: it is saved where it can be resumed."""
+
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from data.corpus import Corpus
+from data.filesystem import FolderLostError, Guard, make_folders, write_atomically
+from pipeline.config import Options, Phase, is_mixed, max_known_chunks
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.known import store_known_chunks
+from pipeline.run.run_directory import RunFolder
+from pipeline.training.trainer import UnsavedCheckpointError
+
+_MOST = 1000  # names that are tried
+_PAUSE = 1.0  # seconds: whoever removes a folder around the run gets a moment to be done
+
+
+def save_beside(
+    unsaved: UnsavedCheckpointError, phase: Phase, options: Options, guard: Guard, corpus: Corpus, metrics: bytes
+) -> FolderLostError:
+    """Save an unsaved checkpoint in the run's moved folder, or as a new run beside the old place.
+
+    A moved run has its lock file with it, so no other process trains it there. Files at the old place are not touched,
+    because they may belong to another process.
+
+    Args:
+        unsaved: the checkpoint.
+        phase: phase of the checkpoint.
+        options: options of the run.
+        guard: guard of its folder.
+        corpus: corpus that it is trained on.
+        metrics: content of metrics.jsonl.
+
+    Returns:
+        An error that says what happened, where the checkpoint is, and which command resumes it.
+    """
+    time.sleep(_PAUSE)
+    try:
+        if moved := guard.moved_to():
+            run = RunFolder(moved)
+            _save_checkpoint(run, unsaved, phase, options)
+        else:
+            run = _new_run(RunFolder.from_options(options).path)
+            with run.lock():
+                renamed = replace(options, name=run.path.name)
+                RunFolder.create(renamed)
+                run.write_corpus_record(corpus)
+                if is_mixed(options, getattr(options, phase)):
+                    store_known_chunks(run, corpus, max_known_chunks(options))
+                make_folders(run.phase_folder(phase), within=run.path)
+                write_atomically(run.phase_folder(phase) / "metrics.jsonl", metrics)
+                _save_checkpoint(run, unsaved, phase, options)
+    except OSError as error:
+        return FolderLostError(
+            f"{unsaved}; training stopped at step {unsaved.step}, which could not be saved beside it either: "
+            f"{error.strerror or error}. Put the folder back, or begin anew with the same command"
+        )
+    return FolderLostError(
+        f"{unsaved}; training stopped, and step {unsaved.step} was saved in {run.path}: `haed {phase} "
+        f"{shlex.quote(str(run.path))}` goes on from there"
+    )
+
+
+def _save_checkpoint(run: RunFolder, unsaved: UnsavedCheckpointError, phase: Phase, options: Options) -> None:
+    checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
+    try:
+        # In a new run it is the best there is.
+        best = not checkpoints.folder.is_dir()
+        checkpoints.save(unsaved.step, *unsaved.captured, best=best)
+        checkpoints.wait_until_written()
+    finally:
+        checkpoints.close()
+
+
+def _new_run(path: Path) -> RunFolder:
+    """Create the folder of a new run beside another; the parent folder must still exist.
+
+    Raises:
+        OSError: the parent is missing, or cannot be written.
+    """
+    for number in range(1, _MOST):
+        with suppress(FileExistsError):
+            beside = path.with_name(f"{path.name}-rescued-{number}")
+            beside.mkdir()
+            return RunFolder(beside)
+    raise FileExistsError(f"{path}-rescued-{_MOST - 1} is there already")

@@ -1,0 +1,510 @@
+"""The training stages: pretrain (phase one), finetune (phase two) and train (end to end).
+
+A phase with a checkpoint is resumed. If it is finished, it keeps the options it was trained with. Options that differ
+from the checkpoint's are logged.
+"""
+
+import logging
+import math
+from contextlib import ExitStack, suppress
+from copy import deepcopy
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.corpus import Corpus
+from data.loader import Loader
+from haed.chunk.mixture import ChunkVocabulary
+from haed.distributed import Ranks
+from haed.registry import make_objective
+from pipeline.config import (
+    Difference,
+    FinetuneOptions,
+    Options,
+    Phase,
+    PhaseOptions,
+    check_training,
+    diff_trees,
+    is_mixed,
+    max_known_chunks,
+    set_option,
+)
+from pipeline.run.checkpoints import (
+    Checkpoint,
+    Checkpoints,
+    CheckpointSummary,
+    Identity,
+    State,
+    explain_too_few_steps,
+    has_checkpoint,
+    identity_differences,
+    list_checkpoints,
+    make_identity,
+    read_trained_options,
+    resolve_pointer,
+)
+from pipeline.run.device import Compute, release_memory, setup_compute
+from pipeline.run.known import make_vocabulary, store_known_chunks
+from pipeline.run.memory import build_system, check_memory
+from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
+from pipeline.run.run_directory import PHASES, RunFolder, format_command
+from pipeline.run.shards import check_corpus, open_shards
+from pipeline.run.windows import fixed_subset
+from pipeline.signals import StopRequested, interruptible_section
+from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
+from pipeline.training.optimizer import learning_rate_share
+from pipeline.training.rescue import save_beside
+from pipeline.training.trainer import (
+    PhaseProgress,
+    Stop,
+    Trainer,
+    TrainingInterrupted,
+    TrainingResult,
+    UnsavedCheckpointError,
+    Validation,
+    restore_checkpoint,
+    restore_learning,
+    restore_reading,
+)
+
+_SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
+
+
+def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> Options | None:
+    """Return the options with those that a finished phase was trained with; None if the phase is resumed.
+
+    A phase is finished if the limits of its checkpoint are reached, and the given ones as well. Lower limits only end
+    it where it is.
+
+    Args:
+        phase: the phase.
+        options: the given options.
+        newest: its checkpoint.
+        say: log the options that come too late to have an effect.
+    """
+    state = newest.state
+    kept, late = _restore_sections(state["options"], options, (*_SHARED, phase))
+    reached = PhaseProgress(Position(state["step"], **state["phase"]), stale=state["stale"])
+    if not all(reached.is_finished(getattr(each, phase)) for each in (options, kept)):
+        return None
+    for each in late if say else ():
+        log.warning(
+            "%s is finished: %s=%s does not change it, it was trained with %s", phase, each.key, each.now, each.was
+        )
+    return kept
+
+
+def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Options:
+    """Return the options with those that the run's other phases were trained with, whatever is given for them now."""
+    for other in PHASES:
+        if other != phase and (then := read_trained_options(run.phase_folder(other) / "checkpoints")):
+            options, late = _restore_sections(then, options, (other,))
+            for each in late:
+                log.info("config.yaml keeps %s=%s until `haed %s` trains with %s", each.key, each.was, other, each.now)
+    return options
+
+
+def _restore_sections(
+    then: dict[str, Any], options: Options, sections: tuple[str, ...]
+) -> tuple[Options, list[Difference]]:
+    """Return a copy of the options with these sections as in a checkpoint, and the differences."""
+    given, kept = asdict(options), deepcopy(options)
+    late = [each for name in sections for each in diff_trees(then[name], given[name], name)]
+    for each in late:
+        set_option(kept, each.key, each.was)
+    return kept, late
+
+
+def log_changed_options(state: State, options: Options, ranks: int) -> None:
+    """Log the training options, and the numbers of ranks and threads, that differ from those of a checkpoint."""
+    given, then = asdict(options), state["options"]
+    for section in (*PHASES, *_SHARED, "launcher", "precision"):
+        for each in diff_trees(then.get(section), given[section], section):
+            log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
+    if len(state["sums"]) != ranks:
+        log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
+    if state["threads"] != torch.get_num_threads():
+        log.info(
+            "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",
+            torch.get_num_threads(),
+            state["threads"],
+        )
+
+
+def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
+    """Log how changed limits affect the learning rate, and why a phase has ended or its best checkpoint stays."""
+    limits, position = trainer.phase, trainer.position
+    names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
+    before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
+    was, now = (learning_rate_share(position, each, trainer.options.optimizer) for each in (before, limits))
+    if was != now:
+        log.info(
+            "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "
+            "was %.1f %%, as if these limits had stood from the start",
+            *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
+        )
+    if trainer.state.has_converged(limits):
+        log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
+    best = resolve_pointer(trainer.checkpoints.folder, "best")
+    if trainer.validation is None and best is not None and position.progress(limits) < 1:
+        log.warning(
+            "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
+        )
+
+
+def warn_lost_steps(folder: Path, step: int) -> None:
+    """Warn of steps after the checkpoint that were lost in a kill, according to the metrics.
+
+    Args:
+        folder: folder of the phase.
+        step: step of the checkpoint from which it is resumed, or 0.
+    """
+    done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
+    if done > step:
+        log.warning(
+            "steps after %d were lost, to %d at least: the process ended before it had saved them; they are done again",
+            step,
+            done,
+        )
+
+
+def load_phase_one(options: Options) -> Checkpoint:
+    """Load the phase-one checkpoint that finetune starts from: the best by its validations, else the newest."""
+    run = RunFolder.from_options(options).find_first_run(options)
+    first = Checkpoints(run.phase_folder("pretrain") / "checkpoints").load_best(training=True)
+    if first is None:
+        raise FileNotFoundError(
+            f"{run.path} has no phase one to start from: run `{format_command('pretrain', run)}` first, or name a run with "
+            "finetune.start_from"
+        )
+    return first
+
+
+def log_start_checkpoint(first: Checkpoint) -> None:
+    """Log which phase-one checkpoint finetune starts from, and why."""
+    newest, best = list_checkpoints(first.path.parent)[-1], resolve_pointer(first.path.parent, "best")
+    which = "the newest checkpoint of phase one"
+    if first.path == best:
+        which = "the best one of phase one by its validations"
+        which += f", which ended at {newest.name}" if newest != best else ", and its newest"
+    log.info("finetune starts from %s: %s", first.path, which)
+
+
+def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> None:
+    """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
+    if phase != "finetune":
+        return
+    try:
+        first = load_phase_one(options)
+    except (FileNotFoundError, ValueError):  # it is not needed any more
+        return
+    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+        log.warning(
+            "phase one was trained on to %s since: finetune goes on without that; another name= and "
+            "finetune.start_from=%s begin with it",
+            first.path,
+            options.name,
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+def run_phase(
+    phase: Phase, options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None
+) -> TrainingResult:
+    """Train one phase of a run, from its last checkpoint if there is one.
+
+    Args:
+        phase: pretrain, finetune or train.
+        options: the run's options.
+        stop: called after every step; true makes the phase save and raise `trainer.Interrupted`.
+        listener: called with every metrics record, and after every step with the position.
+
+    Raises:
+        ConfigError: the phase has no limit, or this kind of model has no such phase.
+        FileNotFoundError: the shards, or the phase one to start from, do not exist.
+        ValueError: the checkpoint is of another model or corpus, or `resume` does not allow it.
+        BlockingIOError: another process trains this run.
+        FolderLostError: the run was removed, moved or replaced meanwhile; the training is saved beside it, if possible.
+    """
+    check_training(phase, options)
+    if options.launcher.processes > 1 and not is_torchrun_child():
+        return launch_stage(phase, options, stop, listener)
+    try:
+        with join_ranks() as ranks, interruptible_section():  # until the first step
+            return _run_phase(phase, options, ranks, stop, listener)
+    except StopRequested:
+        raise TrainingInterrupted(f"stopped before a step of {phase} was done: there is nothing to save") from None
+
+
+def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> TrainingResult:
+    """Lock the run, check everything that could be refused, and only then write into it."""
+    limits: PhaseOptions = getattr(options, phase)
+    run = RunFolder.from_options(options)
+    with ExitStack() as held:
+        guard = held.enter_context(run.lock()) if ranks.is_first else None
+        ranks.wait_for_all()
+        checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
+        _check_resume(options.resume, checkpoints)
+        corpus = open_shards(options)
+        _check_identity(run, make_identity(options, corpus.digest))
+        newest = checkpoints.load_newest()
+        first = load_phase_one(options) if phase == "finetune" and newest is None else None
+        done = None
+        if newest is not None:
+            if done := options_if_finished(phase, options, newest, say=ranks.is_first):
+                options, limits = done, getattr(done, phase)
+        trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
+        if newest is not None:
+            _restore_trainer(trainer, newest, phase)
+        elif first is not None:
+            check_same_identity(first.summary, trainer.identity)
+            restore_learning(trainer.learner, first)
+            _continue_reading(trainer, first, options)
+        ranks.wait_for_all()
+        noted = options
+        if ranks.is_first:
+            noted = keep_trained_options(phase, run, options)
+            run = RunFolder.create(noted)
+            run.write_corpus_record(corpus)
+            if is_mixed(options, limits):
+                store_known_chunks(run, corpus, max_known_chunks(options))
+        if newest is not None:
+            if ranks.is_first:
+                checkpoints.set_pointer("latest", newest.path)  # a kill, or damage, may have left it behind
+            log.info("%s %s step %d", phase, "is finished, at" if done else "goes on from", trainer.position.step)
+            warn_newer_phase_one(phase, newest, options)
+            if not done:
+                log_changed_options(newest.state, options, ranks.size)
+            log_changed_limits(phase, newest, trainer)
+        elif first is not None:
+            log_start_checkpoint(first)
+        resumed = trainer.position.step
+        if ranks.is_first:
+            warn_lost_steps(run.phase_folder(phase), resumed)
+        progress, metrics = Progress(phase, limits), None
+        if ranks.is_first:
+            metrics = Metrics(run.phase_folder(phase), resumed, [listener] if is_launched() else [progress, listener])
+        try:
+            position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
+        except TrainingInterrupted as error:
+            raise TrainingInterrupted(f"{error} of {phase}") from None
+        except UnsavedCheckpointError as error:
+            assert guard is not None and metrics is not None  # the first rank's
+            raise save_beside(error, phase, options, guard, corpus, metrics.read_all()) from None
+        finally:
+            checkpoints.close()
+            if metrics is not None:
+                progress.close()
+                metrics.close()
+            del trainer
+            release_memory()
+        ranks.wait_for_all()
+    remark = explain_too_few_steps(checkpoints.folder)
+    if remark and ranks.is_first and not done:
+        log.warning("%s", remark)
+    return TrainingResult(
+        str(run.path),
+        phase,
+        str(checkpoints.latest_path()),
+        position.step,
+        position.seconds,
+        position.epochs,
+        resumed,
+        remark,
+    )
+
+
+# Phase one: encoder and main model by the IEM loss, with a share of the decoder.
+pretrain = partial(run_phase, "pretrain")
+# Phase two: everything for exact likelihood, from the phase one of this run or of `finetune.start_from`.
+finetune = partial(run_phase, "finetune")
+# End to end for exact likelihood, without a phase one.
+train = partial(run_phase, "train")
+
+
+def check_run(phase: Phase, options: Options) -> None:
+    """Raise early the errors that `run_phase` would raise about a run's corpus and model."""
+    digest, run = check_corpus(options), RunFolder.from_options(options)
+    _check_resume(options.resume, Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep))
+    if digest is None:
+        open_shards(options)  # which may say that there are none
+    else:
+        _check_identity(run, make_identity(options, digest))
+
+
+def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
+    """Restore a trainer from its checkpoint, without validations that were of another loss."""
+    options, limits = trainer.options, trainer.phase
+    trainer.state = restore_checkpoint(trainer.learner, newest, options)
+    then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
+    if _validation_losses(options, then) != _validation_losses(options, limits):
+        trainer.state.best, trainer.state.stale = math.inf, 0
+        log.info("validated by another loss than before: validations are not compared with those")
+
+
+def _validation_losses(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
+    """Return whether a phase is validated by its decoder's loss, and whether by its mixture's."""
+    return limits.decode_fraction > 0, is_mixed(options, limits)
+
+
+def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> ChunkVocabulary | None:
+    """Return the known chunks of a mixture, which the first rank finds for all; None without a mixture."""
+    if not is_mixed(options, limits):
+        if options.model.mixture.known != 0 and ranks.is_first:
+            why = "without the IEM loss (iem_weight=0)" if not limits.iem_weight else "of pixels, most of which are new"
+            log.info("no mixture: known chunks have no part in a phase %s; the decoder alone is the likelihood", why)
+        return None
+    if not ranks.is_first:
+        ranks.wait_for_all()  # until the first one has written them
+    found = make_vocabulary(corpus, max_known_chunks(options))
+    if ranks.is_first:
+        ranks.wait_for_all()
+    return found
+
+
+def build_trainer(
+    limits: PhaseOptions,
+    options: Options,
+    corpus: Corpus,
+    checkpoints: Checkpoints,
+    machine: Compute,
+    stop: Stop,
+    ranks: Ranks | None = None,
+) -> Trainer:
+    """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
+    ranks = ranks or Ranks()
+    check_memory(options, corpus.build_chunker(), machine, limits)
+    known = _find_vocabulary(limits, options, corpus, ranks)
+    system = build_system(options, corpus.build_chunker())
+    for remark in system.option_warnings if ranks.is_first else ():
+        log.warning("%s", remark)
+    objective = make_objective(
+        system.to(machine.device),
+        options.iem,
+        iem_weight=limits.iem_weight,
+        decode_fraction=limits.decode_fraction,
+        pieces=options.batch.pieces,
+        ranks=ranks,
+        lexicon=known,
+    )
+    if options.compile:
+        objective.compile_parts()
+
+    def stream(number: int) -> Loader:
+        return Loader(
+            corpus,
+            "train",
+            context=options.batch.context,
+            sequences=options.batch.sequences,
+            seed=options.seed,
+            rank=ranks.rank,
+            ranks=ranks.size,
+            part=(limits.part_from, limits.part_to),
+            stream=number,
+            options=options.loader,
+        )
+
+    loader = stream(0)
+    negatives = None
+    if limits.iem_weight and options.iem.extra_batches:
+        negatives = stream(1)
+    windows = fixed_subset(corpus, options.batch.context, options.validation.windows if options.validation.times else 0)
+    alone = {"everything": 0, "decoder": math.inf, "decoder_first": options.finetune.decoder_steps}
+    return Trainer(
+        limits,
+        options,
+        objective,
+        loader,
+        negatives,
+        checkpoints,
+        machine,
+        make_identity(options, corpus.digest),
+        stop,
+        Validation(windows, limits.decode_fraction > 0, known) if windows is not None else None,
+        alone[limits.trains] if isinstance(limits, FinetuneOptions) else 0,
+    )
+
+
+def _check_identity(run: RunFolder, wanted: Identity) -> None:
+    """Raise ValueError if any phase of the run was trained with another model or corpus.
+
+    A run has one config.yaml, so its phases share both.
+    """
+    for phase in PHASES:
+        if has_checkpoint(run.phase_folder(phase) / "checkpoints"):
+            try:
+                present = run.select_checkpoint(phase)
+            except ValueError as error:  # damaged: whoever needs it says more
+                log.warning("%s", error)
+                continue
+            check_same_identity(present, wanted, run)
+
+
+def check_same_identity(found: CheckpointSummary, wanted: Identity, run: RunFolder | None = None) -> None:
+    """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
+
+    Args:
+        found: the checkpoint.
+        wanted: the run's identity.
+        run: the run, whose own shards may still exist.
+    """
+    if other := identity_differences(found.identity, wanted):
+        how = "set it back"
+        if other[0].startswith("corpus="):
+            how = "its source or shards changed"
+            with suppress(OSError, ValueError):
+                own = run.open_corpus() if run else None
+                how += f": source.kind=shards source.path={own.location} goes on with its own" if own else ""
+        raise ValueError(
+            f"{found.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
+        )
+
+
+def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> None:
+    """Continue in the data where phase one stopped, if both phases read the same windows in one order.
+
+    Tables of hashed rows memorise the data that phase one has read. Starting with the same data again teaches less
+    (dev/LOG.md).
+    """
+    then = first.state["options"]
+    one, two = then["pretrain"], options.finetune
+    orders = (
+        (then["seed"], then["batch"]["context"], one["part_from"], one["part_to"]),
+        (options.seed, options.batch.context, two.part_from, two.part_to),
+    )
+    if orders[0] != orders[1]:
+        log.info(
+            "finetune reads from the beginning of its order: seed, batch.context, part_from and part_to are %s, in phase one %s",
+            *orders[::-1],
+        )
+        return
+    restore_reading(trainer.learner, first)
+    log.info("finetune reads on where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs_passed)
+    trainer.learner.loader.restart_epoch_count()
+
+
+def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
+    there = has_checkpoint(checkpoints.folder)
+    if resume == "never" and there:
+        raise ValueError(
+            f"resume=never, but {checkpoints.folder} has a checkpoint: choose another name=, or resume=auto"
+        )
+    if resume == "required" and not there:
+        raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
+
+
+def format_outcome(trained: TrainingResult) -> str:
+    """Format the result of a stage as one line for people."""
+    resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
+    if trained.resumed_from == trained.steps:
+        resumed = "; finished before, nothing was trained now"
+    few = ", too few to learn anything" if trained.remark else ""
+    return (
+        f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{few}{resumed}; "
+        f"{trained.checkpoint}"
+    )

@@ -1,0 +1,787 @@
+"""Trainer of every phase: steps, validation, and saving and restoring its state.
+
+A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
+progress, and of steps during warm-up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,
+seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
+
+With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel. The first
+rank alone keeps the clock, writes metrics and saves; see `haed.distributed`. With one rank on a GPU, a thread prepares the
+next batch while the present one is used.
+
+Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
+decodes is validated by the exact loss, in bits per token. A phase one without a decoded share is validated by the IEM
+loss, in nats per chunk. This is a softmax over the distinct chunks of the subset, so windows and candidates are the
+same each time; in a mixture it has the prior of their counts in train. It shows which checkpoint is better, and is no
+likelihood.
+
+A checkpoint holds everything that influences the next step of a phase. Weights and moving average have the system's own
+names. `training.safetensors` has the optimizer's moments, the objective's own state and the random generator.
+`state.json` has the positions in schedule and data, sums of unwritten metrics, the best validation, and the options.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.filesystem import FolderLostError, check_guards
+from data.loader import Loader
+from haed.base import Objective, SequenceModel, StepOutput, TokenBatch, to_device
+from haed.chunk.mixture import ChunkVocabulary
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks, find_distinct
+from pipeline.config import Options, PhaseOptions
+from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State
+from pipeline.run.device import Compute
+from pipeline.run.metrics import Metrics, Position, Record, format_validation
+from pipeline.run.windows import as_windows, split_windows
+from pipeline.signals import StopRequested, end_interruptible, interruptible_section
+from pipeline.training.optimizer import WeightAverage, learning_rate_share, make_optimizer
+
+SKIPPED = "skipped_windows"
+
+
+@dataclass
+class TrainingResult:
+    """Result of a training stage; `remark` is a warning about it, or empty."""
+
+    run: str
+    phase: str
+    checkpoint: str
+    steps: int
+    seconds: float
+    epochs: float
+    resumed_from: int
+    remark: str = ""
+
+
+@dataclass
+class PhaseProgress:
+    """Progress of a phase.
+
+    Attributes:
+        position: position in the schedule.
+        sums: sums of metrics since the last record, by name.
+        validated_at: position of the last validation.
+        stale: number of validations since the best one.
+        best: metric of the best one: bits per token, or nats per chunk for a phase one that decodes nothing.
+        saved_at: position of the last checkpoint.
+    """
+
+    position: Position = field(default_factory=Position)
+    sums: dict[str, Tensor | float] = field(default_factory=dict)
+    validated_at: Position = field(default_factory=Position)
+    stale: int = 0
+    best: float = math.inf
+    saved_at: Position = field(default_factory=Position)
+
+    def has_converged(self, limits: PhaseOptions) -> bool:
+        """Return whether the last `patience` validations were no better than one before."""
+        return bool(limits.patience) and self.stale >= limits.patience
+
+    def is_finished(self, limits: PhaseOptions) -> bool:
+        """Return whether a limit of the phase is reached or the phase has converged."""
+        return self.position.progress(limits) >= 1 or self.has_converged(limits)
+
+
+@dataclass
+class DataPosition:
+    """Position in the data up to a step's batch, and the state that reading it changed.
+
+    Attributes:
+        loader: position of the loader.
+        negatives: position of the negatives, or None.
+        epochs: passes over the data.
+        skipped: number of windows that were not read.
+        objective: the objective's own state.
+    """
+
+    loader: dict[str, int]
+    negatives: dict[str, int] | None
+    epochs: float
+    skipped: int
+    objective: dict[str, Tensor]
+
+
+@dataclass
+class TrainingState:
+    """Model, optimizer and data of a phase.
+
+    Attributes:
+        objective: system and loss, on the device.
+        optimizer: optimizer of the system's parameters.
+        average: moving average of the weights, or None.
+        loader: batches of windows.
+        negatives: batches that are read only for their chunks, or None.
+    """
+
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
+    loader: Loader
+    negatives: Loader | None
+
+    def data_position(self) -> DataPosition:
+        """Return the present position in the data."""
+        return DataPosition(
+            self.loader.state_dict(),
+            self.negatives.state_dict() if self.negatives is not None else None,
+            self.loader.epochs_passed,
+            self.loader.skipped,
+            self.objective.extra_state(),
+        )
+
+
+def capture_checkpoint(
+    state: PhaseProgress,
+    learner: TrainingState,
+    read: DataPosition,
+    sums: list[list[float]],
+    identity: Identity,
+    options: Options,
+) -> tuple[dict[str, dict[str, Tensor]], State]:
+    """Collect the contents of a checkpoint.
+
+    Args:
+        state: progress of the phase.
+        learner: weights and moments to save.
+        read: position in the data up to the last step.
+        sums: each rank's unwritten metrics, in the order of `state.sums`, and its number of skipped windows.
+        identity: everything that must match for the checkpoint to be resumed.
+        options: options of the run.
+
+    Returns:
+        Tensors by file, and the contents of state.json.
+    """
+    system = learner.objective.system
+    training = dict(read.objective)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
+    for parameter, moments in learner.optimizer.state.items():
+        training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
+    training["random/torch"] = torch.get_rng_state()
+    files = {MODEL: system.state_dict(), TRAINING: training}
+    if learner.average is not None:
+        files[AVERAGE] = learner.average.weights
+    return files, {
+        "identity": identity,
+        "options": asdict(options),
+        "threads": torch.get_num_threads(),
+        "phase": {name: value for name, value in vars(state.position).items() if name != "step"},
+        "loader": read.loader,
+        "negatives": read.negatives,
+        "sums": [dict(zip([*state.sums, SKIPPED], rank, strict=True)) for rank in sums],
+        "validated_at": vars(state.validated_at),
+        "stale": state.stale,
+        "best": state.best if math.isfinite(state.best) else None,
+    }
+
+
+def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: Options) -> PhaseProgress:
+    """Restore everything that a checkpoint holds, so that the phase continues exactly where it was saved."""
+    saved, ranks = checkpoint.state, learner.objective.ranks
+    restore_learning(learner, checkpoint)
+    restore_reading(learner, checkpoint)
+    state = PhaseProgress(Position(saved["step"], **saved["phase"]))
+    skipped = [int(each[SKIPPED]) for each in saved["sums"]]
+    if ranks.size != len(skipped):  # the first one has those of all
+        skipped = [sum(skipped), *[0] * (ranks.size - 1)]
+    learner.loader.skipped = skipped[ranks.rank]
+    state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
+    state.sums.pop(SKIPPED, None)
+    state.validated_at = Position(**saved["validated_at"])
+    if saved["best"] is not None:
+        if saved["options"]["validation"]["windows"] == options.validation.windows:
+            state.best, state.stale = saved["best"], saved["stale"]
+        else:
+            log.info("validation.windows changed: validations are not compared with those of before")
+    if learner.average is not None and checkpoint.average is not None:
+        learner.average.load_weights(checkpoint.average)
+    torch.set_rng_state(checkpoint.training["random/torch"])
+    state.saved_at = Position(**vars(state.position))
+    return state
+
+
+def restore_reading(learner: TrainingState, checkpoint: Checkpoint) -> None:
+    """Continue in the data where a checkpoint stopped."""
+    learner.loader.load_state_dict(checkpoint.state["loader"])
+    if learner.negatives is not None and checkpoint.state["negatives"] is not None:
+        learner.negatives.load_state_dict(checkpoint.state["negatives"])
+
+
+def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
+    """Load the learned state of a checkpoint: weights, the optimizer's moments, and the objective's own state."""
+    system, training = learner.objective.system, checkpoint.training
+    system.load_state_dict(checkpoint.model)
+    if learner.average is not None:
+        learner.average.load_weights(checkpoint.model)
+    learner.objective.load_extra_state(training)
+    tables = {id(x) for group in learner.optimizer.param_groups if group["table"] for x in group["params"]}
+    for name, parameter in system.named_parameters():
+        keys = ("step", "exp_avg", "exp_avg_sq")
+        moments = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
+        if id(parameter) in tables:
+            step, _, squares = moments.values()
+            moments = {"squares": training.get(f"optimizer/{name}/squares")}
+            if step is not None and squares is not None:
+                log.info(
+                    "%s was trained by AdamW, and is by Adagrad from now on: another path than without this stop", name
+                )
+                moments["squares"] = squares.mean(1) * step
+        if parameter.requires_grad and all(x is not None for x in moments.values()):
+            learner.optimizer.state[parameter] = {
+                # also the step: a fused update reads it where the weights are
+                key: x.to(parameter.device, x.dtype if key == "step" else parameter.dtype, copy=True)
+                for key, x in moments.items()
+                if x is not None
+            }
+
+
+@dataclass
+class Validation:
+    """Validation of a system on a fixed subset.
+
+    Attributes:
+        windows: the subset.
+        exact: score by the exact loss, else by the IEM loss.
+        lexicon: the known chunks of a mixture, which is then the likelihood.
+    """
+
+    windows: TokenBatch
+    exact: bool = True
+    lexicon: ChunkVocabulary | None = None
+
+    @property
+    def metric_name(self) -> str:
+        """The name of the metric that decides; lower is better."""
+        return "validation/bits_per_token" if self.exact else "validation/iem"
+
+    @torch.no_grad()
+    def score(
+        self, system: SequenceModel, compute: Compute, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """Return the metric and its standard error over windows; empty if `stop` became true before the end."""
+        training = system.training
+        system.eval()
+        found: list[Tensor] = []
+        with compute.use_precision(), suppress(StopRequested), interruptible_section(), self._lend_known_chunks(system):
+            for losses in self._exact_bits(system) if self.exact else self._iem_nats(system):
+                found.append(losses)
+                if stop():
+                    break
+        system.train(training)
+        if sum(len(each) for each in found) < len(self.windows):
+            return {}
+        total = torch.cat(found)
+        size = (self.windows.lengths if self.exact else self.windows.chunk_mask).double().sum(1)
+        mean = total.sum() / size.sum()
+        deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
+        return {self.metric_name: float(mean), "validation/standard_error": float(deviation)}
+
+    @contextmanager
+    def _lend_known_chunks(self, system: SequenceModel) -> Iterator[None]:
+        """Give the system the known chunks with their present embeddings, for the length of the context."""
+        if self.lexicon is None or not isinstance(system, HAED):
+            yield
+            return
+        system.known = system.embed_vocabulary(self.lexicon, torch.bfloat16)
+        try:
+            yield
+        finally:
+            system.known = None
+
+    def _exact_bits(self, system: SequenceModel) -> Iterator[Tensor]:
+        """Yield exact bits (b,) float64 on the CPU, one value a window, for some windows at a time."""
+        for part in split_windows(self.windows):
+            yield -system.log_likelihood(part).double().sum(1).cpu() / math.log(2)
+
+    def _iem_nats(self, system: SequenceModel) -> Iterator[Tensor]:
+        """Yield the IEM loss (b,) float64 on the CPU, one value a window, for some windows at a time."""
+        assert isinstance(system, HAED)
+        real = self.windows.chunk_mask
+        found = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
+        chunks = Chunks(found.tokens, found.lengths)
+        prior = 0.0 if system.mixture is None else system.mixture.prior
+        lexicon = ChunkVocabulary(
+            chunks, None if self.lexicon is None else self.lexicon.counts_of(chunks)[0].clamp(min=1)
+        )
+        closed = system.embed_vocabulary(lexicon)
+        for part in split_windows(self.windows):
+            nats = torch.zeros(part.chunk_mask.shape, dtype=torch.float64)
+            rows = lexicon.find_rows(Chunks(part.tokens, part.lengths)[part.chunk_mask])
+            nats[part.chunk_mask] = (
+                -closed.log_softmax(system.compute_query(system.predict_vectors(part)), rows, prior).double().cpu()
+            )
+            yield nats.sum(1)
+
+
+Item = TypeVar("Item")
+
+
+def prefetch(items: Generator[Item]) -> Generator[Item]:
+    """Yield the items of an endless generator in order, and make the next one in a thread meanwhile.
+
+    No item is made before the first is requested. An exception of the generator is raised in place of its item. Closing
+    this generator waits for the pending item, closes the other generator in its own thread, and ends the thread.
+    """
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        try:
+            waiting = thread.submit(next, items)
+            while True:
+                item = waiting.result()
+                waiting = thread.submit(next, items)
+                yield item
+        finally:
+            thread.submit(items.close).result()
+
+
+log = logging.getLogger(__name__)
+EARLY_RECORDS = (1, 2, 5, 10, 20)  # when steps take seconds, the first metrics need not wait for minutes
+AHEAD = {"cuda"}  # devices that compute while the host prepares; on a CPU both want the same cores
+Stop = Callable[[], bool]
+
+
+class TrainingInterrupted(Exception):
+    """A stop of training that was requested; a checkpoint was saved first."""
+
+
+class UnsavedCheckpointError(Exception):
+    """Loss of the run's folder, in which nothing was written; `step` and `captured` are the unsaved checkpoint."""
+
+    def __init__(self, why: FolderLostError, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
+        super().__init__(str(why))
+        self.step, self.captured = step, captured
+
+
+class NonFiniteLossError(FloatingPointError):
+    """A loss, gradient or weight that is NaN or infinite."""
+
+
+class Trainer:
+    """Trainer of an objective through one phase, from its last checkpoint if it has one.
+
+    Args:
+        phase: limits and rates of the phase.
+        options: the run's options.
+        objective: system and loss, on the device.
+        loader: batches of windows.
+        negatives: batches that are read only for their chunks, or None.
+        checkpoints: folder of the phase's checkpoints.
+        compute: device and precision.
+        identity: everything that must match for a checkpoint to be resumed; see `pipeline.run.checkpoints.make_identity`.
+        stop: called after every step; true makes the phase save and raise `TrainingInterrupted`.
+        validation: scores the model at intervals, or None.
+        decoder_alone: number of first steps in which only the decoder is trained.
+    """
+
+    def __init__(
+        self,
+        phase: PhaseOptions,
+        options: Options,
+        objective: Objective,
+        loader: Loader,
+        negatives: Loader | None,
+        checkpoints: Checkpoints,
+        compute: Compute,
+        identity: Identity,
+        stop: Stop,
+        validation: Validation | None,
+        decoder_alone: float = 0,
+    ) -> None:
+        self.phase, self.options, self.objective = phase, options, objective
+        self.checkpoints, self.compute, self.identity = checkpoints, compute, identity
+        self.stop, self.validation, self.decoder_alone = stop, validation, decoder_alone
+        system, self.ranks = objective.system, objective.ranks
+        self.learner = TrainingState(
+            objective,
+            make_optimizer(system, options.optimizer, phase.layer_decay),
+            WeightAverage(system, options.optimizer.ema) if options.optimizer.ema else None,
+            loader,
+            negatives,
+        )
+        others = [
+            parameter
+            for group in system.parameter_groups()
+            if group.role != "decoder"
+            for parameter in group.parameters
+        ]
+        self.others = [parameter for parameter in others if parameter.requires_grad]
+        self.tables = [x for group in self.learner.optimizer.param_groups if group["table"] for x in group["params"]]
+        self.module: torch.nn.Module | None = None
+        self.state = PhaseProgress()
+        self.diagnosis: dict[str, Tensor] = {}
+        self.metrics: Metrics | None = None
+        self.keep: Callable[[], object] = lambda: None
+        self._data_position: DataPosition | None = None  # up to the last step, if more was read since
+        self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
+        self._share = 1.0  # of the peak learning rates, in the last step
+        self.end_part: Callable[[str], None] = lambda part: (
+            None
+        )  # a profile puts its clock here, and at `SequenceModel.mark`
+
+    @property
+    def position(self) -> Position:
+        """The position in the schedule."""
+        return self.state.position
+
+    def fit(self, metrics: Metrics | None, keep: Callable[[], object] = lambda: None) -> Position:
+        """Train until a limit of the phase is reached or `patience` ends it.
+
+        Args:
+            metrics: writer of metrics, on the first rank.
+            keep: called before each checkpoint, on the first rank; it writes removed files of the run again.
+
+        Raises:
+            Interrupted: `stop` was true; a checkpoint was written first.
+            NonFiniteLossError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stays.
+            OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
+            ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
+            Unsaved: the run's folder was removed, moved or replaced.
+        """
+        end_interruptible()
+        self.metrics, self.keep = metrics, keep
+        with closing(self._prefetch_batches()) as batches:
+            return self._run_loop(batches)
+
+    def _run_loop(self, batches: Iterator[object]) -> Position:
+        self.objective.train()
+        self._validate_if_due()  # one that was interrupted
+        while not self.state.is_finished(self.phase):
+            began = time.perf_counter()
+            self.step(self._next_batch(batches))
+            if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
+                self.compute.wait_for_device()  # what is queued belongs to the time
+            mine = self.position.seconds + time.perf_counter() - began
+            self.position.step += 1
+            self.position.epochs = self.data_position().epochs
+            self.position.seconds, stopped = self.ranks.max_over_ranks(
+                [mine if self.ranks.is_first else 0.0, float(self._is_stop_due())]
+            )
+            if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
+                self._write_record(self._make_record())
+            if self.metrics is not None:
+                self.metrics.report_position(self.position)
+            if stopped:
+                self._save_and_interrupt()
+            self._validate_if_due()
+            if self._is_save_due():
+                self._save_checkpoint()
+        if self.state.saved_at.step != self.position.step:
+            self._save_checkpoint()
+        self._finish_saving()
+        return self.position
+
+    def _next_batch(self, batches: Iterator[object]) -> object:
+        """Return the next batch; if it cannot be read, save the steps before first."""
+        before, read = self._data_position, self.data_position()
+        try:
+            return next(batches)
+        except (OSError, ValueError):
+            if self.ranks.size > 1 or not self.position.step:  # the others wait elsewhere
+                raise
+            self._data_position = read
+            if self.state.saved_at.step != self.position.step:
+                self._save_checkpoint()
+            self.checkpoints.wait_until_written()
+            log.info("saved step %d: the data of the next one cannot be read", self.position.step)
+            self._data_position = before
+            raise
+
+    def _save_and_interrupt(self) -> None:
+        self._save_checkpoint()
+        self._finish_saving()
+        raise self._make_interruption()
+
+    def _make_interruption(self) -> TrainingInterrupted:
+        return TrainingInterrupted(f"saved step {self.position.step}")
+
+    def _finish_saving(self) -> None:
+        """Wait for the last checkpoint, and save it again if the run's folder was lost."""
+        with suppress(FolderLostError):
+            self.checkpoints.wait_until_written()
+        if any(self.ranks.max_over_ranks([float(self._is_lost())])):
+            self._save_checkpoint()
+
+    def _is_stop_due(self) -> bool:
+        """Return whether a stop was requested, or the run's folder was lost."""
+        return self.stop() or self._is_lost()
+
+    def _is_lost(self) -> bool:
+        try:
+            check_guards(self.checkpoints.folder)
+        except FolderLostError:
+            return True
+        return False
+
+    def prepare_batches(self) -> Iterator[object]:
+        """Yield prepared batches from the present position on, without end."""
+        negatives = iter(self.learner.negatives) if self.learner.negatives is not None else None
+        for step, batch in enumerate(self.learner.loader, self.position.step):
+            extra = None
+            if negatives is not None:
+                extra = TokenBatch.concatenate_batches(
+                    [as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)]
+                )
+            self.end_part("data")
+            generator = torch.Generator().manual_seed(_derive_seed(self.options.seed, self.ranks.rank, step))
+            prepared = self.objective.prepare_batch(as_windows(batch), extra, generator)
+            self.end_part("candidates")
+            yield prepared
+
+    def _prefetch_batches(self) -> Generator[object]:
+        """Yield prepared batches, each prepared in a thread during the step before if the device leaves the host free.
+
+        With several ranks, batches are prepared in turn. Ranks exchange candidates while they prepare, and times and
+        stops in between, and these exchanges must have the same order on all ranks.
+        """
+        if self.compute.device.type not in AHEAD or self.ranks.size > 1:
+            yield from self.prepare_batches()
+
+        def copied() -> Generator[tuple[object, DataPosition]]:
+            kept = cycle([dict[str, Tensor]() for _ in range(3)])  # of the last step, of the next one, and being made
+            for batch in self.prepare_batches():
+                read, own = self.learner.data_position(), next(kept)
+                for name, x in read.objective.items():  # fresh memory would take many times as long
+                    fits = name in own and own[name].shape == x.shape
+                    own[name] = own[name].copy_(x) if fits else x.clone()
+                yield batch, replace(read, objective={name: own[name] for name in read.objective})
+
+        with closing(prefetch(copied())) as made:
+            for batch, self._data_position in made:
+                yield batch
+
+    def run_steps(self, *, ahead: bool = False) -> Iterator[None]:
+        """Take one step after another, for measurements: nothing is saved, written or validated.
+
+        Args:
+            ahead: prepare batches as a training does; else in turn, so that their time can be measured separately.
+        """
+        if math.isfinite(self.decoder_alone):
+            self.decoder_alone = 0  # most steps are of everything
+        for batch in self._prefetch_batches() if ahead else self.prepare_batches():
+            self.step(batch)
+            self.position.step += 1
+            yield
+
+    def data_position(self) -> DataPosition:
+        """Return the position in the data up to the last step, which a checkpoint holds."""
+        return self._data_position or self.learner.data_position()
+
+    def step(self, batch: object) -> None:
+        """Take one training step; nothing in it waits for the device."""
+        with self.compute.use_algorithms():
+            self._take_step(batch)
+
+    def _take_step(self, batch: object) -> None:
+        diagnose = self._is_recorded(self.position.step + 1)
+        self._set_trainable_parameters()
+        assert self.module is not None
+        there = to_device(batch, self.compute.device)
+        self.end_part("candidates")
+        torch.manual_seed(_derive_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
+        with self.compute.use_precision():
+            losses: StepOutput = self.module(there, diagnose)
+        losses.total.backward()
+        self.end_part("backward")
+        if diagnose:
+            self._record_diagnosis(losses)
+        self._add_sum("gradient_norm", self.update())
+        self.position.flops += self.objective.estimate_flops(batch)
+        self._add_sum("steps", 1.0)
+        self._add_sum("loss", losses.total)
+        for name, value in losses.figures.items():
+            self._add_sum(name, value)
+        self._add_sum("chunks", float(losses.chunks))
+        if losses.nats is not None:
+            self._add_sum("decoder_nats", losses.nats)
+            self._add_sum("decoded_tokens", float(losses.tokens))
+        self.end_part("optimizer")
+
+    def update(self) -> Tensor:
+        """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
+        self._share = learning_rate_share(self.position, self.phase, self.options.optimizer)
+        for group in self.learner.optimizer.param_groups:
+            group["lr"] = group["peak"] * self._share
+        for table in self.tables:
+            table.grad = self.ranks.average_sparse_gradient(table)
+        clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(clipped, self.options.optimizer.clip_norm)
+        self.learner.optimizer.step()
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        if self.learner.average is not None:
+            self.learner.average.update(self.position.step + 1)
+        return norm
+
+    def _set_trainable_parameters(self) -> None:
+        """Train only the decoder at first, if requested, and wrap the module anew when that changes.
+
+        DistributedDataParallel must know which parameters have gradients.
+        """
+        alone = self.position.step < self.decoder_alone
+        if self.module is None or (self.others and self.others[0].requires_grad == alone):
+            for parameter in self.others:
+                parameter.requires_grad_(not alone)
+            self.module = self.ranks.wrap_data_parallel(self.objective, self.tables)
+
+    def _record_diagnosis(self, losses: StepOutput) -> None:
+        """Record metrics of this step alone: the objective's own, and the gradient norms of the system's parts."""
+        self.diagnosis = {name: value.detach() for name, value in losses.diagnosis.items()}
+        for name in self.objective.system.submodules:
+            parameters = getattr(self.objective.system, name).parameters()
+            gradients = [x.grad for x in parameters if x.grad is not None and not x.grad.is_sparse]
+            if gradients:
+                self.diagnosis[f"gradient_norm_{name}"] = torch.nn.utils.get_total_norm(gradients)
+
+    def _add_sum(self, name: str, value: Tensor | float) -> None:
+        value = value.detach().double() if isinstance(value, Tensor) else value
+        self.state.sums[name] = self.state.sums.get(name, 0.0) + value
+
+    def _is_recorded(self, step: int) -> bool:
+        return step % self.options.log_steps == 0 or step in EARLY_RECORDS
+
+    def _make_record(self) -> Record:
+        """Return the means since the last record over all ranks; the host waits for the device."""
+        since, steps = float(self.state.sums.pop("seconds_before", 0.0)), float(self.state.sums.pop("steps"))
+        names = [*self.state.sums, *self.diagnosis]
+        values = [float(value) / steps for value in self.state.sums.values()] + [
+            float(x) for x in self.diagnosis.values()
+        ]
+        values = [
+            value / self.ranks.size
+            for value in self.ranks.sum_over_ranks([*values, float(self.data_position().skipped)])
+        ]
+        means = dict(zip(names, values, strict=False))
+        decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
+        self.state.sums, self.diagnosis = {"seconds_before": self.position.seconds}, {}
+        record: Record = {"step": self.position.step, "seconds": self.position.seconds}
+        record |= {"epoch": self.position.epochs, "flops": self.position.flops}
+        if values[-1]:
+            record["skipped_windows"] = round(values[-1] * self.ranks.size)
+        record |= means
+        self._check_finite(means | {"decoder": decoder})
+        if tokens:
+            record["bits_per_token"] = decoder / tokens / math.log(2)
+        elapsed = max(self.position.seconds - since, 1e-9) / steps
+        record["learning_rate"] = self.options.optimizer.learning_rate * self._share
+        record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
+        return record
+
+    def _check_finite(self, figures: dict[str, float]) -> None:
+        """Raise NonFiniteLossError naming the metrics that are NaN or infinite."""
+        wrong = [name for name, value in figures.items() if not math.isfinite(value)]
+        if wrong:
+            raise NonFiniteLossError(
+                f"not finite at step {self.position.step}: {', '.join(wrong)} (learning rate "
+                f"{self.options.optimizer.learning_rate * self._share:.2g}); the last checkpoint stands: lower "
+                "optimizer.learning_rate or optimizer.clip_norm and resume"
+            )
+
+    def _write_record(self, record: Record) -> None:
+        if self.metrics is not None:
+            self.metrics.write_record(record)
+
+    def _validate_if_due(self) -> None:
+        """Validate if the phase has passed another n-th of its limit, also of a raised limit."""
+        times = self.options.validation.times
+        last, now = (
+            math.floor(x.progress(self.phase) * times + 1e-9) for x in (self.state.validated_at, self.position)
+        )
+        if self.validation is None or now <= last:
+            return
+        record, score = {}, -math.inf
+        if self.ranks.is_first:
+            with self.learner.average.use_average() if self.learner.average is not None else nullcontext():
+                record = self.validation.score(self.objective.system, self.compute, self._is_stop_due)
+            score = record.get(self.validation.metric_name, -math.inf)
+            self._wait_for_checkpoint()
+        best = self.state.best if self.ranks.is_first else -math.inf
+        asked = float(self.stop())
+        score, interrupted, best, asked = self.ranks.max_over_ranks(
+            [score, float(self.ranks.is_first and not record), best, asked]
+        )
+        if interrupted:
+            self._save_and_interrupt()
+        self.state.validated_at = Position(**vars(self.position))
+        if self.ranks.is_first:
+            where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
+            self._write_record(where | record)
+            line, windows = format_validation(self.position.step, record), len(self.validation.windows)
+            log.info("%s, on %d windows in %s", line, windows, self.compute.precision_name)
+        improved = score < best
+        self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
+        if self.state.has_converged(self.phase):
+            log.info("no better validation in the last %d: the phase ends here", self.state.stale)
+            if "steps" in self.state.sums:  # those since the last record
+                self._write_record(self._make_record())
+        self._save_checkpoint(best if improved else None)
+        if asked:  # the next step may be slow
+            self._finish_saving()
+            raise self._make_interruption()
+
+    def _is_save_due(self) -> bool:
+        limits, last = self.options.checkpoint, self.state.saved_at
+        steps, seconds = self.position.step - last.step, self.position.seconds - last.seconds
+        return bool(
+            (limits.every_steps and steps >= limits.every_steps)
+            or (limits.every_seconds and seconds >= limits.every_seconds)
+        )
+
+    def _wait_for_checkpoint(self) -> None:
+        """Wait for the pending checkpoint; if it was the best and is lost, restore the best validation before it."""
+        try:
+            self.checkpoints.wait_until_written()
+        except FolderLostError:  # the next save says so
+            self.state.best = self._best_before
+        except OSError as error:
+            log.warning("%s; training goes on", error)
+            self.state.best = self._best_before
+
+    def _save_checkpoint(self, best_before: float | None = None) -> None:
+        """Start writing a checkpoint on the first rank, with the metrics of all ranks.
+
+        A failed write does not end the training; `fit` raises if it was the last checkpoint.
+
+        Args:
+            best_before: the best validation before this one, if this one is better; else None.
+        """
+        self.state.saved_at = Position(**vars(self.position))
+        weights = torch.stack(
+            [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
+        ).max()
+        self._check_finite(
+            {name: float(value) for name, value in self.state.sums.items()} | {"weights": float(weights)}
+        )
+        mine = [*(float(value) for value in self.state.sums.values()), float(self.data_position().skipped)]
+        sums = self.ranks.gather_tensors(torch.tensor([mine], dtype=torch.float64))
+        if not self.ranks.is_first:
+            return
+        self._wait_for_checkpoint()
+        self._best_before = self.state.best if best_before is None else best_before
+        each = [rank[0].tolist() for rank in sums]
+        found = capture_checkpoint(self.state, self.learner, self.data_position(), each, self.identity, self.options)
+        try:
+            check_guards(self.checkpoints.folder)
+            self.keep()
+            if self.metrics is not None:
+                self.metrics.sync_to_disk()
+        except FolderLostError as error:
+            raise UnsavedCheckpointError(error, self.position.step, found) from None
+        except OSError as error:  # a checkpoint must not be ahead of the metrics
+            why = f"no checkpoint of step {self.position.step}, what belongs to it could not be written: {error}"
+            self.checkpoints.fail_next_wait(OSError(why))
+            return
+        log.info("saving step %d", self.position.step)
+        self.checkpoints.save(self.position.step, *found, best_before is not None)
+
+
+def _derive_seed(*parts: int) -> int:
+    """Derive a seed from the run's seed, the rank and the step, so that no random state of a step is saved."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,63 @@
+"""Contexts, their information, and what neighbours have in common, on streams whose answers are known."""
+
+import numpy as np
+import pytest
+
+from pipeline.analysis import distributional
+
+
+def stream_of(words: str, table: list[str]) -> np.ndarray:
+    return np.array([table.index(word) if word in table else -1 for word in words.split()], np.int32)
+
+
+def test_contexts_are_counted_before_and_after_and_not_across_gaps() -> None:
+    table = ["a", "b", "c"]
+    found = distributional.count_contexts(stream_of("a b a | c a", table), 3, 2)
+    assert found.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 0]]
+
+
+def test_information_is_the_logarithm_of_observed_over_expected() -> None:
+    counts = np.array([[8, 0], [4, 4]], np.float32)
+    weights = np.array([12.0, 4.0]) ** distributional.SMOOTHING
+    shares = np.array([[1, 0], [0.5, 0.5]])
+    with np.errstate(divide="ignore"):
+        expected = np.maximum(np.log2(shares / (weights / weights.sum())), 0)
+    np.testing.assert_allclose(distributional.positive_pmi(counts), expected, atol=1e-6)
+    assert np.isfinite(distributional.positive_pmi(np.zeros((2, 3), np.float32))).all()
+
+
+def test_reduced_vectors_have_the_products_of_the_best_approximation() -> None:
+    matrix = np.random.default_rng(0).random((30, 12)).astype(np.float32)
+    left, values, _ = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+    expected = left[:, :5] * np.sqrt(values[:5])
+    found = distributional.reduce_dimensions(matrix, 5)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4)
+
+
+def test_mutual_information_of_classes() -> None:
+    alternating = np.tile([0, 2, 1, 3], 500).astype(np.int32)
+    bits, pairs = distributional.mutual_information(alternating, np.array([0, 0, 1, 1]))
+    assert bits == pytest.approx(1, abs=1e-3) and pairs == 1999
+    assert distributional.mutual_information(alternating, np.zeros(4, int))[0] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("first", ["use", "spelling"])
+def test_the_verdict_says_what_neighbours_have_in_common(first: str) -> None:
+    chance = np.random.default_rng(3)
+    size, groups = 64, 8
+    used, written = np.arange(size) % groups, np.arange(size) // groups
+    chunks = [bytes([97 + group]) * 5 + bytes([33 + number]) for number, group in enumerate(written)]
+    contexts = np.eye(groups, dtype=np.float32)[used] + 0.01 * chance.random((size, groups), np.float32)
+    vectors = np.eye(groups)[used if first == "use" else written] + 0.1 * chance.normal(size=(size, groups))
+    counts, labels = np.arange(size, 0, -1), [chunk.decode() for chunk in chunks]
+    found = distributional.measure_agreement(vectors, contexts, chunks, counts, labels, slice(0, size), 20, 5)
+    other = "spelling" if first == "use" else "use"
+    assert found.verdict == f"{first} before {other}"
+    assert getattr(found, first).share > 0.8 > 0.2 > getattr(found, other).share
+    assert getattr(found, first).correlation > getattr(found, other).correlation
+    assert (found.first, found.among, found.queries, found.counts) == (1, size, 20, (1, size))
+    for example in found.examples:
+        near = example.embedding
+        assert len(near) == 5 and example.chunk not in near + example.use + example.spelling
+        if first == "spelling":
+            assert all(chunk[0] == example.chunk[0] for chunk in near)

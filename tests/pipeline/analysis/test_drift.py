@@ -1,0 +1,43 @@
+"""Drift is none of turning, mirroring and scaling, and finds what moved."""
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.drift import align_procrustes, measure_drift
+
+LABELS = [str(number) for number in range(80)]
+
+
+@pytest.fixture
+def source() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(80, 6))
+
+
+def test_what_is_turned_mirrored_scaled_and_shifted_has_not_moved(source: np.ndarray) -> None:
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(6, 6)))[0]
+    turn[0] *= -1
+    found = measure_drift(source, 3 * (source - source.mean(0)) @ turn, LABELS, "a", "b")
+    assert found.distance == pytest.approx(0, abs=1e-9) and found.cosine == pytest.approx(1)
+    assert found.unaligned is not None and found.unaligned < 0.9
+    same = measure_drift(source, 2 * source, LABELS, "a", "b", count=5)
+    assert same.overlap == 1 and same.unaligned == pytest.approx(1) and same.neighbours == 5
+
+
+def test_what_moved_is_named(source: np.ndarray) -> None:
+    target = source.copy()
+    target[[3, 40]] *= -1
+    found = measure_drift(source, target, LABELS, "a", "b", frequent=30)
+    assert found.most[0].chunk == "3" and found.most[0].cosine < 0 < found.most[1].cosine
+    assert "40" not in {each.chunk for each in found.most + found.least} and 0 < found.distance < 0.3
+
+
+def test_unrelated_clouds_have_the_neighbours_of_chance() -> None:
+    a, b = np.random.default_rng(2).normal(size=(2, 400, 50))
+    found = measure_drift(a, b, [str(number) for number in range(400)], "a", "b")
+    assert found.chance == pytest.approx(10 / 399) and found.overlap < 3 * found.chance and found.distance > 0.5
+
+
+def test_widths_may_differ(source: np.ndarray) -> None:
+    moved, onto, distance = align_procrustes(source[:, :4], np.pad(source[:, :4], ((0, 0), (0, 3))))
+    assert moved.shape == onto.shape == (80, 7) and distance == pytest.approx(0, abs=1e-9)
+    assert measure_drift(source[:, :4], source, LABELS, "a", "b").unaligned is None

@@ -1,0 +1,55 @@
+"""The map in a browser: chunks are text, a search finds, the nearest are told; nothing is fetched."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.map import MapPoints, render_map_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
+
+
+def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
+    labels = ["<script>document.title='bad'</script>", "<b>bold</b>␣", *(f"word{number}␣" for number in range(400))]
+    size = len(labels)
+    near = (np.arange(size)[:, None] + np.arange(1, 4)) % size
+    rows = np.arange(size)
+    places = {"UMAP": np.random.default_rng(0).normal(size=(size, 2)), "PCA": np.stack([rows, rows], 1).astype(float)}
+    path = tmp_path / "map.html"
+    path.write_text(
+        render_map_page(
+            "run", "about", MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
+        )
+    )
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--headless", "--no-sandbox"])
+        page, wrong, fetched = browser.new_page(), [], []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: fetched.append(request.url))
+        page.goto(path.as_uri())
+        page.fill("#search", "word39")
+        assert page.inner_text("#found") == "11 found"
+        page.keyboard.press("Enter")
+        assert page.inner_text("#found") == "1 of 11" and page.inner_text("#card b") == "word39␣"
+        assert page.locator("#card tr").count() == 3
+        page.fill("#search", "bold")
+        page.keyboard.press("Enter")
+        assert page.inner_text("#card b") == "<b>bold</b>␣" and page.locator("#card b b").count() == 0
+        page.keyboard.press("Escape")
+        page.select_option("#map", "PCA")
+        for colour in ("length", "frequency"):
+            page.select_option("#colour", colour)
+        assert "occurrences 1" in page.inner_text("#legend")
+        before = page.evaluate("view.scale")
+        page.mouse.move(400, 300)
+        page.mouse.wheel(0, -300)
+        page.wait_for_function(f"view.scale > {before} * 1.3")
+        page.click("#reset")
+        assert page.evaluate("view.scale") == pytest.approx(before)
+        assert page.title() == "run" and not wrong and fetched == [path.as_uri()]
+        browser.close()

@@ -1,0 +1,130 @@
+"""The stage `analyse` on tiny runs: what it writes, says and leaves out."""
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.stage import analyse_run
+from pipeline.arguments import load_run_options
+from pipeline.cli import main
+from pipeline.config import Options
+from pipeline.run.files import read_json
+from tests.conftest import of_kind
+
+KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "passages"}
+
+
+@pytest.mark.slow
+def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyse", str(run), "--json", "analyse.clusters=5", "analyse.skip_gram=false"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == read_json(run / "analysis" / "analysis.json") and found.keys() >= KEYS
+    assert found["chunks"] > 300 and found["least"] == 1 and found["width"] == 16
+    assert found["drift"]["before"] == "run pretrain step 6" and found["drift"]["after"] == "run finetune step 4"
+    assert 0 < found["drift"]["overlap"] <= 1 and found["loss"] and found["classes"]["classes"] == 5
+    for name in found["files"]:
+        assert (run / "analysis" / name).exists()
+    assert {
+        "map.html",
+        "map.png",
+        "use.png",
+        "loss.png",
+        "norms.png",
+        "drift.png",
+        "passages.png",
+    } <= set(found["files"])
+    layers = found["passages"]["layers"]
+    assert [each["name"] for each in layers] == ["layer 0", "ŷ"] and layers[0]["overlap"] is None
+    rows = (run / "analysis" / "projector" / "metadata.tsv").read_text().splitlines()
+    assert len(rows) == found["chunks"] + 1 and rows[0] == "chunk\tcount\tbytes"
+    exported = np.fromfile(run / "analysis" / "projector" / "vectors.bytes", "<f4").reshape(found["chunks"], 16)
+    cosines = exported @ exported.T  # the same that an index of all chunks gives
+    assert 'tensor_name: "run centred"' in (run / "analysis" / "projector" / "projector_config.pbtxt").read_text()
+    assert cosines[~np.eye(len(exported), dtype=bool)].mean() == pytest.approx(
+        found["cloud"]["centred_cosine"], abs=1e-4
+    )
+    again = asdict(
+        analyse_run(load_run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse"))
+    )
+    assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "What the embeddings know" in page and 'href="analysis/map.html"' in page and 'alt="map.png"' in page
+    assert "Passages by layer" in page and page.count("data:image/png;base64") == sum(
+        name.endswith(".png") for name in found["files"]
+    )
+
+
+def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "analysis" / "projector").mkdir(parents=True)
+    for name in ("drift.png", "passages.png"):
+        (run / "analysis" / name).touch()  # of an analysis before
+    assert main(["evaluate", str(run), "evaluate.stage=pretrain"]) == 0
+    given = [
+        "analyse.max_chunks=50",
+        "analyse.corpus_chunks=100",
+        "analyse.projector=20",
+        "analyse.map=pca",
+        "analyse.passages=0",
+    ]
+    assert main(["analyse", str(run), "evaluate.stage=pretrain", *given]) == 0
+    said = capsys.readouterr().out
+    assert "rarer chunks are left out (analyse.max_chunks=50)" in said and "analyse.corpus_chunks=100" in said
+    assert "drift is left out: there is no other checkpoint" in said and "pretrain step 6: 50 chunks" in said
+    folder = run / "analysis"
+    assert (
+        not (folder / "drift.png").exists()
+        and not (folder / "passages.png").exists()
+        and (folder / "loss.png").exists()
+    )
+    assert len((folder / "projector" / "metadata.tsv").read_text().splitlines()) == 21
+    assert np.fromfile(folder / "projector" / "vectors.bytes", "<f4").size == 20 * 16
+    assert main(["report", str(run)]) == 0
+    assert "The analysis is of another checkpoint (pretrain step 6) and not shown" in (run / "report.html").read_text()
+
+
+def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = run.parent / "other"
+    shutil.copytree(run, other)
+    assert main(["analyse", str(run), "analyse.against=other"]) == 2
+    assert "analyse.against=other: that is the checkpoint which is analysed" in capsys.readouterr().err
+    shutil.rmtree(other / "finetune")
+    assert main(["analyse", str(run), "analyse.against=other", "analyse.projector=0"]) == 0
+    assert "From other pretrain step 6 to run finetune step 4" in capsys.readouterr().out
+    assert not (run / "analysis" / "projector").exists()
+    assert main(["analyse", str(run), "analyse.against=nowhere"]) == 1
+    assert "no run 'nowhere'" in capsys.readouterr().err
+
+
+def test_pixels_have_a_map_of_their_colours(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    where = f"{pictures.runs_dir}/{pictures.name}"
+    assert main(["analyse", where]) == 0
+    said = capsys.readouterr().out
+    assert "4 chunks are too few" in said and "run `haed evaluate" in said
+    page = (Path(where) / "analysis" / "map.html").read_text()
+    assert '"pixels":true' in page and "#3c3c3c" in page
+    assert (Path(where) / "analysis" / "projector" / "sprites.png").is_file()
+
+
+def test_what_cannot_be_analysed_is_said_in_a_line(
+    tiny: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = of_kind("hourglass", tiny)
+    for stage in ("shard", "train"):
+        assert main([stage, "--config", "flat", *tokens, "name=tokens"]) == 0
+    where = next(word for word in tiny if word.startswith("runs_dir=")).split("=")[1]
+    capsys.readouterr()
+    for expected, words in (
+        ("no embeddings to analyse: `haed evaluate` tells", [f"{where}/tokens"]),
+        ("too few to analyse: lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
+        ("haed analyse takes", [str(run), "index.neighbours=3"]),
+    ):
+        assert main(["analyse", *words]) > 0
+        error = capsys.readouterr().err
+        assert expected in error and error.count("error:") == 1 and "Traceback" not in error

@@ -1,0 +1,69 @@
+"""A signal where there is nothing to save ends a training at once; one inside a validation has it save at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from pipeline.config import load_options
+from pipeline.run.metrics import encode_record
+from pipeline.run.shards import shard_source
+from pipeline.signals import Interrupt, postponed_signals
+from pipeline.training import stages
+from pipeline.training.stages import train
+from pipeline.training.trainer import Validation
+
+
+def endless(*_: Any) -> Any:
+    """What takes longer than anybody waits, in which a signal comes."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = load_options(
+        "quickstart", [*tiny, "name=validating", "train.steps=4", "validation.times=2", "optimizer.ema=0.9"]
+    )
+    shard_source(options)
+
+    def scored(self: Validation, system: Any) -> Iterator[Tensor]:
+        yield endless()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Validation, "_exact_bits", scored)
+        with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
+            train(options, stop)
+    assert ended.value.words.startswith("saved step 2 of train")
+    latest = Path(options.runs_dir, "validating/train/checkpoints/latest")
+    assert latest.read_text().strip() == "step-00000002"
+    assert train(options).steps == 4
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_before_the_first_step_ends_it_at_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = load_options("quickstart", [*tiny, "name=counting"])
+    shard_source(options)
+    monkeypatch.setattr(stages, "build_trainer", endless)
+    with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
+        train(options, stop)
+    assert "before a step of train was done: there is nothing to save" in ended.value.words
+
+
+def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    options = load_options("quickstart", [*tiny, "name=killed", "train.steps=2", "log_steps=1"])
+    shard_source(options)
+    train(options)
+    with open(Path(options.runs_dir, "killed/train/metrics.jsonl"), "ab") as file:
+        for step in (3, 4):
+            file.write(encode_record({"step": step, "seconds": 1.0}))
+    caplog.clear()
+    options.train.steps = 5
+    with caplog.at_level("WARNING"):
+        train(options)
+    assert "steps after 2 were lost, to 4 at least" in caplog.text

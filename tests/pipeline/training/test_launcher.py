@@ -1,0 +1,102 @@
+"""Training in two processes of torchrun (gloo): launched, interrupted, resumed, failed."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from pipeline.config import Options, dump_options
+from pipeline.training import stages
+from pipeline.training.launcher import choose_backends
+from pipeline.training.trainer import TrainingInterrupted
+from tests.pipeline.run.test_metrics import Terminal
+from tests.pipeline.training.test_stages import stripped, weights
+
+
+@pytest.fixture
+def together(options: Options) -> Options:
+    options.launcher.processes = 2
+    options.checkpoint.every_steps = 2
+    options.iem.extra_batches = 1
+    return options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [None, 1])
+def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
+    group: int | None, together: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    together.pretrain.steps, together.iem.group = 100, group
+    heard: list[float] = []
+    whole = stages.pretrain(together, listener=lambda record: heard.append(record["step"]))
+    assert "━ 100% · pretrain · step 100 · " in terminal.getvalue().splitlines()[-1]
+    assert whole.steps == 100 and heard == sorted(heard) and 50 in heard and 100 in heard
+    first = weights(together, "pretrain"), stripped(together, "pretrain")
+    together.name = "again"
+    folder = Path(together.runs_dir) / "again" / "pretrain" / "checkpoints"
+    with pytest.raises(TrainingInterrupted, match="^saved step [0-9]+ of pretrain$"):
+        stages.pretrain(together, lambda: any(folder.glob("step-*")))
+    assert not [p for p in psutil.Process().children(recursive=True) if "pretrain" in " ".join(p.cmdline())]
+    resumed = stages.pretrain(together)
+    assert 2 <= resumed.resumed_from < 100
+    again = weights(together, "pretrain"), stripped(together, "pretrain")
+    assert again[1] == first[1] and again[0].keys() == first[0].keys()
+    assert all(torch.equal(again[0][name], value) for name, value in first[0].items())
+
+
+@pytest.mark.slow
+def test_torchrun_by_hand_and_on_in_one_process(
+    together: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tmp_path / "options.yaml"
+    config.write_text(dump_options(together))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pipeline"]
+    done = subprocess.run([*command, "pretrain", "--config", str(config), "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["steps"] == together.pretrain.steps
+    together.launcher.processes, together.pretrain.steps = 1, 8
+    with caplog.at_level("INFO"):
+        assert stages.pretrain(together).resumed_from == 6
+    assert "ranks: 1 now, 2 then" in caplog.text
+    assert stages.finetune(together).steps == together.finetune.steps
+
+
+@pytest.mark.slow  # as `test_a_refused_command_changes_no_byte_in_many_processes`, which is not
+def test_what_fails_there_is_said_here(together: Options, tmp_path: Path) -> None:
+    together.shards_dir = str(tmp_path / "nowhere")
+    with pytest.raises(ChildProcessError, match="no shards of this source and chunker"):
+        stages.train(together)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogCaptureFixture) -> None:
+    together.pretrain.steps = 100_000
+    folder = Path(together.runs_dir) / together.name / "pretrain" / "checkpoints"
+
+    def kill_one() -> bool:
+        if any(folder.glob("step-*")):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):  # a zombie, after the first time
+                    if process.environ().get("LOCAL_RANK") == "1":
+                        process.kill()
+        return False
+
+    with caplog.at_level("INFO"), pytest.raises(ChildProcessError, match=r"rank 1 was ended by signal 9 \(Killed\)"):
+        stages.pretrain(together, kill_one)
+    assert "Traceback" not in caplog.text and "torchrun" not in caplog.text and "exitcode" not in caplog.text
+
+
+def test_ranks_talk_by_device_not_by_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with GPUs trains on its CPU as well; the library of GPUs is not asked for where there is none."""
+    assert choose_backends() == ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert choose_backends() == "cpu:gloo,cuda:nccl"

@@ -1,0 +1,287 @@
+"""Training: exact resumption, phase two from phase one, and what is refused."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data.loader import Loader
+from pipeline.config import Options, load_options
+from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
+from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import RunFolder
+from pipeline.training import trainer
+from pipeline.training.stages import finetune, pretrain, train
+from pipeline.training.trainer import NonFiniteLossError, TrainingInterrupted
+from tests.conftest import of_kind
+
+
+def weights(options: Options, phase: str) -> dict[str, torch.Tensor]:
+    return load_file(newest(options, phase) / "model.safetensors")
+
+
+def newest(options: Options, phase: str) -> Path:
+    folder = Path(options.runs_dir) / options.name / phase / "checkpoints"
+    return folder / (folder / "latest").read_text().strip()
+
+
+def stripped(options: Options, phase: str) -> list[dict[str, float]]:
+    """Metrics without what depends on the clock."""
+    path = Path(options.runs_dir) / options.name / phase / "metrics.jsonl"
+    timed = ("seconds", "steps_per_second", "chunks_per_second")
+    return [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(path)]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "more", "ahead"),
+    [
+        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64", "model.decoder.grams.rows=64"], set()),
+        pytest.param(
+            "lstm",
+            ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0"],
+            set(),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("lstm", [], {"cpu"}, marks=pytest.mark.slow),
+        pytest.param("transformer", ["batch.pieces=2"], set(), marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_run_ends_in_the_same_bits(
+    tiny: list[str], decoder: str, more: list[str], ahead: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the preset's mixture; also where each batch is prepared during the step before, as the whole run's are not."""
+    from pipeline.run.shards import shard_source
+
+    batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
+    monkeypatch.setattr(Loader, "batch", lambda self, position: replace(batch(self, position), skipped=1))
+    chosen = [
+        *tiny,
+        "log_steps=4",
+        f"model.decoder.kind={decoder}",
+        "pretrain.steps=10",
+        "finetune.steps=8",
+        "iem.extra_batches=2",
+        *more,
+    ]
+    whole, cut = load_options("quickstart", [*chosen, "name=whole"]), load_options("quickstart", [*chosen, "name=cut"])
+    shard_source(whole)
+    for phase, stage in (("pretrain", pretrain), ("finetune", finetune)):
+        monkeypatch.setattr(trainer, "AHEAD", set())
+        stage(whole)
+        monkeypatch.setattr(trainer, "AHEAD", ahead)
+        for stop_at in (2, 4):
+            calls = iter(range(stop_at))
+            with pytest.raises(TrainingInterrupted, match="saved"):
+                stage(cut, lambda calls=calls: next(calls, None) is None)
+        stage(cut)
+        for file in ("model", "training", *(["average"] if whole.optimizer.ema else [])):
+            ours, theirs = (load_file(newest(each, phase) / f"{file}.safetensors") for each in (cut, whole))
+            assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert not any(each.name.startswith("ahead") for each in threading.enumerate())
+        assert stripped(cut, phase) == stripped(whole, phase) != []
+        assert all(
+            ("gate" in line) == (whole.model.mixture.known != 0) for line in stripped(whole, phase) if "loss" in line
+        )
+        assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
+
+
+def test_finetune_takes_over_phase_one_of_another_run(options: Options) -> None:
+    pretrain(options)
+    other = replace(options, name="other")
+    other.finetune = replace(options.finetune, start_from="tiny", steps=1, rate_from=1e-9, rate_to=0.0)
+    finetune(other)
+    before, after = weights(options, "pretrain"), weights(other, "finetune")
+    assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
+
+
+def test_phase_two_reads_on_where_phase_one_stopped(
+    options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another order it begins anew, and says so; its epochs are its own."""
+    read_at, batch = [], Loader.batch
+    monkeypatch.setattr(Loader, "batch", lambda self, position: read_at.append(position) or batch(self, position))
+    options.pretrain.steps, options.finetune.steps, options.validation.times = 3, 4, 0
+    pretrain(options)
+    stops = iter([False, True])
+    with pytest.raises(TrainingInterrupted):
+        finetune(options, lambda: next(stops))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        trained = finetune(options)
+    assert read_at == [step * options.batch.sequences for step in range(7)]
+    epoch = 3 / pretrain(options).epochs
+    assert trained.epochs == pytest.approx(4 / epoch) and "reads on" not in caplog.text
+    again = replace(options, name="again", seed=1, finetune=replace(options.finetune, start_from=options.name))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        finetune(again)
+    assert read_at[7:] == read_at[:4]
+    assert "finetune reads from the beginning of its order: seed" in caplog.text and "reads on" not in caplog.text
+
+
+def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
+    options.pretrain.steps, options.finetune.steps, options.optimizer.learning_rate = 20, 60, 0.01
+    pretrain(options)
+    finetune(options)
+    bits = [r["validation/bits_per_token"] for r in stripped(options, "finetune") if "validation/bits_per_token" in r]
+    assert bits[-1] < bits[0] < 9
+
+
+def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
+    options.pretrain.decode_fraction, options.iem.correction, options.iem.extra_batches = 0.0, "none", 3
+    options.model.mixture.known = 0
+    from pipeline.run.memory import build_system
+    from pipeline.run.shards import open_shards
+
+    fresh = build_system(options, open_shards(options).build_chunker()).state_dict()
+    pretrain(options)
+    trained = weights(options, "pretrain")
+    same = {name for name in fresh if torch.equal(fresh[name], trained[name])}
+    assert {name for name in fresh if name.startswith("decoder.")} <= same
+    assert not any(name.startswith("main.blocks") for name in same)
+
+
+def test_limits_in_seconds_and_epochs(options: Options) -> None:
+    options.train.steps, options.train.seconds = None, 0.2
+    assert 0.2 <= train(options).seconds < 60  # it would go on for ever
+    options.name, options.train.seconds, options.train.epochs = "epochs", None, 0.5
+    assert 0.5 <= train(options).epochs < 0.6
+
+
+def test_resume_never_and_required(options: Options) -> None:
+    options.resume = "required"
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        train(options)
+    assert not (Path(options.runs_dir) / options.name).exists()
+    options.resume = "auto"
+    train(options)
+    options.resume = "never"
+    with pytest.raises(ValueError, match="has a checkpoint"):
+        train(options)
+
+
+def test_a_checkpoint_of_another_model_is_refused(options: Options) -> None:
+    train(options)
+    options.model.main.layers = 2
+    with pytest.raises(ValueError, match=r"model\.main\.layers=1, this run has model\.main\.layers=2"):
+        train(options)
+
+
+def test_phase_two_without_phase_one(options: Options) -> None:
+    with pytest.raises(FileNotFoundError, match="no phase one to start from"):
+        finetune(options)
+
+
+def test_without_shards(options: Options) -> None:
+    options.chunker.k = 9
+    with pytest.raises(FileNotFoundError, match="run `haed shard`"):
+        train(options)
+    assert not (Path(options.runs_dir) / options.name).exists()
+
+
+def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    options.checkpoint.every_steps = 2
+    train(options)
+    path = newest(options, "train") / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    checkpoints = Checkpoints(path.parent.parent)
+    found = checkpoints.load_newest()
+    assert found is not None and found.state["step"] == 2 and "trying the one before" in caplog.text
+    for other in path.parent.parent.glob("step-*/model.safetensors"):
+        other.write_bytes(b"")
+    with pytest.raises(CorruptCheckpointError, match="is whole"):
+        checkpoints.load_newest()
+
+
+def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 12, 1, 1
+    train(options)
+    folder = newest(options, "train").parent
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000011", "step-00000012"]
+    assert (folder / "best").read_text().strip() == "step-00000012"
+
+
+def test_two_processes_cannot_train_one_run(options: Options) -> None:
+    train(options)
+    with RunFolder.find(Path(options.runs_dir) / options.name).lock():
+        options.train.steps = 8
+        with pytest.raises(BlockingIOError, match="in use by process"):
+            train(options)
+
+
+def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    from pipeline.run.shards import shard_source
+
+    few = ["model.token.heads=3", "model.token.width=24", "model.token.ffn=24", "model.retina.heads="]
+    far = load_options("retina", [*of_kind("retina", tiny), *few, "model.retina.windows=8:400@4 0:8@1 400:999@8"])
+    shard_source(far)
+    train(far)
+    (said,) = [line for line in caplog.messages if "model.retina.windows" in line]
+    assert said.startswith("model.retina.windows: 400:999@8 begins behind windows of at most")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
+    options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
+    with pytest.raises(
+        NonFiniteLossError, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
+    ):
+        train(options)
+
+
+@pytest.mark.parametrize(("log_every", "wrong"), [(100, "gradient_norm"), (1, "gradient_norm")])
+def test_no_checkpoint_is_written_of_what_is_not_finite(
+    options: Options, monkeypatch: pytest.MonkeyPatch, log_every: int, wrong: str
+) -> None:
+    from pipeline.training import trainer
+
+    monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
+    options.log_steps = log_every
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
+    update = trainer.Trainer.update
+
+    def spoiled(self: trainer.Trainer) -> torch.Tensor:
+        if self.position.step == 3:
+            self.learner.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
+        return update(self)
+
+    monkeypatch.setattr(trainer.Trainer, "update", spoiled)
+    with pytest.raises(NonFiniteLossError, match=rf"at step 4: .*{wrong}"):
+        train(options)
+    assert newest(options, "train").name == "step-00000003"
+    monkeypatch.setattr(trainer.Trainer, "update", update)
+    assert train(options).resumed_from == 3
+
+
+def test_configuration_and_environment_are_written(options: Options) -> None:
+    train(options)
+    run = RunFolder.find(options.name, options.runs_dir)
+    assert run.load_options() == options
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__ and environment["seed"] == 0
+
+
+def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.run import checkpoints
+    from pipeline.training import trainer
+
+    failing, write = threading.Event(), checkpoints._write_tensors
+    monkeypatch.setattr(checkpoints, "_write_tensors", lambda *given: failing.wait() and write(*given))
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
+    update = trainer.Trainer.update
+
+    def fails(self: trainer.Trainer) -> torch.Tensor:
+        if self.position.step == 1:
+            threading.Timer(0.1, failing.set).start()
+            raise NonFiniteLossError
+        return update(self)
+
+    monkeypatch.setattr(trainer.Trainer, "update", fails)
+    with pytest.raises(NonFiniteLossError):
+        train(options)
+    assert failing.is_set() and newest(options, "train").name == "step-00000001"
