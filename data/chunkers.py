@@ -179,8 +179,9 @@ class WordChunker(Chunker):
     @classmethod
     def measure_sample(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
         """Measure the share of words longer than k bytes, which is large where letters have several bytes."""
-        text = b"".join(documents)
-        lengths = cls(replace(options, k=LARGEST_CHUNK)).split(text)[1]
+        kept = [document for document in documents if document]
+        text, starts = b"".join(kept), np.cumsum([0, *map(len, kept)])[:-1]
+        lengths = cls(replace(options, k=LARGEST_CHUNK)).split(text, starts)[1]
         if not len(lengths):
             return None
         longer = float(np.mean(lengths > options.k))

@@ -177,7 +177,7 @@ class Source(ABC):
         return as_lf(data)
 
     def convert_piece_newlines(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Convert line endings like `lf`, for documents in pieces. A line ending may lie between two pieces."""
+        """Convert line endings as `convert_newlines` does, for documents in pieces. A line ending may lie between two pieces."""
         if self.options.newlines == "keep":
             yield from pieces
             return

@@ -95,6 +95,9 @@ class Encoder(nn.Module, ABC):
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
         vector = self.embed_tokens(laid.chunks)
+        if vector.shape != (len(laid), self.width):
+            made = f"{type(self).__name__}.embed_tokens returned {tuple(vector.shape)}"
+            raise ValueError(f"{made}, expected {(len(laid), self.width)}: chunks × model.encoder.width")
         if self.table is not None and laid.looked is not None:
             vector = vector + laid.looked.embed_rows(self.table)
         vector = self.output(vector)
@@ -102,12 +105,12 @@ class Encoder(nn.Module, ABC):
         return Embedding(vector, bias)
 
     def arrange_chunks(self, chunks: Chunks) -> Any:
-        """Return N chunks on the CPU in the layout that `vectors` takes; by default unchanged."""
+        """Return N chunks on the CPU in the layout that `embed_tokens` takes; by default unchanged."""
         return chunks
 
     @abstractmethod
     def embed_tokens(self, laid: Any) -> Tensor:
-        """Return vectors (N, E), before the table and the output layer, of chunks from `ordered`."""
+        """Return vectors (N, E), before the table and the output layer, of chunks from `arrange_chunks`."""
 
     @abstractmethod
     def flop_terms(self, laid: Any) -> Iterator[tuple[Tensor, int]]:

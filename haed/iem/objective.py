@@ -237,8 +237,8 @@ class LossTermInputs:
     of the ranks' terms, weighted by their numbers of queries.
 
     Attributes:
-        prediction: (M, W) ŷ of each chunk.
-        queries: (M, E).
+        prediction: (M, W) ŷ of each chunk, as wide as the main model.
+        queries: (M, E) whose products with the keys are the scores.
         keys: (C, E) of the candidates.
         target: (M,) index of each chunk's candidate.
     """
@@ -430,6 +430,8 @@ class ChunkObjective(Objective):
         losses.total = losses.total + self.iem_weight * loss
         for name, (term_weight, compute_term) in self.terms.items():
             term = weight * compute_term(LossTermInputs(prediction, query, keys, target))
+            if term.ndim:
+                raise ValueError(f"iem.terms: {name} returned the shape {tuple(term.shape)}, expected a scalar")
             losses.figures[f"iem_{name}"] = term
             losses.total = losses.total + self.iem_weight * term_weight * term
         return result

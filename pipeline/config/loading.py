@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -161,6 +162,7 @@ def load_options(
             raise ConfigError(f"{origin(key)}{key}={given[key]}: {error}") from error
     for key, value in given.items():
         if key not in schema_options():
+            _check_kind_of_section(key, given, origin)
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
         if is_dataclass(type_of(key)):
             raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
@@ -306,6 +308,18 @@ def _is_verbatim(key: str, text: Any) -> bool:
 def _has_references(key: str, text: Any) -> bool:
     """Return whether the value of an option refers to other options."""
     return not _is_verbatim(key, text) and any(is_reference for is_reference, _ in _split_references(key, text))
+
+
+def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+    """Raise ConfigError if the kind of an option's section is one of a package that is not installed."""
+    choice = f"{key.rpartition('.')[0]}.kind"
+    table, kind = KINDS.get(choice), given.get(choice)
+    if table is not None and table.group and isinstance(kind, str):
+        known = {*table.built_in, *(entry.name for entry in entry_points(group=table.group))}
+        if kind not in known:
+            raise ConfigError(
+                f"{origin(choice)}{choice}={kind}: no installed package has it under {table.group}, and so {key} is unknown"
+            )
 
 
 def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:

@@ -461,7 +461,7 @@ def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
 
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 __all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "CorruptCheckpointError", "load_checkpoint"]
@@ -482,6 +482,21 @@ class Checkpoint:
     def summary(self) -> CheckpointSummary:
         """The summary of this checkpoint."""
         return replace(CheckpointSummary.from_state(self.path, self.state), fallback=self.fallback)
+
+
+def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's weights into a model.
+
+    Raises:
+        ValueError: they are of another model.
+    """
+    try:
+        system.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise ValueError(
+            f"{checkpoint.path} is of another model than config.yaml says, or the model's code has changed: {reason}"
+        ) from error
 
 
 class Checkpoints:

@@ -25,7 +25,7 @@ from haed.chunk.model import HAED
 from haed.registry import make_sampler
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
 from pipeline.config import ConfigError, Options, SampleOptions, check_options, max_known_chunks, requested_likelihood
-from pipeline.run.checkpoints import Checkpoint, Checkpoints
+from pipeline.run.checkpoints import Checkpoint, Checkpoints, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.index import PIXELS, SearchResults, check_count, display_chunk
@@ -455,9 +455,5 @@ def count_characters(document: bytes) -> int:
 
 def _build_trained_system(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> SequenceModel:
     system = build_system(options, chunker)
-    try:
-        system.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise ValueError(f"{checkpoint.path} is of another model than config.yaml says: {reason}") from error
+    load_weights(system, checkpoint)
     return system

@@ -40,7 +40,7 @@ from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, find_distinct
 from pipeline.config import Options, PhaseOptions
-from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State
+from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State, load_weights
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
 from pipeline.run.windows import as_windows, split_windows
@@ -220,7 +220,7 @@ def restore_reading(learner: TrainingState, checkpoint: Checkpoint) -> None:
 def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
     """Load the learned state of a checkpoint: weights, the optimizer's moments, and the objective's own state."""
     system, training = learner.objective.system, checkpoint.training
-    system.load_state_dict(checkpoint.model)
+    load_weights(system, checkpoint)
     if learner.average is not None:
         learner.average.load_weights(checkpoint.model)
     learner.objective.load_extra_state(training)
