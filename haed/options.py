@@ -442,7 +442,9 @@ def _check_terms(terms: list[str]) -> list[str]:
             known = f"expected one of {', '.join(installed)}" if installed else "no package has installed one"
             raise ValueError(f"{term!r}: no term of the loss is named {match[2]}; {known}")
         if match[2] in _FIGURES:
-            raise ValueError(f"{term!r}: iem_{match[2]} is a metric of the loss itself; its package must rename the term")
+            raise ValueError(
+                f"{term!r}: iem_{match[2]} is a metric of the loss itself; its package must rename the term"
+            )
     if len({term.partition("*")[2] for term in terms}) < len(terms):
         raise ValueError(f"{', '.join(terms)}: a term is there twice; add their weights")
     return terms

@@ -315,8 +315,7 @@ def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Calla
     Raises:
         ConfigError: a reference cannot be replaced.
     """
-
-    known: dict[str, Any] = {}
+    known = dict[str, Any]()
 
     def resolve(key: str, open_keys: tuple[str, ...] = ()) -> Any:
         if key not in known:
