@@ -429,6 +429,9 @@ class ModelOptions:
     spacebyte: SpaceByteOptions = field(default_factory=SpaceByteOptions)
 
 
+_FIGURES = ("accuracy", "rank", "effective")  # metrics that begin with iem_, as those of terms do
+
+
 def _check_terms(terms: list[str]) -> list[str]:
     installed = _list_names(LOSS_TERMS) if terms else []
     for term in terms:
@@ -438,6 +441,10 @@ def _check_terms(terms: list[str]) -> list[str]:
         if match[2] not in installed:
             known = f"expected one of {', '.join(installed)}" if installed else "no package has installed one"
             raise ValueError(f"{term!r}: no term of the loss is named {match[2]}; {known}")
+        if match[2] in _FIGURES:
+            raise ValueError(
+                f"{term!r}: iem_{match[2]} is a metric of the loss itself; its package must rename the term"
+            )
     if len({term.partition("*")[2] for term in terms}) < len(terms):
         raise ValueError(f"{', '.join(terms)}: a term is there twice; add their weights")
     return terms

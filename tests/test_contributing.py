@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from haed.options import EncoderOptions, ModelOptions
+from haed.options import LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
@@ -129,3 +129,12 @@ def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, t
 def test_a_term_that_there_is_not_is_refused(term: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_options("quickstart", [f"iem.terms=[{term}]"])
+
+
+def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = dict.fromkeys(("accuracy", "spread_of_keys"), "my_terms:center")
+    monkeypatch.setattr(LOSS_TERMS, "list_installed", lambda: names)
+    with pytest.raises(ConfigError, match="iem_accuracy is a metric of the loss itself"):
+        load_options("quickstart", ["iem.terms=[1*accuracy]"])
+    with pytest.raises(ConfigError, match="expected one of accuracy, spread_of_keys$"):
+        load_options("quickstart", ["iem.terms=[1*spread_of_keyz]"])

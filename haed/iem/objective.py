@@ -429,7 +429,9 @@ class ChunkObjective(Objective):
             losses.diagnosis |= {"iem_rank": weight * result.rank, "iem_effective": weight * result.effective}
         losses.total = losses.total + self.iem_weight * loss
         for name, (term_weight, compute_term) in self.terms.items():
-            term = weight * compute_term(LossTermInputs(prediction, query, keys, target))
+            term = torch.zeros_like(loss)  # of a rank without chunks, where a mean is 0 / 0
+            if batch.targets:
+                term = weight * compute_term(LossTermInputs(prediction, query, keys, target))
             if term.ndim:
                 raise ValueError(f"iem.terms: {name} returned the shape {tuple(term.shape)}, expected a scalar")
             losses.figures[f"iem_{name}"] = term

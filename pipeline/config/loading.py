@@ -70,6 +70,7 @@ _PATHS = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir")
 _PLACES = (*_PATHS, "finetune.start_from", "analyse.against")  # paths, or names of runs
 # Share of each phase in the training of a whole run, as in the presets.
 _SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
+_LONGEST = 1 << 16  # letters of a text in which references were replaced: they could stand for any number
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
 _FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and symbols that are blank
 
@@ -152,7 +153,7 @@ def load_options(
 
     def origin(key: str) -> str:
         """Return where a value is from: the file, and the text that it was interpolated into."""
-        written = f"{key}={given[key]} is " if key in references else ""
+        written = f"{key}={shorten_text(given[key])} is " if key in references else ""
         return f"{path}: {written}" if path and key not in typed else written
 
     for key in given.keys() & KINDS.keys():
@@ -328,13 +329,19 @@ def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Calla
     Raises:
         ConfigError: a reference cannot be replaced.
     """
+    known = dict[str, Any]()
 
     def resolve(key: str, open_keys: tuple[str, ...] = ()) -> Any:
+        if key not in known:
+            known[key] = replace_references(key, open_keys)
+        return known[key]
+
+    def replace_references(key: str, open_keys: tuple[str, ...]) -> Any:
         text = given.get(key, schema_options()[key].default)
         if key not in given or key in verbatim or _is_verbatim(key, text):
             return text
         if key in open_keys:
-            raise ConfigError(f"{key}={text}: it refers to itself")
+            raise ConfigError(f"{key}={shorten_text(text)}: it refers to itself")
         parts = [part for part in _split_references(key, text) if part[1]]
         values = [resolve(part, (*open_keys, key)) if is_reference else part for is_reference, part in parts]
         if len(values) == 1 and (type_of(key) not in TEXTS or values[0] is None):
@@ -342,8 +349,11 @@ def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Calla
         for (_, part), value in zip(parts, values, strict=True):
             if value is None or isinstance(value, list):
                 what = "null" if value is None else "a list"
-                raise ConfigError(f"{key}={text}: {part} is {what}, which cannot be put into a text")
-        return "".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+                raise ConfigError(f"{key}={shorten_text(text)}: {part} is {what}, which cannot be put into a text")
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        if sum(map(len, texts)) > _LONGEST:
+            raise ConfigError(f"{key}={shorten_text(text)} stands for more than {_LONGEST:,} letters")
+        return "".join(texts)
 
     plain = {}
     for key in given:
@@ -428,7 +438,11 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
     if tree is not None and not isinstance(tree, dict):
         like = "a list" if isinstance(tree, list) else f"the text {shorten_value(tree)}"
         raise ConfigError(f"{path} is not a mapping of options but {like}: write each on a line, as `seed: 1`")
-    values = dict(_flatten_sections(tree or {}))
+    values: dict[str, Any] = {}
+    for key, value in _flatten_sections(tree or {}):
+        if key in values:  # as `train: {steps: 1}` and as `train.steps: 1`
+            raise ConfigError(f"{path}: {key} stands there a second time: leave one of them out")
+        values[key] = value
     if values.get("launcher.dask") not in (None, "local"):
         log.warning(
             "%s names a Dask scheduler, %s, which is left out: to work on it, give launcher.dask=ADDRESS yourself",

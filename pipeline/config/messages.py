@@ -467,9 +467,10 @@ def explain_validation_error(key: str, item: Any) -> str:
     if code == "value_error":
         message = item["msg"].removeprefix("Value error, ")
         names = re.findall(r"[\w.-]+", message.partition("expected one of ")[2])
-        meant = _VALUES.get(key, {}).get(str(value).lower())
-        close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
-        meant = close[0] if close else None
+        if not isinstance(value, list):
+            meant = _VALUES.get(key, {}).get(str(value).lower())
+            close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
+            meant = close[0] if close else None
         if key == "model.kind" and value in list_presets():
             message += f"; {value} is a preset: --config {value}"
     elif code == "string_pattern_mismatch":
@@ -538,7 +539,10 @@ def _guess_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
         return None
     if optional and text.lower() in _NO_LIMIT:
         return "null"
-    number = _parse_number(last, text)
+    try:
+        number = _parse_number(last, text)
+    except (ValueError, OverflowError):  # 1__0, or more digits than Python reads
+        return None
     if number is None or abs(number) > 2**63:
         return None
     if last.endswith("percent") and 0 < number < 1:

@@ -136,3 +136,14 @@ def test_a_batch_without_chunks_and_one_with_a_single_chunk_are_defined(kind: st
         losses.total.backward()
         assert losses.figures["iem"].item() == 0 and losses.nats.isfinite()
         assert all(p.grad is not None and p.grad.to_dense().isfinite().all() for p in made.parameters())
+
+
+def test_a_further_term_is_0_on_a_rank_without_chunks() -> None:
+    made, given = objective(1.0, 0.5), windows(2, 6, 3, 3)
+    made.terms = {"norm": (0.5, lambda inputs: inputs.queries.square().mean())}
+    assert made(made.prepare_batch(given)).figures["iem_norm"] > 0
+    given.lengths[:] = 0
+    losses = made(made.prepare_batch(given))
+    losses.total.backward()
+    assert losses.figures["iem_norm"] == 0 and losses.total.isfinite()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())

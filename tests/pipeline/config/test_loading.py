@@ -252,6 +252,9 @@ def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(ConfigError, match="mine.yaml: .*line .* stands here a second time: leave one of them out"):
             load_options(path)
+    path.write_text("train.steps: 5\ntrain: {steps: 6}\n")
+    with pytest.raises(ConfigError, match="mine.yaml: train.steps stands there a second time: leave one of them out"):
+        load_options(path)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"seed": 3, "source": {"path": "1e3", "cut": True}, "threads": None}))
     options = load_options(path)
@@ -265,3 +268,13 @@ def test_aliases_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
     path.write_text("\n".join(lists))
     with pytest.raises(ConfigError, match="bomb.yaml has more than 10,000 values"):
         load_options(path)
+
+
+def test_references_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    keys = ("name", "runs_dir", "shards_dir", "source.field", "source.path")
+    lines = [f"{key}: '{f'${{{below}}}' * 1000}'" for key, below in zip(keys, keys[1:], strict=False)]
+    path.write_text("\n".join([*lines, f"source.path: {'x' * 100}"]))
+    with pytest.raises(ConfigError, match="source.field=.* stands for more than 65,536 letters") as caught:
+        load_options(path)
+    assert len(str(caught.value)) < 300

@@ -113,6 +113,10 @@ def main(words: list[str]) -> int:
         ("seed==5", "Write seed=5"),
         ("seed=5,", "Write seed=5"),
         ("source.valid_percent=0.05", "Write source.valid_percent=5"),
+        ("batch.sequences=1__0", "batch.sequences=1__0: is not a whole number"),
+        ("train.seconds=1_.5s", "train.seconds=1_.5s: is not a number"),
+        (f"seed=0x{'f' * 400}", "is not a whole number"),
+        (f"train.seconds={'9' * 5000}:00", "is not a number"),
     ],
 )  # fmt: skip
 def test_an_option_by_another_name_or_value(override: str, advice: str) -> None:
