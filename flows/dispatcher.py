@@ -91,8 +91,8 @@ class FlowDispatcher:
         others = tuple(flow for flow in deployments if flow not in (*TRAINS, *ASKS))
         self._kinds = ((TRAINS, max_training_processes()), (others, limit), (ASKS, limit))
         self._deployments, self._stop, self._insists = deployments, stop, False
-        self._flows = {id: flow for flow, id in deployments.items()}
         self._running: dict[UUID, FlowProcess] = {}
+        self._unsure: dict[UUID, str] = {}  # the flows of runs that may be Pending, without a process
 
     def run(self) -> int:
         """Dispatch until a signal, then end all flows. Return how many had to be killed."""
@@ -104,33 +104,56 @@ class FlowDispatcher:
                 self._settle_ended()
                 if time.monotonic() >= due:
                     due = time.monotonic() + every
-                    with _log_failure("the server was not asked for runs"):
-                        self._start_due_runs(client)
+                    with _log_failure("the server was not asked for cancelled runs"):
                         self._end_cancelled(client)
+                    for kind in self._kinds:  # what fails for one does not keep the others from starting
+                        with _log_failure("the server was not asked for runs"):
+                            self._start_due_runs(client, *kind)
                 time.sleep(_LOOK_SECONDS)
         return self._end_all()
 
     def _take_signal(self, number: int, _: object) -> None:
         self._insists = self._stop.is_second_request(number) or self._insists
 
-    def _start_due_runs(self, client: SyncPrefectClient) -> None:
-        """Start due runs, the oldest first, as far as the limits of their kinds allow."""
-        for names, limit in self._kinds:
-            free = limit - sum(each.flow in names for each in self._running.values())
-            ids = [id for flow, id in self._deployments.items() if flow in names]
-            runs = client.get_scheduled_flow_runs_for_deployments(ids, scheduled_before=datetime.now(UTC))
-            due = [run for run in runs if run.id not in self._running]
-            for run in due[: max(0, free)]:
-                if self._stop():
-                    return
-                accepted = client.set_flow_run_state(run.id, Pending()).status == SetStateStatus.ACCEPT
-                if not accepted or run.deployment_id is None:
+    def _start_due_runs(self, client: SyncPrefectClient, names: tuple[str, ...], limit: int) -> None:
+        """Start due runs of a kind, the oldest first, as far as its limit allows.
+
+        A run whose request to become Pending was not answered may be Pending nevertheless. The server is asked, and it
+        is started then, as nobody else would start it.
+        """
+        ids = {id: flow for flow, id in self._deployments.items() if flow in names}
+        unsure = [id for id, flow in self._unsure.items() if flow in names]
+        states = read_states(client, unsure) if unsure else {}
+        runs = client.get_scheduled_flow_runs_for_deployments(list(ids), scheduled_before=datetime.now(UTC))
+        due = {run.id: ids[run.deployment_id] for run in runs if run.deployment_id in ids}
+        due = {id: self._unsure[id] for id in unsure} | due
+        for id, flow in due.items():
+            if self._stop() or sum(each.flow in names for each in self._running.values()) >= limit:
+                return
+            if id in self._running:
+                continue
+            state = states.get(id)
+            if state is None or not state.is_pending():
+                if id in unsure and (state is None or not state.is_scheduled()):
+                    del self._unsure[id]  # it was deleted, or cancelled, or another process has it
                     continue
-                try:
-                    self._running[run.id] = FlowProcess(self._flows[run.deployment_id], _start_engine(run.id))
-                except OSError as error:
-                    message = f"its process could not start: {error}"
-                    client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+                self._unsure[id] = flow
+                with _log_failure("a due run was not made Pending"):  # it is asked for again
+                    accepted = client.set_flow_run_state(id, Pending()).status == SetStateStatus.ACCEPT
+                    if not accepted:
+                        del self._unsure[id]
+                    state = Pending() if accepted else None
+            if id in self._unsure and state is not None and state.is_pending():
+                self._start_flow(client, id, flow)
+
+    def _start_flow(self, client: SyncPrefectClient, id: UUID, flow: str) -> None:
+        """Start the process of a run that is Pending."""
+        try:
+            self._running[id] = FlowProcess(flow, _start_engine(id))
+        except OSError as error:
+            message = f"its process could not start: {error}"
+            client.set_flow_run_state(id, Crashed(message=message), force=True)
+        del self._unsure[id]
 
     def _end_cancelled(self, client: SyncPrefectClient) -> None:
         """Send SIGTERM to the processes of runs that were cancelled since."""

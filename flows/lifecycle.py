@@ -389,9 +389,9 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
         else:
             message = f"its process {'was killed' if status < 0 else f'ended with status {status}'}{kept}"
         last: State = Cancelled(message=message) if run.state.is_cancelling() else Crashed(message=message)
+        mark_stages_crashed(client, id)  # first: once the run has ended, nothing of it is settled again
         client.set_flow_run_state(id, last, force=True)
         flow_run_logger(run).error("%s", message)
-        mark_stages_crashed(client, id)
 
 
 def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:

@@ -68,7 +68,8 @@ def test_each_kind_starts_as_many_as_its_own_limit_and_a_refused_run_starts_noth
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     server: Any = Server({"train": 5, "pretrain": 1, "shard": 9, "neighbours": 3, "report": 1}, refused="report")
     for _ in range(2):  # what runs already is not started again
-        made._start_due_runs(server)
+        for kind in made._kinds:
+            made._start_due_runs(server, *kind)
         flows = [each.flow for each in made._running.values()]
         assert {flow: flows.count(flow) for flow in flows} == {"train": 2, "shard": 5, "neighbours": 3}
 
@@ -119,3 +120,34 @@ def test_an_end_that_the_server_did_not_take_is_reported_again(monkeypatch: pyte
     assert made._running
     made._settle_ended()
     assert not made._running
+
+
+def test_a_run_that_became_pending_without_an_answer_is_started_and_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[UUID] = []
+    monkeypatch.setattr(
+        dispatcher, "_start_engine", lambda run: started.append(run) or SimpleNamespace(poll=lambda: None)
+    )
+    made, states = FlowDispatcher(DEPLOYMENTS, StopSignal()), {}
+
+    class Losing(Server):
+        """It makes the first run Pending, and the answer is lost."""
+
+        def set_flow_run_state(self, id: UUID, state: Any, force: bool = False) -> Any:
+            (run,) = (run for run in self.due if run.id == id)
+            self.due.remove(run)
+            if not states:
+                states[id] = state
+                raise ConnectionError("the answer is lost")
+            return SimpleNamespace(status=SetStateStatus.ACCEPT)
+
+    monkeypatch.setattr(dispatcher, "read_states", lambda client, runs: {id: states[id] for id in runs})
+    server: Any = Losing({"shard": 2})
+    lost, other = (run.id for run in server.due)
+    kind = next(kind for kind in made._kinds if "shard" in kind[0])
+    made._start_due_runs(server, *kind)
+    assert started == [other]
+    for _ in range(2):
+        made._start_due_runs(server, *kind)
+    assert started == [other, lost] and not made._unsure
