@@ -27,7 +27,7 @@ from prefect.settings import (
     PREFECT_RUNNER_PROCESS_LIMIT,
     temporary_settings,
 )
-from prefect.states import Crashed, Pending
+from prefect.states import Cancelled, Crashed, Pending
 
 from flows.lifecycle import ASKS, SERVED_BY, TRAINS, read_states, settle_flow_run
 from pipeline.signals import SAME_SECONDS, StopSignal, die_with_parent
@@ -135,6 +135,9 @@ class FlowDispatcher:
             state = states.get(id)
             if state is None or not state.is_pending():
                 if id in unsure and (state is None or not state.is_scheduled()):
+                    if state is not None and state.is_cancelling():
+                        ended = Cancelled(message="cancelled before the flow began")
+                        client.set_flow_run_state(id, ended, force=True)
                     del self._unsure[id]  # it was deleted, or cancelled, or another process has it
                     continue
                 self._unsure[id] = flow

@@ -210,7 +210,9 @@ def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
                 os.kill(run.labels[PROCESS], signal.SIGKILL)
         for run in [run for run in runs if not is_alive(run.labels)]:
             with suppress(Exception), get_client(sync_client=True) as client:  # a server that is busy is asked again
-                if client.read_flow_run(run.id).state_type in UNFINISHED:
+                state = client.read_flow_run(run.id).state
+                is_retried = state is None or state.id != run.state_id and not state.is_cancelling()
+                if state is not None and state.type in UNFINISHED and not is_retried:
                     mark_crashed(client, run.id, ENDED)
                     log.warning("marked as crashed: %s; Retry goes on from its checkpoint", run.name)
                 runs.remove(run)
@@ -379,7 +381,7 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
     """
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
         run = client.read_flow_run(id)
-        if run.state is None or run.state.type not in _GOES_ON or (status == 0 and not run.state.is_cancelling()):
+        if run.state is None or run.state.type not in _GOES_ON:
             return
         kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
         if cancel_seconds is not None:

@@ -216,8 +216,9 @@ class TransformerDecoder(Decoder):
         if self.grams is not None and packed.looked is not None:
             layer, logits = self.grams(packed.looked)
             x = x + layer
-        for block, cache in zip(self.blocks, self.create_cache(packed.before), strict=True):
-            x = block.forward_packed(x, packed.sizes, cache)
+        caches = self.create_cache(packed.before)
+        for block in self.blocks:  # a cache is let go after its block
+            x = block.forward_packed(x, packed.sizes, caches.pop(0))
         x = self.output(self.norm(x))
         return x if logits is None else x + logits
 
