@@ -136,8 +136,7 @@ class FlowDispatcher:
             if state is None or not state.is_pending():
                 if id in unsure and (state is None or not state.is_scheduled()):
                     if state is not None and state.is_cancelling():
-                        ended = Cancelled(message="cancelled before the flow began")
-                        client.set_flow_run_state(id, ended, force=True)
+                        client.set_flow_run_state(id, Cancelled(message="cancelled before it began"), force=True)
                     del self._unsure[id]  # it was deleted, or cancelled, or another process has it
                     continue
                 self._unsure[id] = flow
