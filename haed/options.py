@@ -429,6 +429,7 @@ class ModelOptions:
     spacebyte: SpaceByteOptions = field(default_factory=SpaceByteOptions)
 
 
+NO_ADDRESS = "^[^:/]*$"  # of texts in forms: no address, which might hold a password
 _FIGURES = ("accuracy", "rank", "effective")  # metrics that begin with iem_, as those of terms do
 
 
@@ -495,8 +496,11 @@ class IEMOptions:
     ] = None
 
     terms: Annotated[
-        list[str],
-        Field(description="further terms of the loss from other packages, each weight*name, such as 0.01*center"),
+        list[Annotated[str, Field(max_length=200, json_schema_extra={"pattern": NO_ADDRESS})]],
+        Field(
+            description="further terms of the loss from other packages, each weight*name, such as 0.01*center",
+            max_length=64,
+        ),
         AfterValidator(_check_terms),
     ] = field(default_factory=list)
 
