@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -35,14 +35,17 @@ CHUNKERS = {
 }
 
 
+def list_kinds(table: Mapping[str, Any], group: str) -> list[str]:
+    """Return the names in the table, and those that other packages add by entry points."""
+    return [*table, *sorted(entry.name for entry in entry_points(group=group))]
+
+
 def known_name_validator(table: dict[str, str], group: str) -> Callable[[str], str]:
     """Return a validator: a name must be in the table, or an entry point of the group in an installed package."""
 
     def check(name: str) -> str:
-        if name not in table:
-            others = sorted(entry.name for entry in entry_points(group=group))
-            if name not in others:
-                raise ValueError(f"expected one of {', '.join([*table, *others])}")
+        if name not in table and name not in (names := list_kinds(table, group)):
+            raise ValueError(f"expected one of {', '.join(names)}")
         return name
 
     return check
@@ -73,7 +76,7 @@ def _add_choices(table: dict[str, str], group: str) -> Callable[[dict[str, Any]]
 
     Entry points are listed only when a schema is made.
     """
-    return lambda schema: schema.update(enum=[*table, *sorted(entry.name for entry in entry_points(group=group))])
+    return lambda schema: schema.update(enum=list_kinds(table, group))
 
 
 @dataclass(kw_only=True)

@@ -17,14 +17,13 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_origin
 
 import yaml
 
 from data.checked import CONFIG, DEEPEST, CorruptFileError, check_tree, read_bytes, read_yaml
-from data.options import SOURCES
+from data.options import SOURCES, list_kinds
 from data.urls import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
 from pipeline.config.messages import (
     PRESETS,
@@ -315,12 +314,12 @@ def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[
     """Raise ConfigError if the kind of an option's section is one of a package that is not installed."""
     choice = f"{key.rpartition('.')[0]}.kind"
     table, kind = KINDS.get(choice), given.get(choice)
-    if table is not None and table.group and isinstance(kind, str):
-        known = {*table.built_in, *(entry.name for entry in entry_points(group=table.group))}
-        if kind not in known:
-            raise ConfigError(
-                f"{origin(choice)}{choice}={kind}: no installed package has it under {table.group}, and so {key} is unknown"
-            )
+    if table is None or not table.group or not isinstance(kind, str):
+        return
+    if kind not in list_kinds(table.built_in, table.group):
+        raise ConfigError(
+            f"{origin(choice)}{choice}={kind}: no installed package has it under {table.group}, and so {key} is unknown"
+        )
 
 
 def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:
