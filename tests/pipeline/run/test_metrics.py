@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from pipeline.config import PretrainOptions
-from pipeline.run.metrics import Metrics, Progress, read_metrics
+from pipeline.run.metrics import Metrics, PhaseStatus, Progress, read_metrics
 
 
 def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +54,17 @@ def test_progress_is_a_bar_on_a_terminal_and_shown_from_the_first_metrics_on(
     assert [line.count("━") for line in lines] == [2, 10, 20]
     assert all("%" in line and len(line) < columns for line in lines)
     assert ("loss 2.000" in lines[0]) == (columns == 200)
+
+
+def test_the_time_left_is_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a phase whose limit is in seconds of steps, which validations between them do not count for."""
+    now = 1000.0
+    monkeypatch.setattr("pipeline.run.metrics.time.monotonic", lambda: now)
+    status = PhaseStatus("pretrain", PretrainOptions(seconds=100, steps=None))
+    status({"step": 1, "seconds": 10.0})
+    now += 60
+    status({"step": 4, "seconds": 40.0})
+    assert status.line().startswith("40% · 2 min left · pretrain")
 
 
 def test_progress_elsewhere_is_a_line_at_once_and_then_one_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,25 @@ def test_limits_in_seconds_and_epochs(options: Options) -> None:
     assert 0.2 <= train(options).seconds < 60  # it would go on for ever
     options.name, options.train.seconds, options.train.epochs = "epochs", None, 0.5
     assert 0.5 <= train(options).epochs < 0.6
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_second_is_one_of_the_clock_whatever_the_threads(
+    threads: int, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that waits computes nothing; by the time of a process there would be no end of such steps."""
+    take = trainer.Trainer.step
+
+    def step(self: trainer.Trainer, batch: object) -> None:
+        time.sleep(0.1)
+        take(self, batch)
+
+    monkeypatch.setattr(trainer.Trainer, "step", step)
+    options.train.steps, options.train.seconds, options.threads = None, 0.4, threads
+    done = train(options)
+    assert done.steps <= 4 and done.seconds >= 0.1 * done.steps
+    records = read_metrics(Path(options.runs_dir) / options.name / "train" / "metrics.jsonl")
+    assert all(record["seconds"] >= 0.1 * record["step"] for record in records)
 
 
 def test_resume_never_and_required(options: Options) -> None:
