@@ -142,6 +142,16 @@ def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.Monk
     assert choose_checkpoint(place).step == 4
 
 
+def test_a_second_comparison_sums_up_no_weights(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does that of another process: the first one has noted the sums of the copy."""
+    from pipeline.run import checkpoints
+
+    assert main(["compare", "run", f"runs_dir={run.parent}"]) == 0
+    checkpoints._sums.clear()
+    monkeypatch.setattr(checkpoints, "open_file", lambda *_: pytest.fail("weights are read"))
+    assert main(["compare", "run", f"runs_dir={run.parent}"]) == 0
+
+
 def advised(text: str, stage: str) -> list[str]:
     """The words of the command that a text advises, as they can be typed."""
     found = re.findall(rf"`(haed {stage} [^`]*)`", text)
