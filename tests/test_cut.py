@@ -33,6 +33,42 @@ def waited(process: "subprocess.Popen[str]", path: Path, lines: int) -> None:
     assert process.poll() is None
 
 
+MAPS = """
+import sys
+from pathlib import Path
+from pipeline import open_run
+from pipeline.cli import main
+
+run = open_run(sys.argv[1])
+run.score("def "), run.sample("def", 1), run.neighbours("def ")
+corpus = run.folder.open_corpus()
+originals = corpus.iterate_originals("train")
+next(originals)
+
+
+def mapped():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if any(place in line for place in sys.argv[1:])]
+
+
+assert not mapped(), mapped()
+from pipeline.training import trainer
+
+step, seen = trainer.Trainer.step, []
+trainer.Trainer.step = lambda self, batch: (step(self, batch), seen.extend([0, *mapped()]))
+assert main(["finetune", sys.argv[1], "finetune.steps=6"]) == 0
+assert seen == [0, 0], seen
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="of Linux")
+def test_no_file_of_a_run_or_a_corpus_is_mapped(run: Path, whole: Path) -> None:
+    """Neither while it is asked, nor in a step of a training."""
+    command = [sys.executable, "-c", MAPS, str(run), str(whole / "shards")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_path: Path, workers: int) -> None:
     options.train.steps, options.validation.times, options.loader.workers = 10**7, 0, workers

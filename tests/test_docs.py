@@ -1,4 +1,4 @@
-"""docs/data.md: its commands, its example of the loader, and its source and chunker of one's own, as they stand there."""
+"""docs/data.md: its commands, loader, source and chunker of one's own, as they stand there; tests that documents name."""
 
 import os
 import re
@@ -119,3 +119,20 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     assert sorted(found) == sorted(bodies)
     lengths = corpus.manifest["statistics"]["train"]["chunk_lengths"]
     assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.name))
+def test_every_test_that_a_document_names_is_there(document: Path) -> None:
+    named = re.findall(r"\btests/[\w/]+\.py", document.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_every_claim_of_the_page_on_safety_names_the_tests_that_hold_it() -> None:
+    blocks = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8").split("\n\n")
+    rows = [row for block in blocks if block.startswith("|") for row in block.splitlines()[2:]]
+    claims = [*rows, *(block for block in blocks if not block.startswith(("#", "|")))]
+    assert len(rows) > 10 and len(claims) > 30
+    assert [claim for claim in claims if not re.search(r"`tests/[\w/]+\.py`", claim)] == []

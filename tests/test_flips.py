@@ -13,6 +13,7 @@ from data.corpus import MANIFEST, Corpus
 from pipeline.cli import main
 from pipeline.evaluation import evaluate
 from pipeline.run import metrics
+from pipeline.run.analysis import Analysis
 from pipeline.run.checkpoints import read_state
 from pipeline.run.files import Baseline, CorpusRecord, Environment, Evaluation, KeptSample, read_as
 from pipeline.run.run_directory import RunFolder
@@ -63,6 +64,13 @@ def held_against(path: Path, read: Callable[[Path], Any], chance: random.Random)
 @pytest.mark.parametrize("name", READERS)
 def test_no_flip_in_a_run_is_read_as_something_else(run: Path, name: str, chance: random.Random) -> None:
     assert held_against(run / name, READERS[name], chance) > FLIPS / 2
+
+
+def test_no_flip_in_an_analysis_is_read_as_something_else(run: Path, chance: random.Random) -> None:
+    few = ["analyse.max_chunks=50", "analyse.corpus_chunks=100", "analyse.projector=0", "analyse.passages=0"]
+    assert main(["analyse", str(run), *few, "analyse.map=pca"]) == 0
+    path = run / "analysis" / "analysis.json"
+    assert held_against(path, lambda path: read_as(Analysis, path), chance) > FLIPS / 2
 
 
 def test_no_flip_in_a_manifest_is_read_as_something_else(sharded: Path, tmp_path: Path, chance: random.Random) -> None:

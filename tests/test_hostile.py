@@ -3,8 +3,10 @@
 A process of its own asks, in little memory and with a clock: what hangs, grows or dies would take the tests with it.
 """
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from pipeline.cli import main
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "pipe": lambda path: os.mkfifo(path),
@@ -197,6 +201,48 @@ def test_no_page_waits_for_a_pipe_or_reads_a_device(handed: Path, asker: Asker, 
         place = damage(handed, tmp_path / str(number), file, kind)
         check(file, kind, asker.ask(place, PAGES[:2]))
         shutil.rmtree(place)
+
+
+def move_and_link(path: Path, to: Path) -> None:
+    """A file or folder elsewhere, and a link to it where it was."""
+    shutil.move(path, to / path.name)
+    path.symlink_to(to / path.name)
+
+
+SHOWN = {
+    "config.yaml": "evaluate",
+    "corpus.json": "evaluate",
+    "environment.json": "report",
+    "evaluation.json": "report",
+    "samples.json": "report",
+    "finetune/metrics.jsonl": "compare",
+    "index/chunks/meta.json": "neighbours",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_link_out_of_the_run_is_not_followed(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though the file there is the right one."""
+    (tmp_path / "elsewhere").mkdir()
+    move_and_link(run / name, tmp_path / "elsewhere")
+    words = {"neighbours": [str(run), "def "], "compare": ["run", f"runs_dir={run.parent}"]}
+    assert main([SHOWN[name], *words.get(SHOWN[name], [str(run)])]) == 1
+    assert re.search(rf"{Path(name).name} is a link to .*, out of ", capsys.readouterr().err)
+
+
+def test_folders_of_a_run_and_what_is_summed_may_lie_elsewhere(handed: Path, tmp_path: Path) -> None:
+    place, disk = Path(shutil.copytree(handed, tmp_path / "place")), tmp_path / "disk"
+    disk.mkdir()
+    (checkpoint,) = (place / "runs/run/finetune/checkpoints").glob("*4")
+    (shard, *_) = (place / "corpus").glob("test-*.tar")
+    folders = [place / "runs/run/finetune/checkpoints", place / "runs/run/index", place / "runs/run"]
+    for path in (checkpoint / "model.safetensors", shard, *folders):
+        move_and_link(path, disk)
+    asked = [["evaluate", "evaluate.baselines=false"], ["neighbours", "def "], ["next", "def"], ["report"]]
+    with contextlib.chdir(place):
+        assert [main([command, "runs/run", *words]) for command, *words in asked] == [0] * len(asked)
 
 
 @pytest.mark.parametrize("kind", KINDS)

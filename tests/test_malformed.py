@@ -24,7 +24,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
 from pipeline.run.checkpoints import CorruptCheckpointError
 from pipeline.run.checkpoints import load_checkpoint as load_checkpoint
-from tests.conftest import Listener
+from tests.conftest import Listener, write_state
 
 PWNED = Path("pwned")
 
@@ -172,7 +172,7 @@ CASES |= {
     "manifest: a number for a sum": ("corpus/manifest.json", with_key(1, "shards", 0, "sha256"), CAT),
     "manifest: an unknown split": ("corpus/manifest.json", with_key("trian", "shards", 0, "split"), CAT),
     "manifest: an unknown chunker": ("corpus/manifest.json", with_key("os", "chunker", "kind"), CAT),
-    "manifest: K without bound": ("corpus/manifest.json", with_key(1 << 40, "chunker", "k"), CAT),
+    "manifest: chunks that are too long": ("corpus/manifest.json", with_key(256, "chunker", "k"), CAT),
     "manifest: another option": ("corpus/manifest.json", with_key(1, "chunker", "q"), CAT),
     "tar: empty": (TRAIN_TAR, replaced(b""), CAT),
     "tar: half": (TRAIN_TAR, cut(0.5), CAT),
@@ -263,6 +263,47 @@ def test_an_address_in_a_run_is_said_before_it_is_opened(
     assert f"corpus.json names the place of the shards, {url}" in caplog.text
     assert main(["shard", "runs/run", "source.kind=shards", f"source.path={url}"]) == 1
     assert f"reading shards from {url}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "command"),
+    [
+        ("runs/run/config.yaml", 1 << 20, EVALUATE),
+        ("runs/run/evaluation.json", 64 << 20, REPORT),
+        ("runs/run/finetune/metrics.jsonl", 256 << 20, REPORT),
+        ("corpus/manifest.json", 256 << 20, CAT),
+    ],
+)
+def test_a_file_that_is_larger_than_its_kind_may_be_is_not_parsed(
+    whole: Path,
+    name: str,
+    most: int,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    with open(name, "r+b") as file:
+        file.truncate(most + 1)
+    assert main(command) != 0
+    assert f"{Path(name).name} has more than {most:,} bytes" in capsys.readouterr().err
+
+
+def test_no_other_file_is_opened_than_those_of_a_checkpoint(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is opened is summed, and refused for its sum."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").write_text("SECRET")
+    for path in tmp_path.glob(CHECKPOINT + "state.json"):
+        state = json.loads(path.read_text())
+        outside = dict.fromkeys(("../../../../../secret", str(tmp_path / "secret"), "state.json"), "0" * 64)
+        write_state(path, state | {"sha256": state["sha256"] | outside})
+    for command in (FINETUNE, EVALUATE):
+        assert main(command) == 0
 
 
 def test_there_are_a_hundred() -> None:

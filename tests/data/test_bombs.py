@@ -78,6 +78,7 @@ NPZ = {
 
 @pytest.mark.parametrize("name", NPZ)
 def test_a_bomb_in_an_npz(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert files.FREE == 64 << 20
     monkeypatch.setattr(files, "FREE", 1 << 20)
     path = tmp_path / "train.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

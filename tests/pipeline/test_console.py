@@ -48,9 +48,11 @@ def test_pages_and_messages_have_nothing_of_it(caplog: pytest.LogCaptureFixture)
     try:
         prepare_logs()
         logging.getLogger("prefect").warning("no file %s", "a\x1b]0;title\x07")
+        logging.getLogger("fsspec").warning("403 of %s", "https://me:hunter2@host/x?sig=hunter2")
     finally:
         logging.setLogRecordFactory(factory)
-    assert caplog.messages == [r"no file a\x1b]0;title\x07"]
+    assert caplog.messages == [r"no file a\x1b]0;title\x07", "403 of https://***@host/x?sig=***"]
+    assert "hunter2" not in format_error(OSError("https://me:hunter2@host/x?sig=hunter2"))
 
 
 HOSTILE = [

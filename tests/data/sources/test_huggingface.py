@@ -12,6 +12,7 @@ from pyarrow import parquet
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
+from data.sources.huggingface import DatasetsSource
 from data.sources.source import hashed_split
 
 datasets = pytest.importorskip("datasets")
@@ -30,6 +31,15 @@ def test_splits_of_the_data_set(tmp_path: Path) -> None:
     corpus = sharded(tmp_path / "saved", tmp_path / "shards", field="body")
     assert [text.decode() for s in ("train", "valid", "test") for text in corpus.iterate_originals(s)] == TEXTS
     assert sharded(tmp_path / "saved", tmp_path / "shards", field="body").folder == corpus.folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="of Linux")
+def test_the_library_maps_its_files(tmp_path: Path) -> None:
+    """When it does not any more, docs/safety.md need not except it."""
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
+    source = DatasetsSource(SourceOptions(kind="datasets", path=str(tmp_path / "saved")))
+    assert next(iter(source.read(next(iter(source.inputs(1 << 20, 1)))))).data
+    assert f"{tmp_path}/saved/" in Path("/proc/self/maps").read_text()
 
 
 def test_one_split_is_shared_out_by_hash(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from data.filesystem import write_json
 from pipeline.cli import main
@@ -25,6 +26,9 @@ from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.training.stages import finetune, pretrain, train
+from pipeline.web.app import make_application
+from pipeline.web.model_cache import ModelCache
+from pipeline.web.runs import ServedRuns
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -161,7 +165,7 @@ SPOILT = {
 }  # fmt: skip
 READERS: dict[str, Callable[[Path], Any]] = {
     name: (lambda run, name=name: main([name, str(run)]))
-    for name in ("evaluate", "sample", "next", "index", "report", "profile")
+    for name in ("evaluate", "sample", "next", "index", "analyse", "report", "profile")
 }
 READERS |= {"neighbours": lambda run: main(["neighbours", str(run), "def "])}
 READERS |= {"compare": lambda run: main(["compare", str(run), f"--output={run}/comparison"])}
@@ -181,6 +185,19 @@ def test_all_that_read_a_run_ask_whether_it_is_what_was_trained(
         assert digest(other) == before
 
 
+def test_no_page_answers_for_a_run_that_is_not_what_was_trained(run: Path) -> None:
+    warm = ModelCache(overrides=("threads=1", "device=cpu"))
+    client = TestClient(make_application(ServedRuns(run, single=True), warm))
+    for case, (spoil, message) in SPOILT.items():
+        before = {name: (run / name).read_bytes() for name in ("config.yaml", "corpus.json")}
+        spoil(run)
+        answer = client.get("/runs/run/next?prompt=def&format=json")
+        assert answer.status_code == 400 and re.search(message, answer.json()["error"]), case
+        for name, content in before.items():
+            (run / name).write_bytes(content)
+    assert client.get("/runs/run/next?prompt=def&format=json").status_code == 200
+
+
 def test_a_run_is_opened_from_python_only_as_what_was_trained(run: Path, whole: Path) -> None:
     options = RunFolder(run).load_options()
     options.model.main.heads, options.model.main.head_width = 1, 16
@@ -193,6 +210,18 @@ def test_a_run_is_opened_from_python_only_as_what_was_trained(run: Path, whole: 
         load_options(whole / "runs" / "run" / "config.yaml", [f"runs_dir={run.parent}"])
     )  # writes config.yaml anew
     assert open_run(run).phase == "finetune"
+
+
+def test_an_index_that_is_refused_leaves_nothing_but_its_folder_and_lock(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "index")
+    before = digest(run)
+    assert main(["index", str(run), "index.min_count=100000"]) == 2
+    assert "index.min_count" in capsys.readouterr().err
+    after = digest(run)
+    assert after.items() >= before.items()
+    assert {*after} - {*before} <= {"index", "index/chunks", "index/chunks.lock"}
 
 
 def test_a_run_is_its_folder_by_whatever_path(

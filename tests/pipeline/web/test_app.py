@@ -225,8 +225,25 @@ def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
             found = site.get(path + question)
             shown = found.json()["html"] if path.endswith("live") else found.text
             assert "<script>" not in shown and "\x1b" not in shown
+    assert main(["report", str(folder)]) == 0
+    assert "<script>" not in (folder / "report.html").read_text()
     table = site.get(f"{place}files/pretrain/metrics.csv").text
     assert table.splitlines()[-1] == "1,1,1,1.5"
+
+
+def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
+    def contents() -> dict[str, bytes]:
+        files = [path for path in run.parent.rglob("*") if path.is_file() and path.name != ".checked"]
+        return {str(path): path.read_bytes() for path in files if path.parent.name != "known"}
+
+    before = contents()
+    for path in ("", "run/", "run/live", "run/files/evaluation.json", "run/files/pretrain/metrics.csv"):
+        site.get(f"/runs/{path}")
+    for question in ("neighbours?query=def%20", "next?prompt=def", "samples?prompt=a&chunks=2"):
+        site.get(f"/runs/run/{question}")
+    assert contents() == before
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert site.client.request(method, "/runs/run/").status_code == 405
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.cli import main
@@ -63,6 +64,13 @@ def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subpro
         browser.close()
     process.send_signal(signal.SIGINT)
     assert process.communicate() == ("", "") and process.returncode == 130
+
+
+def test_it_listens_on_this_machine_alone(exploring: tuple[str, "subprocess.Popen[str]"]) -> None:
+    address, process = exploring
+    sockets = psutil.Process(process.pid).net_connections()
+    listens = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN]
+    assert listens == [("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))]
 
 
 def test_what_is_wrong_is_said_before_anything_is_served(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
