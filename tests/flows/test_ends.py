@@ -100,6 +100,25 @@ def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
     return {"whole": whole, "evaluate": stage}
 
 
+def test_cancel_within_a_validation_of_minutes_saves_the_last_step(served: Served) -> None:
+    """It would be killed after 30 s if it waited for the end: two million bytes are scored by a model that takes long."""
+    (served.folder / "long").mkdir()
+    for split, lines in (("train", 2_000), ("valid", 100_000), ("test", 10)):
+        (served.folder / "long" / f"{split}.txt").write_text("".join(f"line {n} of a text\n" for n in range(lines)))
+    long = [*SETTINGS, *SLOW, "source.path=long", "batch.sequences=1", "train.steps=4", "model.decoder.width=1024"]
+    long += ["validation.times=4", "validation.windows=1000000", "name=validated"]
+    sharded = served.trigger("shard", {"overrides": long})
+    until(PATIENCE, lambda: served.state(sharded) == "COMPLETED")
+    run = served.trigger("train", {"overrides": long})
+    until(PATIENCE, lambda: has_begun(served.folder / "runs/validated/train/metrics.jsonl"))
+    call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    until(PATIENCE, lambda: served.state(run) == "CANCELLED")
+    said = call(served.address, f"/flow_runs/{run}")["state"]["message"]
+    assert said == "saved step 1 of train; Retry goes on from there"
+    latest = served.folder / "runs/validated/train/checkpoints/latest"
+    assert latest.read_text().strip() == "step-00000001"
+
+
 @pytest.mark.usefixtures("corpus")
 def test_what_a_kill_took_is_said(served: Served) -> None:
     metrics = served.folder / "runs/killed/train/metrics.jsonl"
