@@ -22,6 +22,7 @@ from data.urls import redact_urls
 from flows.environment import keep_private
 from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
+from flows.serve import _own_server_target
 from tests.flows.api import PATIENCE, until
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
@@ -106,17 +107,39 @@ def test_the_prefect_home_is_made_private_and_a_folder_of_others_is_not(tmp_path
     assert mode(other) == 0o755 and mode(other / "prefect.db") == 0o600
 
 
+@pytest.mark.parametrize(
+    ("host", "asks"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True), ("::", True)]
+)
+def test_a_server_that_others_reach_asks_for_a_password(
+    host: str, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PREFECT")]:
+        monkeypatch.delenv(name)
+    for name in ("API_URL", "UI_URL", "UI_API_URL", "API_AUTH_STRING", "SERVER_API_AUTH_STRING"):
+        monkeypatch.setenv(f"PREFECT_{name}", "x")  # which is taken back afterwards
+        monkeypatch.delenv(f"PREFECT_{name}")
+    monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "")
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    secret = _own_server_target(host, 4200, password=False).secret
+    assert bool(secret) == asks == (tmp_path / "password").exists()
+    assert os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "") == secret
+    assert not asks or mode(tmp_path / "password") == 0o600
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, board = one.getsockname()[1], other.getsockname()[1]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
     where = clean | {"PREFECT_HOME": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "flows.cli", "serve", "--password", "--port", str(port), "--tensorboard-port", "0"]
+    where["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = "https://ours.example"
+    command = [sys.executable, "-m", "flows.cli", "serve", "--password", "--port", str(port)]
+    command += ["--tensorboard-port", str(board)]
     with (
         open(tmp_path / "said", "wb") as said,
         subprocess.Popen(command, cwd=tmp_path, env=where, stdout=said, stderr=said) as process,
@@ -124,8 +147,9 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
         until(PATIENCE, lambda: "To schedule: " in (tmp_path / "said").read_text())
         secret = (home / "password").read_text()
 
-        def ask(path: str, body: Any, authorization: str = "") -> tuple[int, str]:
-            asked = urllib.request.Request(f"http://127.0.0.1:{port}/api{path}", json.dumps(body).encode())
+        def ask(path: str, body: Any, authorization: str = "", **headers: str) -> tuple[int, str]:
+            address = f"http://127.0.0.1:{port}/api{path}"
+            asked = urllib.request.Request(address, json.dumps(body).encode(), headers)
             asked.add_header("Content-Type", "application/json")
             if authorization:
                 asked.add_header("Authorization", f"Basic {base64.b64encode(authorization.encode()).decode()}")
@@ -135,7 +159,14 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
             except urllib.error.HTTPError as error:
                 return error.code, error.read().decode()
 
+        def ask_board() -> bool:
+            with urllib.request.urlopen(f"http://127.0.0.1:{board}", timeout=PATIENCE) as answer:
+                return bool(answer.status == 200)
+
         assert ask("/deployments/filter", {})[0] == 401
+        assert until(PATIENCE, ask_board)  # it has none, as docs/safety.md warns
+        for origin, expected in (("https://ours.example", 200), ("https://evil.example", 403)):
+            assert ask("/deployments/filter", {}, secret, Origin=origin)[0] == expected
         status, found = ask("/deployments/filter", {}, secret)
         whole = next(each["id"] for each in json.loads(found) if each["tags"] == ["haed"])
         refused, why = ask(f"/deployments/{whole}/create_flow_run", {"parameters": {"source": TYPED[0]}}, secret)
