@@ -71,6 +71,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> None:
     assert served.deployments().keys() == FLOWS
+    family = [psutil.Process(served.process.pid), *psutil.Process(served.process.pid).children(recursive=True)]
+    listens = {each.laddr for one in family for each in one.net_connections() if each.status == psutil.CONN_LISTEN}
+    assert {("127.0.0.1", served.port), ("127.0.0.1", served.board)} <= listens
+    assert {address for address, _ in listens} == {"127.0.0.1"}
     with urllib.request.urlopen(served.address, timeout=PATIENCE) as page:
         assert b"<html" in page.read().lower() and "frame-ancestors 'self'" in page.headers["Content-Security-Policy"]
     for server, path in ((served.address, "/api/flows/filter"), (f"http://127.0.0.1:{served.board}", "/data/runs")):

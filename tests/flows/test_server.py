@@ -98,5 +98,6 @@ def test_nobody_takes_the_port_of_a_server_that_still_starts(tmp_path: Path, mon
     process, address = asked[:2]
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+    assert address.startswith("http://127.0.0.1:")
     process.terminate()
     process.wait()  # else other tests of this process find a zombie
