@@ -215,6 +215,7 @@ SHOWN = {
     "environment.json": "report",
     "evaluation.json": "report",
     "samples.json": "report",
+    "samples.png": "report",
     "finetune/metrics.jsonl": "compare",
     "index/chunks/meta.json": "neighbours",
 }
@@ -226,6 +227,7 @@ def test_a_link_out_of_the_run_is_not_followed(
 ) -> None:
     """Though the file there is the right one."""
     (tmp_path / "elsewhere").mkdir()
+    (run / "samples.png").touch()  # as of a model of pictures
     move_and_link(run / name, tmp_path / "elsewhere")
     words = {"neighbours": [str(run), "def "], "compare": ["run", f"runs_dir={run.parent}"]}
     assert main([SHOWN[name], *words.get(SHOWN[name], [str(run)])]) == 1
