@@ -32,7 +32,7 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
     """Unit vectors (n, 256) float32, see above; the same base for every seed."""
     chance, fixed = np.random.default_rng(seed), np.random.default_rng(0)
     if run is not None:
-        from pipeline.run.index import ChunkIndex
+        from pipeline.run.index.chunk_index import ChunkIndex
         from pipeline.run.run_directory import RunFolder
 
         base, share = ChunkIndex.open(RunFolder(run)).vectors[:], 0.5
@@ -52,7 +52,7 @@ def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from pipeline.config import IndexOptions
-    from pipeline.run.spaces.faiss_search import choose_index
+    from pipeline.run.index.faiss_search import choose_index
 
     return asdict(choose_index(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))
 
@@ -105,7 +105,7 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
     """For each name and effort a search, a query (1, E) to rows (10,)."""
     import faiss
 
-    from pipeline.run.spaces.faiss_search import Vectors, open_candidate
+    from pipeline.run.index.faiss_search import Vectors, open_candidate
 
     exact = Vectors(vectors, "cosine")
     made: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.find_nearest(q, n)[1][0]}}

@@ -26,7 +26,7 @@ from haed.base import TokenBatch, length_mask
 from haed.options import SYSTEMS
 from pipeline.config import SampleOptions
 from pipeline.evaluation import baselines
-from pipeline.run.index import display_chunk
+from pipeline.run.index.queries import display_chunk
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows

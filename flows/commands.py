@@ -51,9 +51,10 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
 
     from flows.flows import FLOWS, run_pipeline  # loads for seconds, in which the server starts
     from flows.lifecycle import crash_orphaned_runs
+    from pipeline import inference  # noqa: F401
     from pipeline.evaluation import evaluate  # noqa: F401
-    from pipeline.probe import index, sample  # noqa: F401
     from pipeline.reporting import report  # noqa: F401
+    from pipeline.run.index import build  # noqa: F401
     from pipeline.training import stages  # noqa: F401
 
     if not arguments.debug:

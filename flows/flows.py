@@ -20,11 +20,11 @@ from haed.options import SYSTEMS
 from pipeline.config import Options, PhaseOptions, check_training, requested_likelihood, training_phases
 from pipeline.console import format_duration
 from pipeline.run.files import Evaluation, read_as
+from pipeline.run.index.storage import choose_metric
 from pipeline.run.memory import check_system
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import check_corpus, check_split
-from pipeline.run.spaces.storage import choose_metric
 
 log = logging.getLogger(__name__)
 TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}

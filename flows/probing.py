@@ -15,11 +15,11 @@ from flows.reading import describe_checkpoint, describe_origin, load_tagged_opti
 from pipeline.console import escape_control_characters, markdown_code, markdown_text
 from pipeline.run.analysis import Analysis
 from pipeline.run.files import read_as
-from pipeline.run.index import PIXELS, ChunkIndex, QueryResult
+from pipeline.run.index.chunk_index import ChunkIndex
+from pipeline.run.index.queries import PIXELS, Passage, QueryResult
+from pipeline.run.index.storage import IndexMetadata, IndexSummary, space_folder
 from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.spaces.results import Passage
-from pipeline.run.spaces.storage import IndexMetadata, IndexSummary, space_folder
 
 
 @stage_flow("next", lambda found: f"after {len(found)} prompts")
@@ -37,8 +37,8 @@ def next_chunks(
         count: chunks after each prompt
         overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
     """
-    from pipeline.probe.next import next_chunks as run_stage
-    from pipeline.probe.next import prediction_heading, prediction_rows
+    from pipeline.inference import next_chunks as run_stage
+    from pipeline.inference import prediction_heading, prediction_rows
 
     options = load_tagged_options(run, overrides, "next")
     found = run_stage(options, prompts, count)
@@ -48,7 +48,7 @@ def next_chunks(
 
 
 def _summarize_index(found: IndexSummary) -> str:
-    from pipeline.probe.index import describe_index
+    from pipeline.run.index.build import describe_index
 
     return "; ".join([*describe_index(found).splitlines(), f"of {found.split}, {found.stage} step {found.step:,}"])
 
@@ -68,7 +68,7 @@ def index(
         split: the split to index; empty: as in the run, train by default
         overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
     """
-    from pipeline.probe.index import build_index as run_stage
+    from pipeline.run.index.build import build_index as run_stage
 
     return run_stage(load_tagged_options(run, overrides, "index", index__split=split, index__space=space))
 
@@ -93,7 +93,7 @@ def neighbours(
         min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
-    from pipeline.probe.neighbours import IndexQuery, query_index
+    from pipeline.inference import IndexQuery, query_index
     from pipeline.reporting import plots
     from pipeline.reporting.rendering import data_uri
 

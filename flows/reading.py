@@ -23,7 +23,7 @@ from pipeline.arguments import load_run_options
 from pipeline.config import ConfigError, Options, write_override
 from pipeline.console import code_fence, markdown_code, markdown_text
 from pipeline.run.files import Evaluation, Sample, describe_speed
-from pipeline.run.index import PIXELS
+from pipeline.run.index.queries import PIXELS
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.app import served_page_url
 
@@ -153,7 +153,7 @@ def sample(
         temperature: 0: always the likeliest token; empty: as in the run, 0.8 by default
         overrides: options to change, each key=value as on the command line, such as sample.chunks=100
     """
-    from pipeline.probe.sample import sample as run_stage
+    from pipeline.inference import sample as run_stage
     from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(

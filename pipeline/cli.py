@@ -111,9 +111,8 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
 
     from pipeline import console
     from pipeline.config import ConfigError
-    from pipeline.run.checkpoints import reset_warnings
 
-    reset_warnings()
+    console.warn_once.cache_clear()
     console.prepare_logs()
     lines = console.StderrHandler()
     logging.getLogger().addHandler(lines)

@@ -209,7 +209,7 @@ def _run_sample(arguments: argparse.Namespace) -> CommandResult:
         raise ConfigError("--raw and --json: choose one of them; --json gives the bytes too, in hexadecimal")
     if arguments.raw and options.chunker.kind == "pixels":
         raise ConfigError("--raw: this run's model is of pictures, which are drawn into samples.png")
-    from pipeline.probe.sample import sample
+    from pipeline.inference import sample
 
     prompts = None if arguments.prompt is None else [os.fsencode(prompt) for prompt in arguments.prompt]
     written = sample(options, prompts, arguments.samples)
@@ -228,7 +228,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_index(arguments: argparse.Namespace) -> CommandResult:
     words = [*arguments.words, *([f"index.space={arguments.space}"] if arguments.space else [])]
     options = load_run_options(arguments.run, words, "index")
-    from pipeline.probe.index import build_index, describe_index
+    from pipeline.run.index.build import build_index, describe_index
 
     found = build_index(options)
     return CommandResult(describe_index(found), asdict(found))
@@ -261,7 +261,7 @@ def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.probe.neighbours import IndexQuery, query_index
+    from pipeline.inference import IndexQuery, query_index
 
     for name in ("count", "min_count"):
         if (value := getattr(arguments, name)) is not None and value < 1:
@@ -353,7 +353,7 @@ def _run_next(arguments: argparse.Namespace) -> CommandResult:
     if arguments.count < 1:
         raise ConfigError(f"--count {arguments.count}: must be at least 1")
     options = load_run_options(arguments.run, arguments.words, "next")
-    from pipeline.probe.next import format_predictions, next_chunks
+    from pipeline.inference import format_predictions, next_chunks
 
     found = next_chunks(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
     return CommandResult(format_predictions(found), [asdict(item) for item in found])

@@ -12,11 +12,13 @@ import re
 import resource
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from data.urls import redact_urls
 
+log = logging.getLogger(__name__)
 # C0 and C1 except tab and newline; marks, overrides and isolates of direction; the zero-width space; line separators;
 # invisible operators; the byte order mark; interlinear marks; bytes from surrogateescape; language tags.
 _STEERS = re.compile(
@@ -103,6 +105,13 @@ def _memory_limit() -> str:
         if limit < 0 or group < limit:
             return f" of {group / 2**30:.1f} GiB (memory.max of the container)"
     return "" if limit < 0 else f" of {limit / 2**30:.1f} GiB (ulimit -v)"
+
+
+@lru_cache(1 << 14)
+def warn_once(message: str) -> str:
+    """Log a warning, once a command, and return it. `warn_once.cache_clear()` begins the next command."""
+    log.warning("%s", message)
+    return message
 
 
 def prepare_logs() -> None:

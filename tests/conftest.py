@@ -9,7 +9,7 @@ import select
 import shutil
 import socket
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +62,13 @@ MORE = {
     "spacebyte": [f"model.spacebyte.{size}" for size in ("before=1", "layers=1", "after=1", "width=24", "ffn=32")],
 }
 TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
+
+
+def find_neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Any:
+    """The answers of `haed neighbours` to chunks."""
+    from pipeline.inference import IndexQuery, query_index
+
+    return query_index(options, IndexQuery(queries=queries, count=count))
 
 
 def of_kind(kind: str, words: list[str]) -> list[str]:

@@ -18,10 +18,10 @@ from data.options import LoaderOptions
 from data.shards import CorruptShardError
 from pipeline.config import Options, dump_options
 from pipeline.run.checkpoints import list_checkpoints
-from pipeline.run.index import ChunkIndex
+from pipeline.run.index import faiss_search, storage
+from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import open_shards
-from pipeline.run.spaces import faiss_search, storage
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,7 +15,7 @@ from haed.sampling import Draw, Sampler
 from pipeline import open_run
 from pipeline.config import ConfigError, Options, load_options
 from pipeline.evaluation.evaluate import evaluate_run
-from pipeline.probe.sample import sample
+from pipeline.inference import sample
 from pipeline.reporting.comparison import compare_runs
 from pipeline.training.profile import profile_phase
 from pipeline.training.stages import pretrain, train

@@ -16,8 +16,8 @@ from pipeline.run import metrics
 from pipeline.run.analysis import Analysis
 from pipeline.run.checkpoints import read_state
 from pipeline.run.files import Baseline, CorpusRecord, Environment, Evaluation, KeptSample, read_as
+from pipeline.run.index.storage import IndexMetadata
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.spaces.storage import IndexMetadata
 
 FLIPS = 150
 STEP = "finetune/checkpoints/step-00000004"

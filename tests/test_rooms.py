@@ -32,8 +32,7 @@ ORDER = {
         "config",
         "run",
         "training evaluation reporting",
-        "probe",
-        "analysis",
+        "analysis inference",
         "web",
         "arguments",
         "commands",
@@ -57,7 +56,7 @@ ORDER = {
 OPEN, TO_SOME, SOME = (
     {"base", "registry", "sampling", "distributed", "options"},
     "haed.chunk",
-    {"run", "training", "evaluation", "probe", "analysis"},
+    {"run", "training", "evaluation", "analysis"},
 )
 
 
@@ -119,10 +118,10 @@ def test_every_module_has_its_room() -> None:
 @pytest.mark.parametrize(
     ("name", "other", "right"),
     [
-        ("pipeline.reporting.report", "pipeline.run.index", True),
-        ("pipeline.reporting.report", "pipeline.probe.index", False),
+        ("pipeline.reporting.report", "pipeline.run.index.probe", True),
+        ("pipeline.reporting.report", "pipeline.inference", False),
         ("pipeline.run.shards", "pipeline.training.stages", False),
-        ("pipeline.web.questions", "pipeline.probe.sample", True),
+        ("pipeline.web.questions", "pipeline.inference", True),
         ("pipeline.reporting.report", "pipeline.web.details", False),
         ("pipeline.evaluation.breakdown", "haed.chunk.packing", True),
         ("pipeline.reporting.report", "haed.chunk.packing", False),

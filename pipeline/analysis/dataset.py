@@ -16,7 +16,7 @@ from data.vocabulary import DistinctChunks, count_distinct_chunks
 from pipeline.analysis.geometry import cluster_directions
 from pipeline.config import Options
 from pipeline.console import escape_control_characters
-from pipeline.run.index import PIXELS, display_chunk
+from pipeline.run.index.queries import PIXELS, display_chunk
 from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ Legend: n chunks, E width of an embedding.
 
 import numpy as np
 
-from pipeline.analysis.geometry import find_nearest
-from pipeline.probe.passages import normalise_rows
+from pipeline.analysis.geometry import find_nearest, normalise_rows
 from pipeline.run.analysis import ChunkDrift, Drift
 
 _MOVED = 12

@@ -5,12 +5,11 @@ import os
 
 import numpy as np
 
-from pipeline.analysis import distributional, geometry
+from pipeline.analysis import distributional, geometry, passages
 from pipeline.analysis import intrinsic as checks
 from pipeline.analysis.dataset import AnalysisData, embed_chunks
 from pipeline.analysis.drift import measure_drift
 from pipeline.config import Options
-from pipeline.probe import passages
 from pipeline.reporting.analysis import describe_findings
 from pipeline.run.analysis import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.files import Evaluation, Part, read_as

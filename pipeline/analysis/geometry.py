@@ -5,10 +5,15 @@ Legend: n chunks, E width of an embedding, Q queries.
 
 import numpy as np
 
-from pipeline.probe.passages import normalise_rows
 from pipeline.run.analysis import EmbeddingSample, Norms
+from pipeline.run.index.faiss_search import prepare_vectors
 
 _CLUSTER_ROUNDS = 20
+
+
+def normalise_rows(vectors: np.ndarray) -> np.ndarray:
+    """Divide vectors (n, E) by their norms; return float32. Zero vectors stay zero."""
+    return prepare_vectors(vectors, "cosine")
 
 
 def measure_norms(vectors: np.ndarray, counts: np.ndarray) -> Norms:

@@ -29,9 +29,9 @@ from PIL import Image
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from data.filesystem import make_folders, write_atomically
+from pipeline.analysis.geometry import normalise_rows
 from pipeline.config import ConfigError
 from pipeline.console import escape_control_characters
-from pipeline.probe.passages import normalise_rows
 
 SPRITE = 16  # pixels of a side
 VECTORS, METADATA, SPRITES, CONFIG = "vectors.bytes", "metadata.tsv", "sprites.png", "projector_config.pbtxt"

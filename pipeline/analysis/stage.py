@@ -16,10 +16,9 @@ from haed.options import SYSTEMS
 from pipeline.analysis import map, plots
 from pipeline.analysis.dataset import AnalysisData, label_chunks, load_analysis_data
 from pipeline.analysis.figures import compute_analysis
-from pipeline.analysis.geometry import find_nearest
+from pipeline.analysis.geometry import find_nearest, normalise_rows
 from pipeline.analysis.map import MapPoints, render_map_page
 from pipeline.config import ConfigError, Options
-from pipeline.probe.passages import normalise_rows
 from pipeline.reporting.analysis import ANALYSIS, PICTURES
 from pipeline.run.analysis import Analysis
 from pipeline.run.device import release_memory

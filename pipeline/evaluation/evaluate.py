@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -10,21 +11,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from data.checked import encode_checked_json
 from data.corpus import Corpus
 from data.filesystem import write_json
-from data.vocabulary import Occurrences
+from data.vocabulary import Occurrences, VocabularyOverflowError, count_distinct_chunks
+from haed.chunk.mixture import ChunkVocabulary
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
 from pipeline.config import Options, max_known_chunks, requested_likelihood
 from pipeline.evaluation.baselines import measure_baselines, not_beaten
 from pipeline.evaluation.breakdown import Tally
-from pipeline.evaluation.closed_set import score_closed_set
 from pipeline.run.device import release_memory
-from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, Evaluation, read_as, write_or_log
+from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, Score
 from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.shards import check_split
+from pipeline.run.windows import fixed_subset, split_windows
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +56,8 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     reference = _load_or_measure_baselines(corpus, split) if options.evaluate.baselines and not pictures else []
     release_memory()
     limits = options.evaluate
-    iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
-    iem = iem and not max_known_chunks(
-        options
-    )  # a mixture is scored on the whole split, with the chunks known to training
+    # A mixture is scored on the whole split, with the chunks known to training.
+    has_iem = options.pretrain.iem_weight and run.phase != "train" and not max_known_chunks(options)
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
     chunks = corpus.split_counts(split).chunks
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
@@ -62,7 +65,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     result = _score_documents(
         run, split, corpus.iterate_documents(split), corpus.iterate_originals(split), reference, tally, progress
     )
-    if iem:
+    if has_iem and limits.closed_set and limits.closed_windows:
         result.iem = score_closed_set(run, corpus, split)
     release_memory()
     path = run.folder.path / "evaluation.json"
@@ -172,9 +175,8 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     except (OSError, ValueError) as error:
         log.warning("%s; it is made anew", error)
     log.info("measuring baselines on the %s split", split)
-    found = measure_baselines(
-        _join_documents(corpus.iterate_originals("train")), _join_documents(corpus.iterate_originals(split))
-    )
+    train, held_out = (b"".join(corpus.iterate_originals(each)) for each in ("train", split))
+    found = measure_baselines(train, held_out)
     try:
         write_json(cache, asdict(_CachedBaselines(corpus.digest, found)))
     except OSError as error:
@@ -182,8 +184,42 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     return found
 
 
-def _join_documents(documents: Iterator[bytes]) -> bytes:
-    return b"".join(documents)
+@torch.no_grad()
+def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
+    """Score some windows of a split by the IEM score as a likelihood, a softmax over *all* distinct chunks, and the decoder.
+
+    The IEM loss is a sampled softmax, so its value is not a likelihood. Over a closed set, exp(s) can be normalised. The
+    set holds the distinct chunks of the train split and of the scored split. A calibrated encoder and main model then
+    give a likelihood of chunks that is comparable with that of the decoder. The comparison favours the encoder: the
+    decoder gives some probability to all other chunks as well.
+
+    The windows are the first `evaluate.closed_windows` of a fixed shuffle. Each is scored from its first chunk on.
+    Return None if there are too many distinct chunks, or no window.
+    """
+    limits = run.options.evaluate
+    windows = fixed_subset(corpus, run.options.batch.context, limits.closed_windows, split)
+    if windows is None:
+        return None
+    try:
+        found = count_distinct_chunks(corpus, *dict.fromkeys(["train", split]), limit=limits.closed_set)
+    except VocabularyOverflowError as error:
+        log.info("%s, which is evaluate.closed_set: IEM is not measured", error)
+        return None
+    assert isinstance(run.system, HAED), "only chunk models have a phase one"
+    nats, decoder = [], []
+    with run.compute.use_precision():
+        lexicon = ChunkVocabulary(Chunks(torch.from_numpy(found.tokens), torch.from_numpy(found.lengths)))
+        closed = run.system.embed_vocabulary(lexicon)
+        for some in split_windows(windows):
+            rows = lexicon.find_rows(Chunks(some.tokens, some.lengths)[some.chunk_mask])
+            nats.append(
+                closed.log_softmax(run.system.compute_query(run.system.predict_vectors(some)), rows).double().sum()
+            )
+            decoder.append(run.system.log_likelihood(some).double().sum())
+    tokens = int(windows.lengths.sum())
+    iem, exact = (-float(torch.stack(each).sum()) / math.log(2) / tokens for each in (nats, decoder))
+    calibrated = run.options.iem.correction == "inclusion"
+    return ClosedSet(iem, exact, len(closed), int(windows.chunk_mask.sum()), tokens, calibrated)
 
 
 def format_evaluation(result: Evaluation) -> str:

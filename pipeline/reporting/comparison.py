@@ -16,11 +16,10 @@ from pipeline.config import Options, applies_to, check_output_folder, flatten_tr
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
-from pipeline.run.checkpoints import read_position
+from pipeline.run.checkpoints import read_position, read_shapes
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record, read_metrics
 from pipeline.run.run_directory import CORPUS, RunFolder
-from pipeline.run.tensors import read_shapes
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D, Bbox
 
 from pipeline.console import make_printable
-from pipeline.run.index import PIXELS, QueryResult, display_chunk
+from pipeline.run.index.queries import PIXELS, QueryResult, display_chunk
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from data.checked import PICTURE, read_bytes
 from data.filesystem import write_atomically
 from data.statistics import Summary
@@ -36,7 +34,9 @@ from pipeline.run.checkpoints import (
     resolve_pointer,
 )
 from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as, read_json
-from pipeline.run.index import PIXELS, ChunkIndex, SearchResults, StaleIndexError
+from pipeline.run.index.probe import Probe
+from pipeline.run.index.queries import PIXELS, SearchResults
+from pipeline.run.index.storage import StaleIndexError, has_index
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
 
@@ -161,7 +161,7 @@ def write_report(options: Options) -> Path:
     """
     folder = RunFolder.from_options(options)
     report = load_run_report(folder, options)
-    if ChunkIndex.is_there(folder):
+    if has_index(folder, "chunks"):
         try:
             report.neighbours = _find_neighbours(folder, options)
         except StaleIndexError as error:
@@ -270,16 +270,15 @@ class _RunFiles:
 
 def _find_neighbours(folder: RunFolder, options: Options) -> SearchResults:
     """Find the neighbours of the configured queries. The model is opened only for chunks missing from the corpus."""
-    index = ChunkIndex.open(folder)
 
-    def embed(chunks: list[bytes]) -> np.ndarray:
+    def open_model(stage: Phase) -> Any:
         from pipeline.run.opened import Run
 
-        of_index = replace(options, evaluate=replace(options.evaluate, stage=index.meta.stage))
-        return Run(folder, of_index).embed(chunks)
+        return Run(folder, replace(options, evaluate=replace(options.evaluate, stage=stage)))
 
-    count = min(options.index.neighbours, index.count_known())
-    return index.nearest_chunks(options.index.queries, count, embed, strict=False)
+    probe = Probe(folder, None, open_model)
+    count = min(options.index.neighbours, probe.index.count_known())
+    return probe.neighbours(*options.index.queries, count=count, skip_invalid=True)
 
 
 def _collect_warnings(

@@ -10,15 +10,14 @@ A checkpoint is a folder `step-00001000/` with these files:
 A thread writes it beside its final name, syncs it and renames it, while training goes on. `latest` and `best` are
 one-line files that name a checkpoint.
 
-`choose` decides which checkpoint of a phase is used: the best by validation if it is whole, else the newest whole one.
+`choose_checkpoint` decides which checkpoint of a phase is used: the best by validation if it is whole, else the newest whole one.
 Everything that reads a trained run uses it, so results are always compared with the same checkpoint. The reason for a
 fallback is logged once a command, and kept in `CheckpointSummary.fallback`.
 
 A checkpoint is whole if `state.json` and the file that is evaluated have the recorded checksums. Hashing large files
-takes seconds. So `.checked` beside the checkpoints caches checksums with the device, inode, size and times of each
-file. An entry counts only if these are unchanged and the file belongs to the current user. Loading a model always
-hashes again. `.checked` is written with a checkpoint, so a copied run has no valid entries, and its files are hashed
-once in each process.
+takes seconds, so `ChecksumCache` keeps them in `.checked` beside the checkpoints. Loading a model always hashes again.
+
+Files of tensors are never memory-mapped: if a mapped file is truncated while it is read, the process ends with SIGBUS.
 """
 
 import hashlib
@@ -32,10 +31,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from data.checked import (
     NOTE,
@@ -43,18 +41,26 @@ from data.checked import (
     CorruptFileError,
     add_path_to_errors,
     compute_checksum,
+    free_memory,
     open_file,
     parse_json,
     read_bytes,
     read_text,
-    stamp_file,
     verify_checksums,
 )
 from data.filesystem import check_guards, make_folders, sync_folder, write_atomically
 from pipeline.config import Options, applies_to, diff_trees
-from pipeline.run.tensors import read_metadata, read_tensors
+from pipeline.console import warn_once
+from pipeline.run.files import ChecksumCache
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
 STATE = "state.json"
+MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
+FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
+_TRIES = 20  # a training replaces checkpoints meanwhile
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
@@ -277,22 +283,8 @@ def explain_permission_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
-FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
-CHECKED = ".checked"
-_TRIES = 20  # a training replaces checkpoints meanwhile
-_MOST = 1 << 14  # sums that are kept
-
-Stamp = list[int]  # see `data.checked.stamp_file`
-
-
 class CorruptCheckpointError(ValueError):
     """A checkpoint whose files are missing, truncated or altered."""
-
-
-_sums: dict[Path, tuple[Stamp, str]] = {}  # sha256 of files as this process found them
-_said: set[str] = set()
-_guard = Lock()
 
 
 def choose_checkpoint(folder: Path) -> CheckpointSummary:
@@ -321,7 +313,10 @@ def choose_checkpoint(folder: Path) -> CheckpointSummary:
             if best is None and not reasons and state.get("best") is not None:
                 reasons.append(f"{folder / 'best'} is missing, though there were validations")
             found = CheckpointSummary.from_state(path, state)
-            return replace(found, fallback=_warn_fallback(path, reasons)) if reasons else found
+            if not reasons:
+                return found
+            why = f"{'; '.join(reasons)}; using the newest instead, {path.name}"
+            return replace(found, fallback=warn_once(f"{why} (the name of another in {folder / 'best'} chooses that)"))
         else:
             break
     else:
@@ -349,32 +344,6 @@ def _read_best_pointer(folder: Path) -> tuple[Path | None, list[str]]:
     return best, []
 
 
-def _warn_fallback(used: Path, reasons: list[str]) -> str:
-    """Log, once a command, why another checkpoint than the best is used, and return the sentence."""
-    return warn_once(
-        f"{'; '.join(reasons)}; using the newest instead, {used.name} (the name of another in {used.parent / 'best'} "
-        "chooses that)"
-    )
-
-
-def warn_once(said: str) -> str:
-    """Log a sentence as a warning, once a command, and return it."""
-    with _guard:
-        is_new = said not in _said
-        if len(_said) >= _MOST:
-            _said.clear()
-        _said.add(said)
-    if is_new:
-        log.warning("%s", said)
-    return said
-
-
-def reset_warnings() -> None:
-    """Reset the record of logged fallbacks, so that the next command logs each of them again."""
-    with _guard:
-        _said.clear()
-
-
 def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: bool = False) -> State:
     """Return the state.json of a checkpoint after verifying it and some of its files.
 
@@ -394,77 +363,22 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
     except (CorruptCheckpointError, PermissionError):
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"checkpoint {path} is damaged: {_format_error(error)}") from error
-
-
-def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        raise CorruptCheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
     state: Any = read_state(path, ("step", "identity", "options", "sha256", "digest"))
     sums: Mapping[str, str] = state["sha256"]
+    cache = ChecksumCache(path.parent)
     for name in names or [AVERAGE if AVERAGE in sums else MODEL]:
-        if name in FILES and name in sums and _hash_file(path / name, fresh) != sums[name]:
-            raise CorruptCheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
+        if name in FILES and name in sums:
+            read_metadata(path / name)  # a file that goes on behind its tensors is not hashed: a terabyte takes an hour
+            if cache.compute_sha256(f"{path.name}/{name}", fresh) != sums[name]:
+                raise CorruptCheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
     for key, kind in (("step", int), ("identity", dict), ("options", dict)):
         if not isinstance(state[key], kind):
             raise CorruptCheckpointError(f"checkpoint {path} is damaged: {STATE} has a {key} of another kind")
     return cast(State, state)
-
-
-def _hash_file(path: Path, fresh: bool) -> str:
-    """Return the sha256 of a file, cached or computed and then cached."""
-    stamp = stamp_file(path)
-    known = _sums.get(path)
-    if not fresh and known is not None and known[0] == stamp:
-        return known[1]
-    noted = _read_noted_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
-    if not fresh and noted is not None and noted[0] == stamp:
-        return noted[1]
-    read_metadata(path)  # what is no such file, or goes on behind its tensors, is not summed: a terabyte takes an hour
-    summed = hashlib.sha256()
-    with add_path_to_errors(path), open_file(path) as file:
-        while block := file.read(1 << 20):
-            summed.update(block)
-    found = summed.hexdigest()
-    if noted != (stamp, found):  # it was copied, or the disk forgot: all readers are to know
-        note_sums(path.parent, {path.name: found})
-    with _guard:
-        while len(_sums) >= _MOST:
-            _sums.pop(next(iter(_sums)))
-        _sums[path] = (stamp, found)
-    return found
-
-
-def _read_noted_sums(folder: Path) -> dict[str, tuple[Stamp, str]]:
-    """Return the checksums cached in `.checked`, by CHECKPOINT/FILE; empty if another user wrote that file."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        path = folder / CHECKED
-        content = parse_json(read_bytes(path, RESULT), path)
-        if path.stat().st_uid == os.getuid():
-            return {str(name): (list(stamp), str(found)) for name, (stamp, found) in content.items()}
-    return {}
-
-
-def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
-    """Cache the checksums of a checkpoint's files, so that other processes need not compute them.
-
-    Nothing is cached if the folder is read-only.
-    """
-    folder = checkpoint.parent
-    with suppress(OSError):
-        there = {path.name for path in list_checkpoints(folder)}
-        kept = {name: entry for name, entry in _read_noted_sums(folder).items() if name.partition("/")[0] in there}
-        new = {f"{checkpoint.name}/{name}": (stamp_file(checkpoint / name), found) for name, found in sums.items()}
-        write_atomically(folder / CHECKED, json.dumps(kept | new).encode())
-
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-log = logging.getLogger(__name__)
-__all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "CorruptCheckpointError", "load_checkpoint"]
 
 
 @dataclass
@@ -566,7 +480,7 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
             sync_folder(self.folder)
-            note_sums(path, digests)
+            ChecksumCache(self.folder).note_sums({f"{path.name}/{name}": sum for name, sum in digests.items()})
             if best:
                 self.set_pointer("best", path)
             self.set_pointer("latest", path)
@@ -671,6 +585,49 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
         raise
     except (OSError, KeyError, ValueError) as error:
         raise CorruptCheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def read_tensors(path: Path) -> "dict[str, Tensor]":
+    """Read the tensors of a file, by name.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CorruptFileError: it is no file of tensors, or does not fit into memory.
+        OSError: it cannot be read.
+    """
+    with add_path_to_errors(path), open_file(path) as file:
+        size, free = os.fstat(file.fileno()).st_size, free_memory()
+        if size > free:
+            raise CorruptFileError(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
+    with _open_tensors(path, "pt") as tensors:
+        found: dict[str, Tensor] = tensors.get_tensors()
+        return found
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read the metadata of a file of tensors; raises as `read_tensors` does."""
+    with _open_tensors(path) as tensors:
+        return tensors.metadata() or {}
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """Read the shapes of the tensors of a file, by name; raises as `read_tensors` does."""
+    with _open_tensors(path) as tensors:
+        return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+
+
+@contextmanager
+def _open_tensors(path: Path, framework: str = "np") -> Iterator[Any]:
+    """Open a file of tensors; one that is longer or shorter than its header says is damaged.
+
+    So the size of the file bounds that of its tensors.
+    """
+    open_file(path).close()  # it is a file, and not one that is waited for
+    try:
+        with safe_open(path, framework, backend="pread") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise CorruptFileError(f"{path} is damaged: {error}") from error
 
 
 def _copy_to_cpu(tensor: "Tensor") -> "Tensor":

@@ -2,22 +2,20 @@
 
 import ctypes
 import gc
-import logging
 import os
 import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
 
 from data.filesystem import available_threads
 from pipeline.config import Options
+from pipeline.console import warn_once
 
-log = logging.getLogger(__name__)
 _CUBLAS, _CUBLAS_VALUES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")  # with others PyTorch refuses to multiply
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -166,15 +164,10 @@ def is_cublas_deterministic(device: torch.device) -> bool:
     given = os.environ.get(_CUBLAS)
     if device.type != "cuda" or given in _CUBLAS_VALUES:
         return True
-    _warn_once(
+    warn_once(
         f"{_CUBLAS}={given}: results may differ in their last bits from time to time. Unset it to have equal ones."
     )
     return False
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
 
 
 def _use_threads(asked: int | None) -> None:

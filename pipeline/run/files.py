@@ -1,12 +1,16 @@
-"""Result files of a run, and the dataclasses of their JSON."""
+"""Result files of a run, the dataclasses of their JSON, and the cache of checksums."""
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -84,6 +88,73 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
 @cache
 def _type_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+class ChecksumCache:
+    """Checksums of files below a folder, so that large files are hashed once.
+
+    `.checked` holds the sha256 of each file with the device, inode, size and times of the file. An entry counts only if
+    these are unchanged and `.checked` belongs to the current user. Nobody can supply one that matches: inode and change
+    time are set when a file is unpacked. In a folder that cannot be written, each process hashes a file once.
+    """
+
+    NAME = ".checked"
+    _hashed: ClassVar[dict[Path, tuple[list[int], str]]] = {}  # by this process
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def compute_sha256(self, name: str, fresh: bool = False) -> str:
+        """Return the sha256 of a file, by its path below the folder.
+
+        Args:
+            name: path of the file.
+            fresh: hash the file even if its checksum is cached.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        path = self.folder / name
+        stamp = checked.stamp_file(path)
+        noted = self._read_entries().get(name)
+        for entry in (self._hashed.get(path), noted):
+            if not fresh and entry is not None and entry[0] == stamp:
+                return entry[1]
+        with checked.add_path_to_errors(path), checked.open_file(path) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if noted is None or noted[:2] != (stamp, found):
+            self.note_sums({name: found})
+        self._hashed[path] = (stamp, found)
+        return found
+
+    def note_sums(self, sums: Mapping[str, str], is_built: bool = False) -> None:
+        """Cache the checksums of files, unless the folder cannot be written.
+
+        Args:
+            sums: sha256 of each file.
+            is_built: the files were built here by this user.
+        """
+        with suppress(OSError):
+            kept = {name: entry for name, entry in self._read_entries().items() if (self.folder / name).exists()}
+            new = {name: (checked.stamp_file(self.folder / name), found, is_built) for name, found in sums.items()}
+            write_atomically(self.folder / self.NAME, json.dumps(kept | new).encode())
+
+    def is_built_here(self, name: str) -> bool:
+        """Return whether this user built the file here, and it is unchanged."""
+        entry = self._read_entries().get(name)
+        return entry is not None and entry[2] and entry[0] == checked.stamp_file(self.folder / name)
+
+    def _read_entries(self) -> dict[str, tuple[list[int], str, bool]]:
+        """Return the entries of `.checked`; none if another user wrote it or it is damaged."""
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+            path = self.folder / self.NAME
+            content = checked.parse_json(checked.read_bytes(path, checked.RESULT), path)
+            if path.lstat().st_uid == os.getuid():
+                return {
+                    name: (list(stamp), str(found), is_built is True)
+                    for name, (stamp, found, is_built) in content.items()
+                }
+        return {}
 
 
 @dataclass

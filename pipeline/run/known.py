@@ -20,9 +20,8 @@ from data.vocabulary import count_distinct_chunks, count_documents_with
 from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.run.checkpoints import CheckpointSummary
+from pipeline.run.checkpoints import CheckpointSummary, read_metadata, read_tensors
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.tensors import read_metadata, read_tensors
 
 log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"

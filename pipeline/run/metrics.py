@@ -366,34 +366,55 @@ class ProgressCounter:
             log.info("%s", " · ".join([*words, self._what, done]))
 
 
+class StatusLine:
+    """Line that shows progress: in place on a terminal, as a log line every few seconds elsewhere.
+
+    Args:
+        begin: time of the last line, at first; -∞ shows the first line at once.
+    """
+
+    def __init__(self, begin: float = -math.inf) -> None:
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._last, self._is_shown = begin, False
+
+    def show(self, make_line: Callable[[], str], share: float, now: bool = False) -> None:
+        """Show the line, with a bar on a terminal, if it is time or `now` is set.
+
+        Args:
+            make_line: returns the line.
+            share: share that is done.
+            now: show it whatever the time.
+        """
+        time_now = time.monotonic()
+        if not now and time_now - self._last < (TERMINAL_SECONDS if self._terminal else QUIET_SECONDS):
+            return
+        self._last = time_now
+        if not self._terminal:
+            log.info("%s", make_line())
+            return
+        self._is_shown, columns = True, 80
+        with suppress(OSError, ValueError):
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        line = f"{'━' * round(_BAR * share):╌<{_BAR}} {make_line()}"[: columns - 1]  # one that wraps would stay
+        with suppress(OSError):  # a terminal that is gone ends no training
+            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal's line."""
+        if self._is_shown:
+            with suppress(OSError):
+                print(file=sys.stderr)
+
+
 class Progress(PhaseStatus):
-    """Listener that shows the status line: in place on a terminal, as a log line every few seconds elsewhere."""
+    """Listener that shows the status line of a phase."""
 
     def __init__(self, phase: str, limits: PhaseOptions) -> None:
         super().__init__(phase, limits)
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._every = TERMINAL_SECONDS if self._terminal else QUIET_SECONDS
-        self._last = -math.inf  # the first metrics are shown at once
+        self._status = StatusLine()
+        self.close = self._status.close
 
     def __call__(self, record: Record) -> None:
         """Take a record, and show the line if it is time."""
         super().__call__(record)
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return
-        self._last = now
-        if self._terminal:
-            bar, columns = "━" * round(_BAR * self.progress()), 80
-            with suppress(OSError, ValueError):
-                columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            line = f"{bar:╌<{_BAR}} {self.line()}"[: columns - 1]  # one that wraps would stay
-            with suppress(OSError):  # a terminal that is gone ends no training
-                print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
-        else:
-            log.info("%s", self.line())
-
-    def close(self) -> None:
-        """Leave the terminal's line."""
-        if self._terminal:
-            with suppress(OSError):
-                print(file=sys.stderr)
+        self._status.show(self.line, self.progress())

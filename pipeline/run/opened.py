@@ -28,12 +28,21 @@ from pipeline.config import ConfigError, Options, SampleOptions, check_options, 
 from pipeline.run.checkpoints import Checkpoint, Checkpoints, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts
-from pipeline.run.index import PIXELS, SearchResults, check_count, display_chunk
+from pipeline.run.index.probe import Probe
+from pipeline.run.index.queries import (
+    PIXELS,
+    SearchResults,
+    Text,
+    Texts,
+    check_count,
+    display_chunk,
+    parse_chunk,
+    to_bytes,
+    to_texts,
+)
 from pipeline.run.known import embed_known_chunks
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.spaces.probe import Probe
-from pipeline.run.spaces.queries import Text, Texts, parse_chunk, to_bytes, to_texts
 from pipeline.run.windows import ScoredWindows, cut_documents, pad_chunks
 from pipeline.signals import check_abandoned
 
@@ -83,6 +92,11 @@ class Continuations:
     texts: list[bytes]
     summoned: list[float] | None
     seconds: float
+
+    @property
+    def characters_per_second(self) -> float:
+        """Speed over all continuations."""
+        return sum(count_characters(text) for text in self.texts) / self.seconds
 
 
 @dataclass
@@ -427,10 +441,10 @@ class Run:
     @cached_property
     def probe(self) -> Probe:
         """Queries to this checkpoint's indexes, each of which is opened once."""
-        return Probe(self.folder, self.digest, lambda stage: self)
+        return Probe(self.folder, self.digest, lambda phase: self)
 
     def neighbours(self, *queries: Texts, count: int | None = None) -> SearchResults:
-        """Find the nearest chunks of the corpus to each query; see `Probe`, which has more queries."""
+        """Find the nearest chunks of the corpus to each query; see `Probe`, which has more kinds of queries."""
         return self.probe.neighbours(*queries, count=count)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
@@ -37,13 +37,13 @@ from data.statistics import Summary
 from data.urls import is_remote, redact_urls
 from data.vocabulary import frequent_words
 from pipeline.config import ConfigError, Options, Phase, dump_options, list_presets, load_options
+from pipeline.console import warn_once
 from pipeline.run.checkpoints import (
     CheckpointSummary,
     choose_checkpoint,
     has_checkpoint,
     identity_differences,
     make_identity,
-    warn_once,
 )
 from pipeline.run.files import CorpusRecord, Environment, read_as, read_json
 
@@ -153,11 +153,12 @@ class RunFolder:
         Raises:
             ConfigError: the configuration is not of this version, or an override is wrong or does not apply.
         """
-        open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
+        path = self.path / CONFIG
+        open_file(path, self.path).close()  # no link that leads out of the run
         options = (
-            load_options(self.path / "config.yaml", overrides, log_changes=log_changes)
+            load_options(path, overrides, log_changes=log_changes)
             if overrides
-            else _cached_options(self.path / "config.yaml")
+            else deepcopy(_load_stamped_options(path.absolute(), tuple(stamp_file(path))))
         )
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())
@@ -437,20 +438,10 @@ class RunFolder:
                 return acquire_lock(self.path / "lock", refuse, patience=1.0)
 
 
-_options: dict[Path, tuple[list[int], Options]] = {}  # of config.yaml files, as this process has read them
-_MOST = 4096  # a listing or comparison of thousands reads each once
-
-
-def _cached_options(path: Path) -> Options:
-    """Return a copy of the options in a config.yaml, cached until the file changes; loading takes long."""
-    path, stamp = path.absolute(), stamp_file(path)
-    known = _options.get(path)
-    if known is None or known[0] != stamp:
-        known = stamp, load_options(path)
-        while len(_options) >= _MOST:
-            _options.pop(next(iter(_options)), None)
-        _options[path] = known
-    return deepcopy(known[1])
+@lru_cache(4096)
+def _load_stamped_options(path: Path, stamp: tuple[int, ...]) -> Options:
+    """Load the options in a config.yaml, which takes long; another stamp makes a changed file load again."""
+    return load_options(path)
 
 
 def format_command(stage: str, folder: RunFolder, *more: str) -> str:

@@ -2,8 +2,8 @@
 
 import logging
 import os
-import sys
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,37 +17,10 @@ from data.sharding.progress import Listener, ShardingProgress
 from data.sources.source import SPLITS, make_source
 from data.urls import is_remote
 from pipeline.config import Options
-from pipeline.run.metrics import QUIET_SECONDS, TERMINAL_SECONDS
+from pipeline.run.metrics import StatusLine
 from pipeline.run.run_directory import RunFolder
 
 log = logging.getLogger(__name__)
-
-
-class ShardingStatus:
-    """Listener that shows the progress of sharding: a moving line on a terminal, else a log line at intervals."""
-
-    def __init__(self, listener: Listener = lambda status: None) -> None:
-        self._listener, self._shown, self._done = listener, False, False
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._last = time.monotonic()
-
-    def __call__(self, status: ShardingProgress) -> None:
-        """Show the line if it is time."""
-        self._listener(status)
-        now, done = time.monotonic(), status.done == status.parts
-        if not (done and not self._done) and now - self._last < (TERMINAL_SECONDS if self._terminal else QUIET_SECONDS):
-            return
-        self._last, self._done = now, done
-        if self._terminal:
-            self._shown = True
-            print(f"\r\x1b[2K{status.format_line('shard')}", end="", file=sys.stderr, flush=True)
-        else:
-            log.info("%s", status.format_line("shard"))
-
-    def close(self) -> None:
-        """Leave the terminal's line."""
-        if self._shown:
-            print(file=sys.stderr)
 
 
 def shard_source(options: Options, mapper: Mapper | None = None, listener: Listener = lambda status: None) -> Corpus:
@@ -71,11 +44,17 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
         if source.path and Path(source.path).exists():
             source = replace(source, path=str(Path(source.path).resolve()))
         mapper = mapper or _on_dask(options.launcher.dask, options.shard.workers)
-    status = ShardingStatus(listener)
-    try:
-        return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, status)
-    finally:
-        status.close()
+    status, is_done = StatusLine(time.monotonic()), False
+
+    def show_progress(progress: ShardingProgress) -> None:
+        nonlocal is_done
+        listener(progress)
+        ends = progress.done == progress.parts and not is_done
+        is_done = progress.done == progress.parts
+        status.show(lambda: progress.format_line("shard"), progress.share, now=ends)
+
+    with closing(status):
+        return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, show_progress)
 
 
 def _on_dask(address: str, workers: int) -> Mapper:

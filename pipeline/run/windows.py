@@ -5,7 +5,7 @@ Legend: N chunks of a document, K tokens of a chunk, T chunks of a window, B win
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -96,62 +96,86 @@ def pad_chunks(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
     return rows
 
 
+class Window(NamedTuple):
+    """Window of chunks of a document.
+
+    Attributes:
+        document: number of the document.
+        tokens: (n,) tokens of the whole document.
+        ends: (N + 1,) first token of each chunk of the document, and the end of the last chunk.
+        begin: first chunk of the window.
+        new: first chunk that no earlier window of the document has.
+        end: chunk after the last of the window.
+    """
+
+    document: int
+    tokens: np.ndarray
+    ends: np.ndarray
+    begin: int
+    new: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Number of chunks."""
+        return self.end - self.begin
+
+
+def cut_windows(
+    documents: Iterable[tuple[np.ndarray, np.ndarray]], context: int, stride: int | None = None
+) -> Iterator[Window]:
+    """Cut documents, given as flat tokens and lengths, into windows of at most `context` chunks.
+
+    Each window of a document begins `stride` chunks after the one before it; by default neighbours overlap by half.
+    """
+    stride = min(stride or max(1, context // 2), context)
+    for number, (tokens, lengths) in enumerate(documents):
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        begin = new = 0
+        while new < len(lengths):
+            end = min(begin + context, len(lengths))
+            yield Window(number, tokens, ends, begin, new, end)
+            new, begin = end, begin + stride
+
+
+def stack_windows(batch: Sequence[Window], k: int) -> TokenBatch:
+    """Return windows as one batch, which is as long as the longest of them."""
+    shape = (len(batch), max(each.size for each in batch))
+    tokens = torch.zeros(*shape, k, dtype=torch.long)
+    lengths, starts = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+    for row, each in enumerate(batch):
+        sizes = np.diff(each.ends[each.begin : each.end + 1])
+        flat = each.tokens[each.ends[each.begin] : each.ends[each.end]]
+        tokens[row, : each.size] = torch.from_numpy(pad_chunks(flat, sizes, k).astype(np.int64))
+        lengths[row, : each.size] = torch.from_numpy(sizes)
+        starts[row, 0] = each.begin == 0
+    return TokenBatch(tokens, lengths, starts)
+
+
 def cut_documents(
     documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, context: int, stride: int, at_once: int
 ) -> Iterator[DocumentWindows]:
-    """Cut documents, given as flat tokens and lengths, into batches of windows.
+    """Cut documents into batches of windows in which each chunk is scored once; see `cut_windows`.
 
-    A window has at most `context` chunks, and a batch at most `at_once` windows. The first window of a document scores
-    all its chunks. Each following one begins `stride` chunks later and scores the chunks that are new. A batch is as
-    long as its longest window, and has at most `BATCH` chunks unless one window alone has more.
+    A batch has at most `at_once` windows, and at most `BATCH` chunks unless one window alone has more.
     """
-    stride = min(stride, context)
-    for batch in _batch_windows(_window_documents(documents, k, context, stride), at_once):
-        shape = (len(batch), max(len(each.lengths) for each in batch))
-        tokens = torch.zeros(*shape, k, dtype=torch.long)
-        lengths = torch.zeros(shape, dtype=torch.long)
-        starts, new = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-        for row, each in enumerate(batch):
-            chunks = len(each.lengths)
-            tokens[row, :chunks] = torch.from_numpy(each.rows.astype(np.int64))
-            lengths[row, :chunks] = torch.from_numpy(each.lengths.astype(np.int64))
-            starts[row, 0] = each.first
-            new[row, each.known : chunks] = True
-        yield DocumentWindows(TokenBatch(tokens, lengths, starts), new, torch.tensor([each.document for each in batch]))
+    for batch in _batch_windows(cut_windows(documents, context, stride), at_once):
+        windows, known = stack_windows(batch, k), torch.tensor([each.new - each.begin for each in batch])
+        new = windows.chunk_mask & (torch.arange(windows.lengths.shape[1]) >= known[:, None])
+        yield DocumentWindows(windows, new, torch.tensor([each.document for each in batch]))
 
 
-class _Window(NamedTuple):
-    """A window of a document: tokens (n, K), lengths (n,), whether it is the first, and its context chunks."""
-
-    document: int
-    first: bool
-    known: int
-    rows: np.ndarray
-    lengths: np.ndarray
-
-
-def _batch_windows(windows: Iterator[_Window], at_once: int) -> Iterator[list[_Window]]:
-    batch: list[_Window] = []
+def _batch_windows(windows: Iterator[Window], at_once: int) -> Iterator[list[Window]]:
+    batch: list[Window] = []
     longest = 0
     for window in windows:
-        longest = max(longest, len(window.lengths))
+        longest = max(longest, window.size)
         if batch and (len(batch) == at_once or longest * (len(batch) + 1) > BATCH):
             yield batch
-            batch, longest = [], len(window.lengths)
+            batch, longest = [], window.size
         batch.append(window)
     if batch:
         yield batch
-
-
-def _window_documents(
-    documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, context: int, stride: int
-) -> Iterator[_Window]:
-    for number, (tokens, lengths) in enumerate(documents):
-        rows, scored, begin = pad_chunks(tokens, lengths, k), 0, 0
-        while scored < len(lengths):
-            end = min(begin + context, len(lengths))
-            yield _Window(number, begin == 0, scored - begin, rows[begin:end], lengths[begin:end])
-            scored, begin = end, begin + stride
 
 
 def as_windows(batch: Batch) -> TokenBatch:

@@ -29,8 +29,8 @@ from pipeline.reporting.charts import draw_curves
 from pipeline.reporting.rendering import STYLE, make_environment, render_template
 from pipeline.reporting.report import EvaluationStatus, evaluation_status, load_run_report
 from pipeline.reporting.run_state import damaged_state, determine_state, phase_metrics, read_history, read_setting
+from pipeline.run.index.queries import PIXELS
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.spaces.results import PIXELS
 from pipeline.web import questions
 from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.runs import NotFoundError, RunListing, ServedRuns, list_served_files, metrics_csv
@@ -65,7 +65,7 @@ def make_templates(links: dict[str, str]) -> Environment:
 
 
 def _next_chunks_heading(found: Any) -> str:
-    from pipeline.probe.next import prediction_heading
+    from pipeline.inference import prediction_heading
 
     return prediction_heading(found)
 

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from data.corpus import Corpus
-from pipeline.run.index import PIXELS
+from pipeline.run.index.queries import PIXELS
 
 MOST_BYTES = 4 << 20  # searched bytes of a split
 _MOST_TRIED = 4000  # tested positions per chunk; its bytes may occur without being a chunk

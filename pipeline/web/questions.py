@@ -9,7 +9,7 @@ from pydantic import Field
 from pipeline.config import ConfigError, SampleOptions
 from pipeline.console import unescape_query
 from pipeline.run.files import Sample, describe_speed
-from pipeline.run.spaces.results import PIXELS, Neighbour, QueryResult, display_chunk
+from pipeline.run.index.queries import PIXELS, Neighbour, QueryResult, display_chunk
 from pipeline.web.corpus_examples import Example
 
 if TYPE_CHECKING:  # torch costs two seconds
@@ -192,7 +192,7 @@ def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResul
         raise ConfigError(f"samples × chunks: at most {MOST_CHUNKS:,} here; `haed sample` writes any number")
 
     def ask(opened: "LoadedRun") -> SampleResult:
-        from pipeline.probe.sample import continue_prompt
+        from pipeline.inference import continue_prompt
 
         run, prompt = opened.run, _prompt_bytes(question.prompt)
         if run.chunker.name == PIXELS:

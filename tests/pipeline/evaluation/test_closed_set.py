@@ -9,8 +9,7 @@ from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.config import Options
-from pipeline.evaluation.closed_set import score_closed_set
-from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
+from pipeline.evaluation.evaluate import evaluate_run, format_evaluation, score_closed_set
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import fixed_subset

@@ -18,10 +18,9 @@ from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, load_options
 from pipeline.evaluation.evaluate import evaluate_run
-from pipeline.probe.index import build_index
-from pipeline.probe.neighbours import find_neighbours
 from pipeline.reporting.report import write_report
 from pipeline.run.checkpoints import Checkpoints, list_checkpoints
+from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
@@ -29,6 +28,7 @@ from pipeline.training.stages import finetune, pretrain, train
 from pipeline.web.app import make_application
 from pipeline.web.model_cache import ModelCache
 from pipeline.web.runs import ServedRuns
+from tests.conftest import find_neighbours
 
 
 def digest(folder: Path) -> dict[str, str]:

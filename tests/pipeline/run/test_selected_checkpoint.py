@@ -13,8 +13,10 @@ import pytest
 
 from pipeline import open_run
 from pipeline.cli import main
+from pipeline.console import warn_once
 from pipeline.reporting.report import evaluation_status
-from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state, reset_warnings
+from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state
+from pipeline.run.files import ChecksumCache
 from pipeline.run.run_directory import RunFolder
 
 
@@ -127,17 +129,12 @@ def test_a_wrong_latest_changes_nothing(best_first: Path, capsys: pytest.Capture
 
 def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is worked out once, and again if the file changes in whatever way."""
-    from pipeline.run import checkpoints
-
     place = best_first / "finetune" / "checkpoints"
-    read: list[Path] = []
-    stamped = checkpoints.stamp_file
-    checkpoints._sums.clear()
+    monkeypatch.setattr(ChecksumCache, "_hashed", hashed := {})
     assert choose_checkpoint(place).step == 2
-    known = dict(checkpoints._sums)
-    assert [path.name for path in known] == ["model.safetensors"]  # of the best alone, in a copy
-    choose_checkpoint(place)
-    assert checkpoints._sums == known and not read and stamped(next(iter(known))) == next(iter(known.values()))[0]
+    assert [path.name for path in hashed] == ["model.safetensors"]  # of the best alone, in a copy
+    hashed.clear()
+    assert choose_checkpoint(place).step == 2 and not hashed  # `.checked` has it
     flip("model.safetensors")(place)
     assert choose_checkpoint(place).step == 4
 
@@ -220,13 +217,13 @@ def test_advice_is_gone_once_it_was_taken(
     before = said()
     command = advised(before.replace("\\", ""), stage)
     assert main(command) == 0, command
-    reset_warnings()
+    warn_once.cache_clear()
     assert f"haed {stage} " not in said()
 
 
 def test_a_terabyte_behind_the_weights_is_not_read(best_first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = best_first / "finetune" / "checkpoints" / "step-00000002" / "model.safetensors"
     os.truncate(model, 1 << 40)
-    monkeypatch.setattr("pipeline.run.checkpoints.open_file", lambda *_: pytest.fail("it is summed"))
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("it is summed"))
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
         read_verified_state(model.parent, fresh=True)

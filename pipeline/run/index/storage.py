@@ -4,11 +4,7 @@
     search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of vectors.faiss
     table.parquet   row i is of vector i; Parquet readers (pandas, DuckDB, Polars) open it, and alone use `text`
     meta.json       summary of the index, its search quality, and the sha256 of the other files; written last
-    .checked        files that were found to have these checksums
-
-Checksums are computed once: `.checked` has device, inode, size and times of each file, and counts only if it belongs to
-the current user. Nobody can supply one that matches, since the inode and the change time are set when a file is
-unpacked.
+    .checked        checksums of the files, so that they are computed once; see `pipeline.run.files.ChecksumCache`
 
 FAISS's readers trust their input, so they never read a stranger's file. `vectors.faiss` is read by our own code, after
 its header was compared with its size. `search.faiss` is opened only if `.checked` says that this user built it here. In
@@ -17,8 +13,6 @@ a copied or foreign run, results are exact, slower, and the same.
 No file is memory-mapped: if a mapped file were truncated, or its disk failed, the process would end with SIGBUS.
 """
 
-import hashlib
-import logging
 import os
 import struct
 from collections.abc import Iterator
@@ -29,15 +23,13 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from data.checked import OpenedFile, add_path_to_errors, open_file, read_json, stamp_file
-from data.filesystem import make_folders, replace_atomically, write_json
+from data.checked import OpenedFile, add_path_to_errors, open_file
+from data.filesystem import make_folders, replace_atomically
 from pipeline.config import ConfigError, IndexOptions, Phase
-from pipeline.run.files import read_as
-from pipeline.run.run_directory import PHASES, RunFolder, stage_overrides
-from pipeline.run.run_directory import format_command as command_of
+from pipeline.run.files import ChecksumCache, read_as
+from pipeline.run.run_directory import PHASES, RunFolder, format_command, stage_overrides
 
-log = logging.getLogger(__name__)
-VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
+VECTORS, SEARCH, TABLE, META = "vectors.faiss", "search.faiss", "table.parquet", "meta.json"
 HEADER = 45  # bytes
 SMALL = 1 << 28  # bytes of vectors that are kept in memory
 
@@ -47,7 +39,7 @@ SCORES: dict[Metric, str] = {"centred": "centred cosine", "cosine": "cosine", "i
 
 
 class StaleIndexError(ValueError):
-    """An index of another checkpoint, or of a version whose indexes are no longer read."""
+    """An index of another checkpoint."""
 
 
 @dataclass
@@ -180,9 +172,14 @@ def space_folder(folder: RunFolder, space: Space) -> Path:
     return folder.path / "index" / space
 
 
+def has_index(folder: RunFolder, space: Space) -> bool:
+    """Return whether a run has an index of a space, of whatever checkpoint."""
+    return os.path.lexists(space_folder(folder, space) / META)
+
+
 def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
     """Return the command that builds the index of a space, for the checkpoint of a phase."""
-    return command_of("index", folder, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage))
+    return format_command("index", folder, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage))
 
 
 def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> Phase | None:
@@ -203,14 +200,12 @@ class IndexFiles:
     Attributes:
         place: their folder.
         meta: contents of meta.json.
-        own: this user built them here.
         vectors: (n, E) float32.
         again: advice how to build them again.
     """
 
     place: Path
     meta: IndexMetadata
-    own: bool
     vectors: "np.ndarray | VectorFile"
     again: str
 
@@ -230,7 +225,7 @@ class IndexFiles:
             ValueError: it is damaged.
         """
         place, again = space_folder(folder, space), f"run `{index_command(folder, space)}` again"
-        if not os.path.lexists(place / META):
+        if not has_index(folder, space):
             others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
             there = f" (it has {', '.join(others)})" if others else ""
             of = "" if space == "chunks" else f" of {space}"
@@ -254,10 +249,10 @@ class IndexFiles:
         try:  # at last, as it may note what it found: what is refused changes nothing
             _check_mean(meta)
             vectors = open_vectors(place / VECTORS, meta)
-            own = _is_whole(place, meta)
+            _check_sums(place, meta)
         except (OSError, ValueError) as error:
             raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
-        return cls(place, meta, own, vectors, again)
+        return cls(place, meta, vectors, again)
 
     def read_columns(self, **wanted: str) -> dict[str, np.ndarray]:
         """Read columns of the table; only those of a fixed width, so that their memory is known before they are read.
@@ -365,6 +360,16 @@ def _check_mean(meta: IndexMetadata) -> None:
         raise ValueError(f"{META} has no mean that goes with metric {meta.metric} and width {meta.width}")
 
 
+def _check_sums(place: Path, meta: IndexMetadata) -> None:
+    """Raise ValueError if a file does not have the checksum in meta.json."""
+    if not {VECTORS, TABLE} <= set(meta.sha256) <= {VECTORS, SEARCH, TABLE}:
+        raise ValueError(f"{META} does not name its files")
+    cache = ChecksumCache(place)
+    for name, expected in meta.sha256.items():
+        if cache.compute_sha256(name) != expected:
+            raise ValueError(name)
+
+
 def flat_header(number: int, width: int, metric: Metric) -> bytes:
     """Return the header of a FAISS `IndexFlatIP` or `IndexFlatL2` file with this many vectors.
 
@@ -375,45 +380,13 @@ def flat_header(number: int, width: int, metric: Metric) -> bytes:
     return name + struct.pack("<iqqqBiQ", width, number, 1 << 20, 1 << 20, 1, code, number * width)
 
 
-def _file_stamps(place: Path, meta: IndexMetadata) -> dict[str, list[int]]:
-    return {name: stamp_file(place / name) for name in (META, *meta.sha256)}
-
-
-def _is_whole(place: Path, meta: IndexMetadata) -> bool:
-    """Return whether this user built the files here; verify their checksums once.
-
-    Raises:
-        ValueError: a checksum is wrong.
-    """
-    if not set(meta.sha256) <= {VECTORS, SEARCH, TABLE} or not {VECTORS, TABLE} <= set(meta.sha256):
-        raise ValueError(f"{META} does not name its files")
-    states = _file_stamps(place, meta)
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        checked = place / CHECKED
-        content = read_json(checked)
-        if checked.lstat().st_uid == os.getuid() and content["files"] == states:
-            return bool(content["own"])
-    for name, expected in meta.sha256.items():
-        with add_path_to_errors(place / name), open_file(place / name) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                raise ValueError(name)
-    _note_checked(place, states, False)
-    return False
-
-
-def _note_checked(place: Path, states: dict[str, list[int]], own: bool) -> None:
-    with suppress(OSError):  # where one may only read, sums are worked out every time
-        write_json(place / CHECKED, {"own": own, "files": states})
-
-
 def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> IndexMetadata:
     """Write meta.json with the checksums of the finished files, and note in `.checked` that this user built them."""
     place = space_folder(folder, meta.space)
-    for name in names:
-        with open_file(place / name) as file:
-            meta.sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    cache = ChecksumCache(place)
+    meta.sha256 = {name: cache.compute_sha256(name, fresh=True) for name in names}
     folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
-    _note_checked(place, _file_stamps(place, meta), True)
+    cache.note_sums(meta.sha256, is_built=True)
     if SEARCH not in names:
         (place / SEARCH).unlink(missing_ok=True)
     return meta

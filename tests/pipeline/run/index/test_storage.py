@@ -1,5 +1,6 @@
 """Files of an index: what is believed of them, and what a stranger's may not do."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,10 +13,10 @@ import pytest
 
 from data.filesystem import write_json
 from pipeline.cli import main
-from pipeline.probe.index import build_index
-from pipeline.run.index import ChunkIndex
+from pipeline.run.files import ChecksumCache
+from pipeline.run.index.build import build_index
+from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.spaces import storage
 
 
 @pytest.fixture
@@ -27,13 +28,15 @@ def place(run: Path) -> Path:
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are read to be summed up."""
     found: list[str] = []
-    digest = storage.hashlib.file_digest
+    digest = hashlib.file_digest
+    monkeypatch.setattr(ChecksumCache, "_hashed", {})
 
     def noted(file, name):  # noqa: ANN001, ANN202
-        found.append(Path(file.name).name)
+        if "index" in Path(file.name).parts:
+            found.append(Path(file.name).name)
         return digest(file, name)
 
-    monkeypatch.setattr(storage.hashlib, "file_digest", noted)
+    monkeypatch.setattr(hashlib, "file_digest", noted)
     return found
 
 
@@ -45,10 +48,14 @@ def test_sums_are_worked_out_once_and_again_when_a_file_changed(run: Path, place
     assert len(sums) == 2 and (again.vectors == first.vectors).all() and again.chunk_at(3) == first.chunk_at(3)
     os.utime(place / "table.parquet")
     ChunkIndex.open(folder)
-    assert len(sums) == 4
-    (place / ".checked").write_text('{"own": true, "files": {}}')
+    assert len(sums) == 3
+    ChecksumCache._hashed.clear()
     ChunkIndex.open(folder)
-    assert len(sums) == 6
+    assert len(sums) == 3  # another process reads `.checked`
+    (place / ".checked").write_text('{"vectors.faiss": true}')
+    ChecksumCache._hashed.clear()
+    ChunkIndex.open(folder)
+    assert len(sums) == 5
     content = bytearray((place / "vectors.faiss").read_bytes())
     content[200] ^= 1
     (place / "vectors.faiss").write_bytes(content)
@@ -78,14 +85,15 @@ def test_an_approximate_index_of_somebody_else_is_not_read(
         theirs.search.find_nearest(queries, 3)[0], mine.search.find_nearest(queries, 3)[0], atol=1e-4
     )
     checked = json.loads((copied / "index/chunks/.checked").read_text())
-    assert checked["own"] is False
+    assert set(checked) == {"vectors.faiss", "search.faiss", "table.parquet"}
+    assert not any(is_built for _, _, is_built in checked.values())
 
 
 def forged(place: Path, **changes: object) -> None:
     """A meta.json that says something else, with the sums of the files as they are."""
     meta = json.loads((place / "meta.json").read_text()) | changes
     for name in meta["sha256"]:
-        meta["sha256"][name] = storage.hashlib.sha256((place / name).read_bytes()).hexdigest()
+        meta["sha256"][name] = hashlib.sha256((place / name).read_bytes()).hexdigest()
     write_json(place / "meta.json", meta)
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pipeline.config import IndexOptions
-from pipeline.run.spaces import faiss_search
-from pipeline.run.spaces.faiss_search import (
+from pipeline.run.index import faiss_search
+from pipeline.run.index.faiss_search import (
     Vectors,
     augment_vectors,
-    build_index,
+    build_faiss_index,
     choose_index,
     kinds_to_try,
     open_candidate,
@@ -18,7 +18,7 @@ from pipeline.run.spaces.faiss_search import (
     search_uncentred,
     tune_effort,
 )
-from pipeline.run.spaces.storage import Metric, open_vectors, write_vectors
+from pipeline.run.index.storage import Metric, open_vectors, write_vectors
 
 METRICS: tuple[Metric, ...] = ("centred", "cosine", "ip", "l2")
 
@@ -58,7 +58,7 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
     tolerance = {"rtol": 1e-4, "atol": 1e-4}
     for kind in ("flat", "hnsw", "ivf", "ivfpq"):
         if kind != "flat":
-            build_index(tmp_path / kind, stored, metric, kind, 1, 0)
+            build_faiss_index(tmp_path / kind, stored, metric, kind, 1, 0)
         search = open_candidate(tmp_path / kind, stored, metric, kind)
         tuned = tune_effort(search, 0.97, unseen, 0)
         assert tuned.found == tuned.curve[-1] and tuned.queries == {
@@ -109,7 +109,7 @@ def test_a_recall_that_is_not_reached_is_said(
 ) -> None:
     monkeypatch.setattr(faiss_search, "_PROBES", (1, 2))
     base = prepare_vectors(np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32), "cosine")
-    build_index(tmp_path / "ivf", base, "cosine", "ivf", 1, 0)
+    build_faiss_index(tmp_path / "ivf", base, "cosine", "ivf", 1, 0)
     tuned = tune_effort(open_candidate(tmp_path / "ivf", base, "cosine", "ivf"), 0.99, base[:0], 0)
     assert "ivf: index.recall=0.99 was not reached" in caplog.text
     first, last = tuned.curve

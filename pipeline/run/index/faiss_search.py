@@ -32,7 +32,8 @@ import numpy as np
 from data.checked import CorruptFileError, add_path_to_errors, free_memory, open_file
 from data.filesystem import available_threads, replace_atomically
 from pipeline.config import IndexOptions
-from pipeline.run.spaces.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
+from pipeline.run.files import ChecksumCache
+from pipeline.run.index.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
 
 log = logging.getLogger(__name__)
 PART = 1 << 14  # vectors at a time
@@ -77,12 +78,12 @@ class Vectors:
     def open(cls, files: IndexFiles) -> "Vectors":
         """Open the vectors of a space, with the approximate index if this user built it here.
 
-        See `pipeline.run.spaces.storage` for the reason.
+        See `pipeline.run.index.storage` for the reason.
         """
         meta = files.meta
         if meta.kind == "flat":
             return cls(files.vectors, meta.metric)
-        if not files.own:
+        if not ChecksumCache(files.place).is_built_here(SEARCH):
             log.warning(
                 "%s was not built here by you: it is not read, and answers come from exact search, which takes longer; %s",
                 files.place / SEARCH,
@@ -274,7 +275,7 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
     )
 
 
-def build_index(
+def build_faiss_index(
     path: Path, vectors: np.ndarray | VectorFile, metric: Metric, kind: str, threads: int | None, seed: int
 ) -> None:
     """Build an approximate index of vectors (n, E) and write it; only a part of `VectorFile` is in memory at a time.
@@ -411,7 +412,7 @@ def choose_index(
         path = place / f".{kind}.partial"
         if kind != "flat":
             log.info("building %s over %s vectors of width %d", kind, f"{len(vectors):,}", vectors.shape[1])
-            build_index(path, vectors, metric, kind, threads, seed)
+            build_faiss_index(path, vectors, metric, kind, threads, seed)
         tuned = tune_effort(open_candidate(path, vectors, metric, kind), limits.recall, unseen, seed)
         reached = tuned.found.recall >= limits.recall - SLACK
         tried.append((reached, -tuned.found.p50 if reached else tuned.found.recall, tuned, path))

@@ -13,9 +13,8 @@ import pytest
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import Options
-from pipeline.probe.next import next_chunks
-from pipeline.probe.sample import sample
-from pipeline.run.spaces.results import Passage
+from pipeline.inference import next_chunks, sample
+from pipeline.run.index.queries import Passage
 
 NOTEBOOK = Path(__file__).resolve().parents[4] / "docs" / "probing.ipynb"
 

@@ -19,22 +19,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from haed.base import TokenBatch
 from haed.chunk.model import HAED
+from pipeline.analysis.geometry import normalise_rows
 from pipeline.console import escape_control_characters
-from pipeline.probe.index import Window, cut_windows, to_token_batch
 from pipeline.run.analysis import ByLayer, Layer, SimilarPassages
-from pipeline.run.index import PIXELS, display_chunk
+from pipeline.run.index.queries import PIXELS, display_chunk
 from pipeline.run.opened import Run
+from pipeline.run.windows import Window, cut_windows, stack_windows
 
 OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places per window; queries; neighbours of each
 _AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each
 _CHUNKS = 3  # chunks of pixels shown before a place
-
-
-def normalise_rows(vectors: np.ndarray) -> np.ndarray:
-    """Divide vectors (n, E) by their norms; return float32. Zero vectors stay zero."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
 
 @dataclass
@@ -74,25 +70,24 @@ def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
     assert isinstance(system, HAED)
     share = most / OF_WINDOW * context / max(1, corpus.split_counts(split).chunks)
     chance, number = np.random.default_rng(seed), itertools.count()
-    apart = (each for each in cut_windows(corpus, split, context) if each.begin % (2 * max(1, context // 2)) == 0)
-    long = (each for each in apart if each.end - each.begin > 1 and chance.random() < share)
+    overlapping = cut_windows(corpus.iterate_documents(split), context)
+    apart = (each for each in overlapping if each.begin % (2 * max(1, context // 2)) == 0)
+    long = (each for each in apart if each.size > 1 and chance.random() < share)
     drawn = itertools.islice(long, -(-most // OF_WINDOW))
     places: list[tuple[int, int, bytes, bytes, str]] = []
     states: list[list[np.ndarray]] = []
     while batch := list(itertools.islice(drawn, _AT_ONCE)):
-        chosen = [
-            np.unique(np.linspace(-((each.begin - each.end) // 2), each.end - each.begin - 1, OF_WINDOW).astype(int))
-            for each in batch
-        ]
+        chosen = [np.unique(np.linspace(-(-each.size // 2), each.size - 1, OF_WINDOW).astype(int)) for each in batch]
         for each, chunks in zip(batch, chosen, strict=True):
             own = next(number)
             places += [
                 (own, each.document, *_read_surroundings(each, each.begin + chunk, run)) for chunk in chunks.tolist()
             ]
-        before = np.cumsum([0, *(each.end - each.begin for each in batch)])
+        before = np.cumsum([0, *(each.size for each in batch)])
         rows = np.concatenate([begin + chunks for begin, chunks in zip(before, chosen, strict=False)])
+        stacked = stack_windows(batch, run.chunker.k)
         with torch.no_grad(), run.compute.use_precision():
-            found = system.layer_states(to_token_batch(batch, run.chunker.k))
+            found = system.layer_states(TokenBatch.from_chunks(stacked.tokens, stacked.lengths))
         states.append([layer.float().cpu().numpy()[rows] for layer in found])
     if next(number) < 2:
         return None

@@ -1,11 +1,11 @@
-"""What may be asked; answers are in tests/pipeline/probe/test_neighbours.py."""
+"""What may be asked; answers are in tests/pipeline/run/index/test_neighbours.py."""
 
 import pytest
 
 from data.chunkers import make_chunker
 from data.corpus import Corpus
 from data.options import ChunkerOptions
-from pipeline.run.spaces.queries import parse_chunk, parse_passage
+from pipeline.run.index.queries import parse_chunk, parse_text
 
 WORDS = make_chunker(ChunkerOptions(kind="words"))
 PIXELS = make_chunker(ChunkerOptions(kind="pixels", k=12))
@@ -20,7 +20,7 @@ def test_what_is_no_chunk_of_pixels(query: str) -> None:
     with pytest.raises(ValueError, match="is no chunk of pixels"):
         parse_chunk(query, PIXELS, nothing, "train")
     with pytest.raises(ValueError, match="is no place in a picture"):
-        parse_passage(query, PIXELS, nothing, "train")
+        parse_text(query, PIXELS, nothing, "train")
     eight = make_chunker(ChunkerOptions(kind="pixels", k=8))
     assert parse_chunk("#FF0080", eight, nothing, "train") == bytes.fromhex("ff0080ff0080ff00")
 
@@ -41,6 +41,5 @@ def test_what_is_cut_and_what_is_several_chunks_is_said(caplog: pytest.LogCaptur
         caplog.clear()
         assert parse_chunk(query, WORDS, nothing, "train") == meant
         assert said in caplog.text and bool(caplog.text) == bool(said)
-    for refused in (parse_chunk, parse_passage):
-        with pytest.raises(ValueError, match="empty"):
-            refused("", WORDS, nothing, "train")
+    with pytest.raises(ValueError, match="empty"):
+        parse_chunk("", WORDS, nothing, "train")

@@ -16,14 +16,14 @@ from PIL import Image
 from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import Options
-from pipeline.probe.index import build_index
-from pipeline.probe.neighbours import find_neighbours
 from pipeline.reporting import plots
 from pipeline.reporting.report import write_report
 from pipeline.run.files import read_json
+from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.stages import train
+from tests.conftest import find_neighbours
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "linear", "lstm", "transformer"])
@@ -91,7 +91,7 @@ def test_rare_chunks_are_no_answers_if_enough_are_frequent(
     train(options)
     where, found = str(RunFolder.from_options(options).path), {}
     for enough, asked in ((5, []), (5, ["--min-count", "1"]), (10**6, [])):
-        monkeypatch.setattr("pipeline.run.index.ENOUGH", enough)
+        monkeypatch.setattr("pipeline.run.index.chunk_index.ENOUGH", enough)
         assert main(["index", where]) == 0
         assert ("answers occur 10 times or more" in capsys.readouterr().out) == (enough == 5)
         assert main(["neighbours", where, "zq", "--count", "9", *asked]) == 0
@@ -304,7 +304,7 @@ def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is
 
 
 def test_an_approximate_index_that_proposes_too_few_gives_way_to_exact_search() -> None:
-    from pipeline.run.spaces.faiss_search import Vectors
+    from pipeline.run.index.faiss_search import Vectors
 
     class Few:
         d, nlist = 8, 4

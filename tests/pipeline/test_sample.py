@@ -14,14 +14,14 @@ from PIL import Image
 from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import Options, load_options
-from pipeline.probe.index import build_index
-from pipeline.probe.neighbours import find_neighbours
-from pipeline.probe.sample import decode_whole_characters, sample
+from pipeline.inference import decode_whole_characters, sample
 from pipeline.reporting.report import write_report
+from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.training.stages import train
+from tests.conftest import find_neighbours
 
 
 def test_the_same_seed_gives_the_same_text(options: Options) -> None:

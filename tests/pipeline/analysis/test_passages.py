@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.analysis import passages
+from pipeline.analysis.passages import Places, compare_layers, sample_places
 from pipeline.cli import main
-from pipeline.probe import passages
-from pipeline.probe.passages import Places, compare_layers, sample_places
 from pipeline.run.opened import open_run
 
 

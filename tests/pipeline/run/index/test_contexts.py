@@ -13,10 +13,10 @@ from data.sharding.build import shard
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import Options, load_options
-from pipeline.probe.index import build_index, cut_windows
+from pipeline.run.index.build import build_index, iterate_named_windows
+from pipeline.run.index.context_index import ContextIndex
 from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.spaces.contexts import ContextIndex
 from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
 
@@ -78,7 +78,7 @@ def test_documents_may_be_called_what_is_no_utf_8(tmp_path: Path) -> None:
         (tmp_path / f"caf\udce9 train {number}.txt").write_text(f"text {number} " * 30)
     source = SourceOptions(kind="text", path=str(tmp_path), valid_percent=0)
     corpus = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
-    names = {window.name for window in cut_windows(corpus, "train", 8)}
+    names = {name for name, _ in iterate_named_windows(corpus, "train", 8)}
     assert names == {f"caf\udce9 train {number}.txt".encode("utf-8", "surrogateescape") for number in range(2)}
 
 
@@ -159,7 +159,7 @@ def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str
         ("7:4", "has no chunk 4: it has 4"),
     ):
         assert main(["neighbours", where, query]) == 1 and message in capsys.readouterr().err
-    assert main(["neighbours", where, "--context", "7:0"]) == 1 and "like no other" in capsys.readouterr().err
+    assert main(["neighbours", where, "--context", "7:0"]) == 1 and "the query is empty" in capsys.readouterr().err
 
 
 def test_a_layer_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

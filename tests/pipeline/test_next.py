@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
-from pipeline.probe.sample import sample
+from pipeline.inference import sample
 from pipeline.reporting.report import write_report
 from pipeline.run.files import describe_speed
 from pipeline.run.opened import Run

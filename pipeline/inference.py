@@ -1,0 +1,210 @@
+"""Stages that query a trained run: `sample` continues prompts, `next` lists chunks, `neighbours` searches an index."""
+
+import logging
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from data.checked import encode_checked_json
+from data.filesystem import write_atomically
+from pipeline.config import ConfigError, Options, Phase, SampleOptions
+from pipeline.console import escape_control_characters
+from pipeline.run.files import KeptSample, Sample, write_or_log
+from pipeline.run.index.chunk_index import check_chunks
+from pipeline.run.index.probe import Probe
+from pipeline.run.index.queries import PIXELS, SearchResults, Texts, to_texts
+from pipeline.run.metrics import ProgressCounter
+from pipeline.run.run_directory import RunFolder, guard_results
+
+if TYPE_CHECKING:
+    from pipeline.run.opened import NextChunk, NextChunks, Run
+
+log = logging.getLogger(__name__)
+
+
+@guard_results
+def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> list[Sample]:
+    """Continue prompts, by default those of `sample.prompts`.
+
+    If `sample.prompts` is empty, the prompts are frequent chunks of the corpus and the empty prompt. Samples of default
+    prompts are also written to samples.json, with the digest of the checkpoint. A model of pictures completes the lower
+    halves of `sample.pictures` held-out pictures instead, and writes samples.png.
+
+    Raises:
+        FileNotFoundError: nothing was trained in the run.
+        ValueError: a prompt was given for a model of pictures.
+    """
+    from pipeline.run.opened import Run
+
+    folder = RunFolder.from_options(options)
+    run = Run(folder, options)
+    if run.chunker.name == PIXELS:
+        if prompts:
+            raise ValueError("this run's model is of pictures: it takes no --prompt, but completes sample.pictures=")
+        return _complete_pictures(run, samples)
+    given = (options.sample.prompts or folder.corpus_prompts()) if prompts is None else prompts
+    asked = to_texts(given, 'sample(options, ["import "])')
+    log.info("continuing %d prompts by %s step %s", len(asked), run.phase, f"{run.step:,}")
+    written, progress = list[Sample](), ProgressCounter("sample", len(asked), "prompts")
+    for prompt in asked:
+        written += continue_prompt(run, prompt, samples, options.sample)
+        progress.add_done()
+    if prompts is None:
+        kept = [KeptSample(**asdict(item), checkpoint=run.digest, fallback=run.checkpoint.fallback) for item in written]
+        write_or_log(folder.path / "samples.json", encode_checked_json([asdict(item) for item in kept]))
+    return written
+
+
+def continue_prompt(run: "Run", prompt: bytes, samples: int, how: SampleOptions) -> list[Sample]:
+    """Return `samples` continuations of a prompt, as displayed text and as bytes."""
+    found = run.continued(prompt, samples, how)
+    shown, speed = prompt.decode(errors="backslashreplace"), found.characters_per_second
+    shares = [None] * samples if found.summoned is None else found.summoned
+    return [
+        Sample(shown, decode_whole_characters(text), (prompt + text).hex(), share, speed)
+        for text, share in zip(found.texts, shares, strict=True)
+    ]
+
+
+def decode_whole_characters(written: bytes) -> str:
+    """Decode UTF-8 without an incomplete character at the end. Other invalid bytes become escapes."""
+    return getincrementaldecoder("utf-8")("backslashreplace").decode(written)
+
+
+def _complete_pictures(run: "Run", samples: int) -> list[Sample]:
+    """Draw held-out pictures, each as its given half, its completions and the original."""
+    from pipeline.reporting import plots
+
+    corpus, how = run.folder.open_corpus(), run.options.sample
+    split = next((name for name in ("test", "valid", "train") if corpus.split_counts(name).documents), "train")
+    originals = np.stack([tokens for tokens, _ in islice(corpus.iterate_documents(split), how.pictures)])
+    shape = tuple(corpus.form[name] for name in ("height", "width", "channels"))
+    chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
+    given = originals[:, : chunks // 2 * run.chunker.k]
+    lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - given.shape[1]]
+    completed = np.concatenate([given.repeat(samples, 0), lower], 1).reshape(len(given), samples, -1)
+    blank = np.concatenate([given, np.full_like(originals[:, given.shape[1] :], 255)], 1)
+    rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)
+    picture = run.folder.path / "samples.png"
+    write_atomically(
+        picture,
+        plots.draw_pictures(rows.reshape(*rows.shape[:2], *shape), ["given", *["completed"] * samples, "original"]),
+    )
+    log.info("%s", picture)
+    return [Sample(f"upper half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]
+
+
+def next_chunks(options: Options, prompts: Texts = (), count: int = 10) -> "list[NextChunks]":
+    """Return the most probable next chunks after each prompt, by default at the start of a document; see `Run.next`.
+
+    Raises:
+        ConfigError: the model predicts tokens, not chunks.
+        FileNotFoundError: nothing was trained in the run.
+        ValueError: a prompt for a model of pictures.
+    """
+    from pipeline.run.opened import Run
+
+    run = Run(RunFolder.from_options(options), options)
+    return [run.next(prompt, count) for prompt in to_texts(prompts, 'next_chunks(options, ["import "])') or [b""]]
+
+
+def prediction_rows(item: "NextChunks") -> list[dict[str, str]]:
+    """Return table rows of the chunks after one prompt, with visible white space, and the probability of all others."""
+
+    def row(text: str, probability: float, chunk: "NextChunk | None") -> dict[str, str]:
+        known = f"{100 * chunk.summoned:.1f}" if chunk and item.gate is not None else ""
+        count = f"{chunk.count:,}" if chunk and chunk.count is not None else ""
+        return {"probability": f"{probability:.4f}", "vocabulary %": known, "in train": count, "chunk": text}
+
+    return [
+        *(row(escape_control_characters(chunk.text), chunk.probability, chunk) for chunk in item.chunks),
+        row("(all others)", item.rest, None),
+    ]
+
+
+def prediction_heading(item: "NextChunks") -> str:
+    """Describe the prompt, how it was cut, and the gate."""
+    cut = f"after {escape_control_characters(item.before)}" if item.before is not None else "where a document begins"
+    opened = f", given that it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
+    gate = f"; from the vocabulary with probability {item.gate:.3f}" if item.gate is not None else ""
+    return f"{escape_control_characters(item.prompt)}: the chunk {cut}{opened}{gate}"
+
+
+def format_predictions(found: "list[NextChunks]") -> str:
+    """Format the next chunks of all prompts as text."""
+    lines = []
+    for item in found:
+        lines.append(prediction_heading(item))
+        for row in ({name: name for name in prediction_rows(item)[0]}, *prediction_rows(item)):
+            lines.append("  {probability:>11}  {vocabulary %:>12}  {in train:>9}  {chunk}".format(**row))
+    return "\n".join(lines)
+
+
+@dataclass(kw_only=True)
+class IndexQuery:
+    """Query to an index.
+
+    Attributes:
+        space: `chunks` finds chunks similar to a query. `contexts` finds positions similar to the end of a text.
+            `predictions` finds chunks similar to those that the model expects after a text.
+        queries: chunks or texts. If there are none, `chunks` uses frequent chunks of the corpus.
+        like: chunks to add up, instead of `queries`.
+        minus: chunks to subtract.
+        plus: further chunks to add.
+        count: neighbours of each query; None: eight, or as many as there are.
+        min_count: minimum count of a chunk in the results; None: the threshold of known chunks.
+        refresh: build the index first if it is missing, damaged or of another checkpoint.
+    """
+
+    space: Literal["chunks", "contexts", "predictions"] = "chunks"
+    queries: Sequence[str | bytes] = ()
+    like: Sequence[str | bytes] = ()
+    minus: Sequence[str | bytes] = ()
+    plus: Sequence[str | bytes] = ()
+    count: int | None = None
+    min_count: int | None = None
+    refresh: bool = False
+
+
+def query_index(options: Options, query: IndexQuery) -> SearchResults:
+    """Answer a query. Chunks of the corpus are looked up in the index; the model is opened only for other queries.
+
+    Raises:
+        ConfigError: the model has no such space, or the query is invalid.
+        FileNotFoundError: the run has no such index yet.
+        ValueError: a query is invalid, or the index is damaged or of another checkpoint.
+    """
+    if query.space != "contexts":
+        check_chunks(options)
+    elif query.min_count is not None:
+        raise ConfigError("--min-count is of chunks: a place in the text is there once")
+    if query.space != "chunks" and not query.queries:
+        raise ConfigError(f"{query.space} are asked for by texts: give one")
+    folder = RunFolder.from_options(options)
+    folder.check_unchanged(options)
+
+    def open_model(stage: Phase) -> "Run":
+        from pipeline.run.opened import Run
+
+        return Run(folder, replace(options, evaluate=replace(options.evaluate, stage=stage)))
+
+    stage = options.evaluate.stage
+    probe = Probe(folder, folder.checkpoint_digest(stage) if stage else None, open_model)
+    if query.refresh:
+        try:
+            _ = probe.places if query.space == "contexts" else probe.index
+        except (FileNotFoundError, ValueError) as error:
+            from pipeline.run.index.build import build_index
+
+            log.info("--refresh: %s", error)
+            build_index(replace(options, index=replace(options.index, space=query.space)))
+    if query.like or query.minus or query.plus:
+        return probe.analogy(query.like, query.minus, query.plus, query.count, query.min_count)
+    if query.space == "contexts":
+        return probe.contexts(*query.queries, count=query.count)
+    find = probe.expected if query.space == "predictions" else probe.neighbours
+    return find(*query.queries, count=query.count, min_count=query.min_count)

@@ -1,1 +1,0 @@
-"""Queries to a trained run: index, neighbours, next chunks, samples, analysis."""
