@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.corpus import Corpus
 from data.filesystem import write_json
 from data.vocabulary import Occurrences
 from experiments import activation_memory
@@ -29,10 +30,26 @@ from pipeline.evaluation import baselines
 from pipeline.run.index.queries import display_chunk
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows
+from pipeline.run.windows import DocumentWindows, ScoredWindows, fixed_subset, split_windows
 from pipeline.training.profile import profile_phase
 
 PER_VARIANT = {"profile", "memory", "speed"}  # time and memory, which depend on no seed: of one run of a variant
+
+
+def require_subset(
+    corpus: Corpus, context: int, windows: int, split: str = "valid", *, whole: bool = False
+) -> TokenBatch:
+    """Return `fixed_subset`, or raise if it is empty; with `whole`, only the windows that chunks fill completely.
+
+    Raises:
+        ValueError: there is no such window.
+    """
+    found = fixed_subset(corpus, context, windows, split)
+    if found is None:
+        raise ValueError(f"the split {split} is empty: nothing to measure")
+    if whole and not len(found := found[found.chunk_mask.all(1)]):
+        raise ValueError(f"{split} has no window of {context} chunks: set a shorter batch.context")
+    return found
 
 
 @dataclass

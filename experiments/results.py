@@ -22,10 +22,10 @@ from pathlib import Path
 from data.filesystem import write_atomically, write_json
 from experiments.catalogue import OURS, Experiment, Plan, Variant, list_experiments, load_experiment
 from experiments.measures import Measurement
+from experiments.plots import PlottedModel, plot_experiment
 from pipeline.config import Phase
 from pipeline.console import markdown_text
 from pipeline.reporting.comparison import BITS
-from pipeline.reporting.plots import PlottedModel, plot_experiment
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.metrics import read_metrics

@@ -161,7 +161,7 @@ def sample(
     )
     folder, about = RunFolder.from_options(options), describe_checkpoint(options)
     if prompt_count and options.chunker.kind != PIXELS:
-        options.sample.prompts = (options.sample.prompts or folder.corpus_prompts())[:prompt_count]
+        options.sample.prompts = (options.sample.prompts or [*folder.read_corpus_record().frequent, ""])[:prompt_count]
     written = run_stage(options, prompts or None, samples)
     text = "\n\n".join([*(code_fence(item.prompt + item.text) for item in written), describe_speed(written)])
     grid = folder.path / "samples.png"

@@ -46,7 +46,7 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
         if prompts:
             raise ValueError("this run's model is of pictures: it takes no --prompt, but completes sample.pictures=")
         return _complete_pictures(run, samples)
-    given = (options.sample.prompts or folder.corpus_prompts()) if prompts is None else prompts
+    given = (options.sample.prompts or [*folder.read_corpus_record().frequent, ""]) if prompts is None else prompts
     asked = to_texts(given, 'sample(options, ["import "])')
     log.info("continuing %d prompts by %s step %s", len(asked), run.phase, f"{run.step:,}")
     written, progress = list[Sample](), ProgressCounter("sample", len(asked), "prompts")
@@ -193,7 +193,7 @@ def query_index(options: Options, query: IndexQuery) -> SearchResults:
         return Run(folder, replace(options, evaluate=replace(options.evaluate, stage=stage)))
 
     stage = options.evaluate.stage
-    probe = Probe(folder, folder.checkpoint_digest(stage) if stage else None, open_model)
+    probe = Probe(folder, folder.select_checkpoint(stage).digest if stage else None, open_model)
     if query.refresh:
         try:
             _ = probe.places if query.space == "contexts" else probe.index

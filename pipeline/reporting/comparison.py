@@ -250,7 +250,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
 
 def _is_stale(evaluation: Evaluation, folder: RunFolder, options: Options) -> bool:
     """Return whether the run has another checkpoint now than the one that was evaluated."""
-    return folder.is_trained() and evaluation.checkpoint != folder.checkpoint_digest(options.evaluate.stage)
+    return folder.is_trained() and evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:

@@ -27,7 +27,7 @@ from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import RunState, determine_state, phase_metrics, read_setting, status_of
 from pipeline.run.analysis import Analysis
 from pipeline.run.checkpoints import (
-    CheckpointSummary,
+    Checkpoint,
     explain_too_few_steps,
     list_checkpoints,
     read_state,
@@ -218,7 +218,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
         report.is_pixels = options.chunker.kind == PIXELS
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
-    report.statistics = files.read("corpus.json", lambda path: folder.split_statistics("train"))
+    report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
     environment = files.read("environment.json", read_json)
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
     analysis = files.read(f"{ANALYSIS}/analysis.json", lambda path: read_as(Analysis, path, folder.path))
@@ -281,9 +281,7 @@ def _find_neighbours(folder: RunFolder, options: Options) -> SearchResults:
     return probe.neighbours(*options.index.queries, count=count, skip_invalid=True)
 
 
-def _collect_warnings(
-    folder: RunFolder, options: Options | None, present: CheckpointSummary, report: RunReport
-) -> list[str]:
+def _collect_warnings(folder: RunFolder, options: Options | None, present: Checkpoint, report: RunReport) -> list[str]:
     """Collect warnings about the reported checkpoint, which is the best and need not be the newest."""
     stage, phase, step = options.evaluate.stage if options else None, present.phase, present.step
     warnings = [present.fallback] if present.fallback else []
@@ -302,7 +300,7 @@ def _collect_warnings(
 
 
 def _explain_stale_evaluation(
-    folder: RunFolder, evaluation: Evaluation, present: CheckpointSummary, stage: Phase | None
+    folder: RunFolder, evaluation: Evaluation, present: Checkpoint, stage: Phase | None
 ) -> str:
     return (
         f"The likelihood is of {evaluation.stage} step {evaluation.step:,}, the run's present checkpoint is {present.phase} "
@@ -362,7 +360,7 @@ class CheckpointInfo:
     notes: list[str]
 
 
-def describe_checkpoints(folder: RunFolder, present: CheckpointSummary | None) -> list[CheckpointInfo]:
+def describe_checkpoints(folder: RunFolder, present: Checkpoint | None) -> list[CheckpointInfo]:
     """Return the checkpoints of all phases, in the order of training; `present` is the one that questions go to."""
     summaries = []
     for phase, records in phase_metrics(folder).items():

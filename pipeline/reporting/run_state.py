@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from data.checked import CorruptFileError, add_path_to_errors, open_file, read_yaml
-from pipeline.config import Phase, PhaseOptions
+from pipeline.config import Phase, PhaseOptions, flatten_tree
 from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
 from pipeline.run.metrics import Position, Record, parse_record, read_metrics
 from pipeline.run.run_directory import PHASES, RunFolder
@@ -142,7 +142,7 @@ def read_setting(folder: RunFolder, key: str) -> Any:
 
     Args:
         folder: folder of the run.
-        key: dotted key, one of `_SETTINGS`.
+        key: dotted key.
 
     Returns:
         The value; None: the file does not set it.
@@ -157,34 +157,15 @@ def read_setting(folder: RunFolder, key: str) -> Any:
 
 
 _LIMITS = ("steps", "seconds", "epochs", "patience")
-_SETTINGS = {  # the options that pages use; constructing all would take longer than parsing
-    *("model.kind", "chunker.kind", "evaluate.stage"),
-    *(f"{phase}.{limit}" for phase in PHASES for limit in _LIMITS),
-}
 
 
 @lru_cache(512)
 def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(read_yaml(path, path.parent))
-        try:
-            return dict(_select_settings(loader, loader.get_single_node(), ""))
-        finally:
-            loader.dispose()
+        tree = yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return dict(flatten_tree(tree)) if isinstance(tree, dict) else {}
     except (RecursionError, yaml.YAMLError) as error:
         raise CorruptFileError(f"{path}: not readable as YAML: {error}") from error
-
-
-def _select_settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
-    """Yield the options of `_SETTINGS` in a YAML tree. Keys that are not text are skipped."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for name, value in node.value:
-        key = f"{above}{name.value}" if isinstance(name, yaml.ScalarNode) else ""
-        if key in _SETTINGS:
-            yield key, loader.construct_object(value, deep=True)
-        elif not above:
-            yield from _select_settings(loader, value, f"{key}.")
 
 
 @lru_cache(64)

@@ -12,7 +12,7 @@ one-line files that name a checkpoint.
 
 `choose_checkpoint` decides which checkpoint of a phase is used: the best by validation if it is whole, else the newest whole one.
 Everything that reads a trained run uses it, so results are always compared with the same checkpoint. The reason for a
-fallback is logged once a command, and kept in `CheckpointSummary.fallback`.
+fallback is logged once a command, and kept in `Checkpoint.fallback`.
 
 A checkpoint is whole if `state.json` and the file that is evaluated have the recorded checksums. Hashing large files
 takes seconds, so `ChecksumCache` keeps them in `.checked` beside the checkpoints. Loading a model always hashes again.
@@ -29,9 +29,9 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from safetensors import SafetensorError, safe_open
 
@@ -109,33 +109,49 @@ class State(TypedDict, total=False):
 
 
 @dataclass
-class CheckpointSummary:
-    """Summary of a checkpoint, from its state.json.
+class Checkpoint:
+    """A checkpoint, with its tensors if it was loaded.
 
     Attributes:
         path: folder of the checkpoint.
-        step: training step.
-        digest: digest of the whole checkpoint.
-        identity: identity of the run that it fits.
+        state: contents of its state.json.
         fallback: why it is used although it is not the best by validation, or why that is unknown; None if nothing is
             wrong.
+        model: weights by name; of a checkpoint loaded for reading, their moving average if there is one.
+        training: tensors of the optimizer, counts and random generators; empty unless loaded for training.
+        average: moving average of the weights, if loaded for training and there is one.
     """
 
     path: Path
-    step: int
-    digest: str
-    identity: Identity
+    state: State
     fallback: str | None = None
-
-    @classmethod
-    def from_state(cls, path: Path, state: State) -> Self:
-        """Create the summary from the contents of a state.json."""
-        return cls(path, state["step"], state["digest"], state["identity"])
+    model: "dict[str, Tensor]" = field(default_factory=dict)
+    training: "dict[str, Tensor]" = field(default_factory=dict)
+    average: "dict[str, Tensor] | None" = None
 
     @property
     def phase(self) -> str:
-        """The training phase of the checkpoint."""
+        """The training phase."""
         return self.path.parent.parent.name
+
+    @property
+    def step(self) -> int:
+        """The training step."""
+        return self.state["step"]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole checkpoint."""
+        return self.state["digest"]
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of the run that it fits."""
+        return self.state["identity"]
+
+    def without_tensors(self) -> "Checkpoint":
+        """Return the checkpoint as if it were not loaded."""
+        return Checkpoint(self.path, self.state, self.fallback)
 
 
 def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
@@ -287,7 +303,7 @@ class CorruptCheckpointError(ValueError):
     """A checkpoint whose files are missing, truncated or altered."""
 
 
-def choose_checkpoint(folder: Path) -> CheckpointSummary:
+def choose_checkpoint(folder: Path) -> Checkpoint:
     """Choose the checkpoint of a phase that is evaluated, sampled from, indexed and shown.
 
     Args:
@@ -312,7 +328,7 @@ def choose_checkpoint(folder: Path) -> CheckpointSummary:
                 continue
             if best is None and not reasons and state.get("best") is not None:
                 reasons.append(f"{folder / 'best'} is missing, though there were validations")
-            found = CheckpointSummary.from_state(path, state)
+            found = Checkpoint(path, state)
             if not reasons:
                 return found
             why = f"{'; '.join(reasons)}; using the newest instead, {path.name}"
@@ -379,23 +395,6 @@ def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State
         if not isinstance(state[key], kind):
             raise CorruptCheckpointError(f"checkpoint {path} is damaged: {STATE} has a {key} of another kind")
     return cast(State, state)
-
-
-@dataclass
-class Checkpoint:
-    """A loaded checkpoint; `training` is empty if only the model was loaded. See `CheckpointSummary` for `fallback`."""
-
-    path: Path
-    model: "dict[str, Tensor]"
-    training: "dict[str, Tensor]"
-    state: State
-    average: "dict[str, Tensor] | None" = None
-    fallback: str | None = None
-
-    @property
-    def summary(self) -> CheckpointSummary:
-        """The summary of this checkpoint."""
-        return replace(CheckpointSummary.from_state(self.path, self.state), fallback=self.fallback)
 
 
 def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
@@ -579,8 +578,8 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
             wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
             tensors = {name: read_tensors(path / name) for name in wanted}
             if training:
-                return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
-            return Checkpoint(path, tensors[evaluated], {}, state)
+                return Checkpoint(path, state, None, tensors[MODEL], tensors[TRAINING], tensors.get(AVERAGE))
+            return Checkpoint(path, state, None, tensors[evaluated])
     except PermissionError:
         raise
     except (OSError, KeyError, ValueError) as error:

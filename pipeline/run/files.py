@@ -326,7 +326,7 @@ class Evaluation:
         stage: phase whose checkpoint was used.
         step: training step of that checkpoint.
         checkpoint: digest of that checkpoint.
-        fallback: why it was used although it is not the best, see `pipeline.run.checkpoints.CheckpointSummary`; None if nothing was
+        fallback: why it was used although it is not the best, see `pipeline.run.checkpoints.Checkpoint`; None if nothing was
             wrong.
         bits: total of all tokens and ends of chunks.
         tokens: number of source tokens.

@@ -20,7 +20,7 @@ from data.vocabulary import count_distinct_chunks, count_documents_with
 from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.run.checkpoints import CheckpointSummary, read_metadata, read_tensors
+from pipeline.run.checkpoints import Checkpoint, read_metadata, read_tensors
 from pipeline.run.run_directory import RunFolder
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ def make_vocabulary(corpus: Corpus, most: int) -> ChunkVocabulary:
 
 def store_known_chunks(folder: RunFolder, corpus: Corpus, most: int) -> None:
     """Store the known chunks in the folder of a run, so that the run can be moved without its shards."""
-    _store_in_run(folder, CHUNKS, _find_known_chunks(corpus, most), _cache_key(corpus.digest, most))
+    _write_cache(folder.path / CHUNKS, _find_known_chunks(corpus, most), _cache_key(corpus.digest, most), folder)
 
 
 def embed_known_chunks(
-    folder: RunFolder, system: HAED, most: int, checkpoint: CheckpointSummary, precision: str
+    folder: RunFolder, system: HAED, most: int, checkpoint: Checkpoint, precision: str
 ) -> VocabularyScorer:
     """Return the known chunks with their embeddings by a checkpoint, cached or computed.
 
@@ -56,7 +56,7 @@ def embed_known_chunks(
     chunks = _read_cache(folder.path / CHUNKS, told)
     if chunks is None:
         chunks = _find_known_chunks(folder.open_corpus(), most)
-        _store_in_run(folder, CHUNKS, chunks, told)
+        _write_cache(folder.path / CHUNKS, chunks, told, folder)
     found = _as_vocabulary(chunks)
     told = {"checkpoint": checkpoint.digest, "chunks": str(len(found)), "precision": precision}
     kept = _read_cache(folder.path / KEYS, told)
@@ -64,7 +64,7 @@ def embed_known_chunks(
         log.info("embedding %s known chunks", f"{len(found):,}")
         made = system.embed_vocabulary(found, torch.bfloat16)
         kept = {"keys": made.keys.to(torch.bfloat16).cpu(), "bias": made.bias.cpu()}
-        _store_in_run(folder, KEYS, kept, told)
+        _write_cache(folder.path / KEYS, kept, told, folder)
     return VocabularyScorer(found, kept["keys"].to(system.device), kept["bias"].to(system.device))
 
 
@@ -111,27 +111,14 @@ def _read_cache(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
     return found
 
 
-def _store_in_run(folder: RunFolder, name: str, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
-    """Write a cache into a run, unless the run's folder was removed."""
-    path = folder.path / name
+def _write_cache(path: Path, tensors: dict[str, Tensor], told: dict[str, str], run: RunFolder | None = None) -> None:
+    """Write a cache, in a run unless its folder was removed; warn if that fails, since the result is used anyway."""
     try:
-        make_folders(path.parent, within=folder.path)
-    except OSError as error:
-        _warn_unwritten(path, error)
-        return
-    _write_cache(path, tensors, told)
-
-
-def _write_cache(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
-    try:
+        if run is not None:
+            make_folders(path.parent, within=run.path)
         write_atomically(path, save(tensors, told | {"sha256": _hash_tensors(tensors)}))
     except OSError as error:
-        _warn_unwritten(path, error)
-
-
-def _warn_unwritten(path: Path, error: OSError) -> None:
-    """Warn that a cache was not written; this is no error, because the result is returned anyway."""
-    log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
+        log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
 
 
 def _hash_tensors(tensors: dict[str, Tensor]) -> str:

@@ -165,17 +165,16 @@ class Run:
             )
         if self.options.evaluate.stage is None:
             checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
-        folder.check_unchanged(self.options, checkpoint.summary)
+        folder.check_unchanged(self.options, checkpoint)
         trained = checkpoint.state["options"].get(self.phase, {})  # config.yaml may say otherwise since
         of_phase = getattr(self.options, self.phase)
         of_phase.iem_weight = trained.get("iem_weight", of_phase.iem_weight)
         self._guesses = self.phase == "pretrain" and trained.get("decode_fraction") == 0
-        self.step: int = checkpoint.state["step"]
-        self.digest: str = checkpoint.state["digest"]
+        self.step, self.digest = checkpoint.step, checkpoint.digest
         self.compute: Compute = setup_compute(self.options, self.options.evaluate.precision)
         self.chunker: Chunker = folder.load_chunker()
-        self.of_values = bool(folder.document_form())
-        self.checkpoint = checkpoint.summary
+        self.of_values = bool(folder.read_corpus_record().form)
+        self.checkpoint = checkpoint.without_tensors()
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)
         check_memory(as_trained, self.chunker, self.compute)

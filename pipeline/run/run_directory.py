@@ -33,13 +33,12 @@ from data.filesystem import (
     write_atomically,
     write_json,
 )
-from data.statistics import Summary
 from data.urls import is_remote, redact_urls
 from data.vocabulary import frequent_words
 from pipeline.config import ConfigError, Options, Phase, dump_options, list_presets, load_options
 from pipeline.console import warn_once
 from pipeline.run.checkpoints import (
-    CheckpointSummary,
+    Checkpoint,
     choose_checkpoint,
     has_checkpoint,
     identity_differences,
@@ -185,7 +184,7 @@ class RunFolder:
             FileNotFoundError: the shards are missing, or nothing was trained yet.
             ValueError: another corpus is in its place.
         """
-        remembered, options = self._read_corpus_record(), self.load_options()
+        remembered, options = self.read_corpus_record(), self.load_options()
         location = remembered.location
         if is_remote(location):
             log.warning("%s/corpus.json names the place of the shards, %s", self.path, redact_urls(location))
@@ -212,34 +211,14 @@ class RunFolder:
                 return corpus
         raise ValueError(f"{found[0].location} holds another corpus than {self.path} was trained on: {found[0].digest}")
 
-    def corpus_digest(self) -> str:
-        """Return the digest of the run's corpus, without opening it.
-
-        Raises:
-            FileNotFoundError: nothing was trained yet.
-        """
-        return str(self._read_corpus_record().digest)
-
     def load_chunker(self) -> Chunker:
         """Return the chunker of the run's corpus, without opening the corpus.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
         """
-        found = self._read_corpus_record()
-        return make_chunker(self.load_options().chunker, found.fitted, found.chunker_version)
-
-    def corpus_prompts(self) -> list[str]:
-        """Return prompts from the corpus: some of its frequent chunks, and the empty prompt."""
-        return [*self._read_corpus_record().frequent, ""]
-
-    def split_statistics(self, split: str) -> Summary | None:
-        """Return the statistics of a split of the run's corpus; None if they are unknown."""
-        return self._read_corpus_record().statistics.get(split) if os.path.lexists(self.path / CORPUS) else None
-
-    def document_form(self) -> dict[str, int]:
-        """Return the common format of the corpus's documents; see `Corpus.form`."""
-        return self._read_corpus_record().form
+        record = self.read_corpus_record()
+        return make_chunker(self.load_options().chunker, record.fitted, record.chunker_version)
 
     def write_corpus_record(self, corpus: Corpus) -> None:
         """Write corpus.json: the corpus that the run is trained on, and the state its chunker learned from it."""
@@ -256,7 +235,12 @@ class RunFolder:
         )
         self.write_json(CORPUS, asdict(remembered))
 
-    def _read_corpus_record(self) -> CorpusRecord:
+    def read_corpus_record(self) -> CorpusRecord:
+        """Return the contents of corpus.json, without opening the corpus.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
         try:
             return read_as(CorpusRecord, self.path / CORPUS)
         except FileNotFoundError:
@@ -311,7 +295,7 @@ class RunFolder:
             f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with {commands} first"
         )
 
-    def select_checkpoint(self, wanted: Phase | None = None) -> CheckpointSummary:
+    def select_checkpoint(self, wanted: Phase | None = None) -> Checkpoint:
         """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
 
         Raises:
@@ -333,24 +317,14 @@ class RunFolder:
             Both explanations, joined; None if nothing is wrong.
         """
         for later in PHASES[: PHASES.index(phase)]:
-            if self.has_begun(later):
+            if os.path.isfile(path := self.phase_folder(later) / "metrics.jsonl") and os.path.getsize(path):
                 said = warn_once(
                     f"{self.phase_folder(later)} has metrics and no checkpoint; using that of {phase} instead"
                 )
                 return "; ".join(filter(None, [said, fallback]))
         return fallback
 
-    def has_begun(self, phase: Phase) -> bool:
-        """Return whether a phase has written metrics."""
-        with suppress(OSError):
-            return (self.phase_folder(phase) / "metrics.jsonl").stat().st_size > 0
-        return False
-
-    def checkpoint_digest(self, wanted: Phase | None = None) -> str:
-        """Return the digest of the present checkpoint, which files made from it carry too. Raises as `present` does."""
-        return self.select_checkpoint(wanted).digest
-
-    def check_unchanged(self, options: Options | None = None, of: CheckpointSummary | None = None) -> None:
+    def check_unchanged(self, options: Options | None = None, of: Checkpoint | None = None) -> None:
         """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.
 
         Args:
@@ -362,7 +336,7 @@ class RunFolder:
             ValueError: config.yaml or corpus.json was changed since, or `options` describe another model.
         """
         of = of or self.select_checkpoint(options.evaluate.stage if options else None)
-        corpus = self._read_corpus_record().digest
+        corpus = self.read_corpus_record().digest
         if found := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
             place = "corpus.json" if found[0].startswith("corpus=") else "config.yaml"
             raise ValueError(
@@ -381,7 +355,7 @@ class RunFolder:
         try:
             found = read_json(self.path / name, ("checkpoint", *settings))
             return (
-                found["checkpoint"] == self.checkpoint_digest(options.evaluate.stage)
+                found["checkpoint"] == self.select_checkpoint(options.evaluate.stage).digest
                 and settings.items() <= found.items()
             )
         except (OSError, ValueError, TypeError):

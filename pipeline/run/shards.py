@@ -113,7 +113,7 @@ def check_corpus(options: Options) -> str | None:
     own = None
     try:
         if any(run.path.glob("*/checkpoints/step-*")):
-            own = run.corpus_digest()
+            own = run.read_corpus_record().digest
             then = run.load_options()
             if all(getattr(options, each) == getattr(then, each) for each in ("source", "chunker", "shard")):
                 return own

@@ -201,22 +201,6 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
     return TokenBatch(found.tokens[:, :used], found.lengths[:, :used], found.starts[:, :used])
 
 
-def require_subset(
-    corpus: Corpus, context: int, windows: int, split: str = "valid", *, whole: bool = False
-) -> TokenBatch:
-    """Return `fixed_subset`, or raise if it is empty; with `whole`, only the windows that chunks fill completely.
-
-    Raises:
-        ValueError: there is no such window.
-    """
-    found = fixed_subset(corpus, context, windows, split)
-    if found is None:
-        raise ValueError(f"the split {split} is empty: nothing to measure")
-    if whole and not len(found := found[found.chunk_mask.all(1)]):
-        raise ValueError(f"{split} has no window of {context} chunks: set a shorter batch.context")
-    return found
-
-
 def split_windows(windows: TokenBatch, most: int = 16) -> Iterator[TokenBatch]:
     """Split the windows of a subset into parts of at most `most` windows and about `BATCH` chunks."""
     return windows.split(max(1, min(most, BATCH // windows.lengths.shape[1])))

@@ -35,7 +35,6 @@ from pipeline.config import (
 from pipeline.run.checkpoints import (
     Checkpoint,
     Checkpoints,
-    CheckpointSummary,
     Identity,
     State,
     explain_too_few_steps,
@@ -262,7 +261,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             _restore_trainer(trainer, newest, phase)
         elif first is not None:
-            check_same_identity(first.summary, trainer.identity)
+            check_same_identity(first, trainer.identity)
             restore_learning(trainer.learner, first)
             _continue_reading(trainer, first, options)
         ranks.wait_for_all()
@@ -445,7 +444,7 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
             check_same_identity(present, wanted, run)
 
 
-def check_same_identity(found: CheckpointSummary, wanted: Identity, run: RunFolder | None = None) -> None:
+def check_same_identity(found: Checkpoint, wanted: Identity, run: RunFolder | None = None) -> None:
     """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
 
     Args:

@@ -247,7 +247,7 @@ class ModelCache:
     def _load_run(self, folder: RunFolder) -> LoadedRun:
         kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
         stage = kept.run.options.evaluate.stage if kept else folder.load_options().evaluate.stage
-        stamp = (folder.checkpoint_digest(stage), *_file_stamps(folder.path))
+        stamp = (folder.select_checkpoint(stage).digest, *_file_stamps(folder.path))
         if kept is None or kept.stamp != stamp:
             from pipeline.run.device import release_memory
             from pipeline.run.opened import Run

@@ -15,6 +15,7 @@ from data.corpus import Corpus
 from experiments import catalogue, external_models, timing
 from experiments.catalogue import BUDGETS, OURS, Budget, Experiment, Plan, Variant, load_experiment
 from experiments.external_models import PACKAGES, Package
+from experiments.plots import PlottedModel, plot_experiment
 from experiments.results import Metric, Row, VariantRun, describe_plan, judge_claim, make_row
 from experiments.run import (
     PackageVariant,
@@ -29,7 +30,6 @@ from experiments.run import (
 )
 from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
-from pipeline.reporting.plots import PlottedModel, plot_experiment
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import open_shards, shard_source

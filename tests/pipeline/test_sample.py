@@ -39,7 +39,7 @@ def test_the_report_says_of_which_checkpoint_samples_are(options: Options) -> No
     sample(options)
     assert "samples are of another" not in write_report(options).read_text()
     written = json.loads((folder.path / "samples.json").read_text())
-    assert written[0]["checkpoint"] == folder.checkpoint_digest()
+    assert written[0]["checkpoint"] == folder.select_checkpoint().digest
     write_json(folder.path / "samples.json", [written[0] | {"checkpoint": "other"}])
     assert "samples are of another" in write_report(options).read_text()
 

@@ -45,7 +45,7 @@ def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     train(options)
     options.evaluate.baselines = False
     folder = RunFolder.find(options.name, options.runs_dir)
-    assert folder.checkpoint_digest() == open_run(folder.path).digest
+    assert folder.select_checkpoint().digest == open_run(folder.path).digest
     assert not folder.is_current("evaluation.json", options) and not folder.is_current(
         "index/chunks/meta.json", options
     )

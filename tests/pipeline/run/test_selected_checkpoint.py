@@ -82,7 +82,7 @@ def test_all_readers_use_one_checkpoint_and_say_which(
 
     digest = choose_checkpoint(place).digest
     assert RunFolder(run).select_checkpoint().digest == open_run(run).digest == digest
-    assert Checkpoints(place).load_best().summary.digest == digest  # type: ignore[union-attr]
+    assert Checkpoints(place).load_best().digest == digest  # type: ignore[union-attr]
     assert (
         RunFolder(run.with_name("copy")).select_checkpoint().digest == open_run(run.with_name("copy")).digest == digest
     )

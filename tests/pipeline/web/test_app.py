@@ -71,7 +71,7 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
     assert (row["run"], row["word"], row["phase"], row["step"], row["share"]) == ("run", "finished", "finetune", 4, 1.0)
 
     page = site.get("/runs/run/").text
-    digest = RunFolder(run).checkpoint_digest()
+    digest = RunFolder(run).select_checkpoint().digest
     for expected in (
         digest,
         "nearest preset is <code>quickstart</code>",
