@@ -46,11 +46,11 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
         if prompts:
             raise ValueError("this run's model is of pictures: it takes no --prompt, but completes sample.pictures=")
         return _complete_pictures(run, samples)
-    given = (options.sample.prompts or [*folder.read_corpus_record().frequent, ""]) if prompts is None else prompts
-    asked = to_texts(given, 'sample(options, ["import "])')
-    log.info("continuing %d prompts by %s step %s", len(asked), run.phase, f"{run.step:,}")
-    written, progress = list[Sample](), ProgressCounter("sample", len(asked), "prompts")
-    for prompt in asked:
+    default = options.sample.prompts or [*folder.read_corpus_record().frequent, ""]
+    texts = to_texts(default if prompts is None else prompts, 'sample(options, ["import "])')
+    log.info("continuing %d prompts by %s step %s", len(texts), run.phase, f"{run.step:,}")
+    written, progress = list[Sample](), ProgressCounter("sample", len(texts), "prompts")
+    for prompt in texts:
         written += continue_prompt(run, prompt, samples, options.sample)
         progress.add_done()
     if prompts is None:
@@ -61,12 +61,12 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
 
 def continue_prompt(run: "Run", prompt: bytes, samples: int, how: SampleOptions) -> list[Sample]:
     """Return `samples` continuations of a prompt, as displayed text and as bytes."""
-    found = run.continued(prompt, samples, how)
-    shown, speed = prompt.decode(errors="backslashreplace"), found.characters_per_second
-    shares = [None] * samples if found.summoned is None else found.summoned
+    continuations = run.continued(prompt, samples, how)
+    shown, speed = prompt.decode(errors="backslashreplace"), continuations.characters_per_second
+    shares = [None] * samples if continuations.summoned is None else continuations.summoned
     return [
         Sample(shown, decode_whole_characters(text), (prompt + text).hex(), share, speed)
-        for text, share in zip(found.texts, shares, strict=True)
+        for text, share in zip(continuations.texts, shares, strict=True)
     ]
 
 
@@ -76,7 +76,7 @@ def decode_whole_characters(written: bytes) -> str:
 
 
 def _complete_pictures(run: "Run", samples: int) -> list[Sample]:
-    """Draw held-out pictures, each as its given half, its completions and the original."""
+    """Draw held-out pictures, each as its upper half, its completions and the original."""
     from pipeline.reporting import plots
 
     corpus, how = run.folder.open_corpus(), run.options.sample
@@ -84,10 +84,10 @@ def _complete_pictures(run: "Run", samples: int) -> list[Sample]:
     originals = np.stack([tokens for tokens, _ in islice(corpus.iterate_documents(split), how.pictures)])
     shape = tuple(corpus.form[name] for name in ("height", "width", "channels"))
     chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
-    given = originals[:, : chunks // 2 * run.chunker.k]
-    lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - given.shape[1]]
-    completed = np.concatenate([given.repeat(samples, 0), lower], 1).reshape(len(given), samples, -1)
-    blank = np.concatenate([given, np.full_like(originals[:, given.shape[1] :], 255)], 1)
+    upper = originals[:, : chunks // 2 * run.chunker.k]
+    lower = run.complete(upper.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - upper.shape[1]]
+    completed = np.concatenate([upper.repeat(samples, 0), lower], 1).reshape(len(upper), samples, -1)
+    blank = np.concatenate([upper, np.full_like(originals[:, upper.shape[1] :], 255)], 1)
     rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)
     picture = run.folder.path / "samples.png"
     write_atomically(
@@ -134,10 +134,10 @@ def prediction_heading(item: "NextChunks") -> str:
     return f"{escape_control_characters(item.prompt)}: the chunk {cut}{opened}{gate}"
 
 
-def format_predictions(found: "list[NextChunks]") -> str:
+def format_predictions(predictions: "list[NextChunks]") -> str:
     """Format the next chunks of all prompts as text."""
     lines = []
-    for item in found:
+    for item in predictions:
         lines.append(prediction_heading(item))
         for row in ({name: name for name in prediction_rows(item)[0]}, *prediction_rows(item)):
             lines.append("  {probability:>11}  {vocabulary %:>12}  {in train:>9}  {chunk}".format(**row))

@@ -21,7 +21,6 @@ from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
 FREQUENT, ENOUGH = 10, 1000  # default minimum count, and how many chunks must reach it
-_AT_ONCE = 8192
 
 
 @dataclass
@@ -86,7 +85,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
     limits, corpus = options.analyse, run.folder.open_corpus()
     every = find_frequent_chunks(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
     log.info("embedding %s chunks, and reading their contexts", f"{len(every.chunks):,}")
-    vectors, size = embed_chunks(run, every), min(limits.max_chunks, len(every.chunks))
+    vectors, size = run.embed_rows(every.rows.tokens, every.rows.lengths), min(limits.max_chunks, len(every.chunks))
     rows, whole = read_stream(corpus, limits.split, every, limits.corpus_chunks)
     notes = []
     if every.least > 1:
@@ -139,13 +138,6 @@ def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int |
         )
     chunks = [row.tobytes()[:length] for row, length in zip(found.tokens, found.lengths, strict=True)]
     return ChunkTable(chunks, found.counts, found, least, found.left_out)
-
-
-def embed_chunks(run: Run, table: ChunkTable, most: int | None = None) -> np.ndarray:
-    """Embed the chunks of a table, or the first `most`, in batches; return (n, E) float32."""
-    rows, size = table.rows, len(table.chunks[:most])
-    parts = [slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE)]
-    return np.concatenate([run.embed_rows(rows.tokens[part], rows.lengths[part]) for part in parts])
 
 
 def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tuple[np.ndarray, bool]:

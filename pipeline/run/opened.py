@@ -47,6 +47,7 @@ from pipeline.run.windows import ScoredWindows, cut_documents, pad_chunks
 from pipeline.signals import check_abandoned
 
 log = logging.getLogger(__name__)
+EMBEDDED_AT_ONCE = 8192  # chunks
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
 
 
@@ -377,9 +378,13 @@ class Run:
         return self._embed_window(self._make_window(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
 
     def embed_rows(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,)."""
-        rows, ends = (torch.from_numpy(x.astype(np.int64))[None] for x in (tokens, lengths))
-        return self._embed_window(TokenBatch.from_chunks(rows, ends))
+        """Return embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,), computed in batches."""
+        batches = []
+        for begin in range(0, max(1, len(lengths)), EMBEDDED_AT_ONCE):
+            part = slice(begin, begin + EMBEDDED_AT_ONCE)
+            rows, ends = (torch.from_numpy(x[part].astype(np.int64))[None] for x in (tokens, lengths))
+            batches.append(self._embed_window(TokenBatch.from_chunks(rows, ends)))
+        return np.concatenate(batches)
 
     @torch.no_grad()
     def _embed_window(self, chunks: TokenBatch) -> np.ndarray:

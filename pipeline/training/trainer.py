@@ -226,16 +226,8 @@ def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
     learner.objective.load_extra_state(training)
     tables = {id(x) for group in learner.optimizer.param_groups if group["table"] for x in group["params"]}
     for name, parameter in system.named_parameters():
-        keys = ("step", "exp_avg", "exp_avg_sq")
+        keys = ("squares",) if id(parameter) in tables else ("step", "exp_avg", "exp_avg_sq")
         moments = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
-        if id(parameter) in tables:
-            step, _, squares = moments.values()
-            moments = {"squares": training.get(f"optimizer/{name}/squares")}
-            if step is not None and squares is not None:
-                log.info(
-                    "%s was trained by AdamW, and is by Adagrad from now on: another path than without this stop", name
-                )
-                moments["squares"] = squares.mean(1) * step
         if parameter.requires_grad and all(x is not None for x in moments.values()):
             learner.optimizer.state[parameter] = {
                 # also the step: a fused update reads it where the weights are

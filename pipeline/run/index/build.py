@@ -40,7 +40,7 @@ from pipeline.run.index.storage import (
     write_vectors,
 )
 from pipeline.run.metrics import ProgressCounter
-from pipeline.run.opened import Run
+from pipeline.run.opened import EMBEDDED_AT_ONCE, Run
 from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.shards import check_split
 from pipeline.run.windows import Window, cut_windows, stack_windows
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _PAIRS = 4000  # random pairs that are scored
-_CHUNKS_AT_ONCE, _WINDOWS_AT_ONCE = 8192, 16
+_WINDOWS_AT_ONCE = 16
 _UNSEEN = 4096  # chunks of the validation split among which queries for tuning are looked for
 
 
@@ -82,28 +82,28 @@ def build_index(options: Options) -> IndexSummary:
         raise BlockingIOError(f"{place} is being built by {holder}; wait for it or stop it")
 
     with file_lock(place.with_name(f"{space}.lock"), refuse):
-        found = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
+        meta = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
     release_memory()
-    return IndexSummary(**{name: getattr(found, name) for name in IndexSummary.__dataclass_fields__})
+    return IndexSummary(**{name: getattr(meta, name) for name in IndexSummary.__dataclass_fields__})
 
 
-def describe_index(found: IndexSummary) -> str:
+def describe_index(index: IndexSummary) -> str:
     """Describe a built index in text: its folder, its size and the quality of its search."""
     rest = (
         "rarer ones left out by index.max_chunks"
-        if found.space == "chunks"
+        if index.space == "chunks"
         else "others left out by index.max_contexts"
     )
-    left = f" ({found.left_out:,} {rest})" if found.left_out else ""
-    how, quality = "exact search", found.found
-    if found.kind != "flat":
-        how = f"{found.kind} at effort {quality.effort}"
+    left = f" ({index.left_out:,} {rest})" if index.left_out else ""
+    how, quality = "exact search", index.found
+    if index.kind != "flat":
+        how = f"{index.kind} at effort {quality.effort}"
     lines = [
-        f"{found.folder}: {found.chunks:,} {found.space}{left}, {found.width} dimensions, {SCORES[found.metric]}",
+        f"{index.folder}: {index.chunks:,} {index.space}{left}, {index.width} dimensions, {SCORES[index.metric]}",
         f"{how}: recall@10 {quality.recall:.4f}, one query on one core {quality.p50:.2f} ms (p99 {quality.p99:.2f})",
     ]
-    if found.floor > 1:
-        lines.append(f"answers occur {found.floor} times or more, unless --min-count says otherwise")
+    if index.floor > 1:
+        lines.append(f"answers occur {index.floor} times or more, unless --min-count says otherwise")
     return "\n".join(lines)
 
 
@@ -113,12 +113,12 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
 
     limits, width = run.options.index, run.options.model.encoder.width
     least = limits.min_count or 1
-    found = count_distinct_chunks(corpus, limits.split, most=limits.max_chunks, at_least=least)
-    tokens, lengths, counts = found.tokens, found.lengths, found.counts
+    distinct = count_distinct_chunks(corpus, limits.split, most=limits.max_chunks, at_least=least)
+    tokens, lengths, counts = distinct.tokens, distinct.lengths, distinct.counts
     if not len(counts):
         raise ConfigError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
-    if found.left_out:
-        rest = f"{found.left_out:,} rarer or equally rare ones are left out"
+    if distinct.left_out:
+        rest = f"{distinct.left_out:,} rarer or equally rare ones are left out"
         log.warning("index.max_chunks=%d: of the distinct chunks %s", limits.max_chunks, rest)
     norms, distances = np.empty((2, len(counts)), np.float32)
     log.info("embedding %s chunks of %s by %s step %s", f"{len(counts):,}", limits.split, run.phase, f"{run.step:,}")
@@ -152,13 +152,13 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
         if new := [number for number, row in candidates if row.tobytes() not in indexed]:
             unseen = prepare_vectors(run.embed_rows(others.tokens[new], others.lengths[new]), metric, mean)
     values = None if mean is None else mean.tolist()
-    return _build_search(run, "chunks", metric, unseen, known, left_out=found.left_out, floor=floor, mean=values)
+    return _build_search(run, "chunks", metric, unseen, known, left_out=distinct.left_out, floor=floor, mean=values)
 
 
 def _embed_batches(run: Run, tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Embed chunks, given as tokens (n, K) and lengths (n,), in batches; yield the rows and embeddings of each."""
-    for begin in range(0, len(tokens), _CHUNKS_AT_ONCE):
-        rows = slice(begin, begin + _CHUNKS_AT_ONCE)
+    for begin in range(0, len(tokens), EMBEDDED_AT_ONCE):
+        rows = slice(begin, begin + EMBEDDED_AT_ONCE)
         yield rows, run.embed_rows(tokens[rows], lengths[rows])
 
 

@@ -161,28 +161,28 @@ class ChunkIndex:
         else:
             norms = self.norms[:among]
             scores, rows = search_uncentred(vectors, self.vectors, self.mean, self.distances[:among], norms, most)
-        found = []
+        results = []
         for (text, chunk), left, near, near_scores in zip(
             queries, excluded, rows.tolist(), scores.tolist(), strict=True
         ):
             pairs = [(row, score) for row, score in zip(near, near_scores, strict=True) if row not in left][:wanted]
             note = None if count is None else self._shortage_note(count, len(pairs), among, least)
-            found.append(QueryResult(text, chunk.hex(), [self._neighbour_at(*pair) for pair in pairs], note))
-        log_notes(found)
+            results.append(QueryResult(text, chunk.hex(), [self._neighbour_at(*pair) for pair in pairs], note))
+        log_notes(results)
         rest = f", of {len(self):,} (--min-count 1)" if among < len(self) else ""
         often = f" that occur {least:,} times or more in {self.meta.split}" if rest or least > 1 else ""
         chance = "" if are_predictions else self.meta.chance_note
         about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{chance}"
-        return SearchResults(found, about, SCORES[metric])
+        return SearchResults(results, about, SCORES[metric])
 
-    def _shortage_note(self, count: int, found: int, among: int, least: int) -> str | None:
+    def _shortage_note(self, count: int, returned: int, among: int, least: int) -> str | None:
         """Return a note for a result with fewer neighbours than requested; None if there are enough."""
-        if found >= count:
+        if returned >= count:
             return None
         often = f" that occur {least:,} times or more" if least > 1 else ""
-        own = ", what is asked for left out" if found < among else ""
+        without = ", what is asked for left out" if returned < among else ""
         more = f"; --min-count 1 searches all {len(self):,}" if among < len(self) else ""
-        return f"{found:,} of {count:,} neighbours: the index has {among:,} chunks{often}{own}{more}"
+        return f"{returned:,} of {count:,} neighbours: the index has {among:,} chunks{often}{without}{more}"
 
     def _neighbour_at(self, row: int, score: float) -> Neighbour:
         chunk = self.chunk_at(row)

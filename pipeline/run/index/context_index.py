@@ -67,16 +67,16 @@ class ContextIndex:
         note = None
         if count is not None and count > len(self):
             note = f"{len(self):,} of {count:,} places: the index has no more; raise index.max_contexts for others"
-        found = []
+        results = []
         for text, near, near_scores in zip(texts, rows.tolist(), scores.tolist(), strict=True):
             passages: list[Neighbour] = [self.passage_at(*each) for each in zip(near, near_scores, strict=True)]
-            found.append(QueryResult(display_chunk(text, meta.chunker), text.hex(), passages, note))
-        log_notes(found)
+            results.append(QueryResult(display_chunk(text, meta.chunker), text.hex(), passages, note))
+        log_notes(results)
         left = meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {meta.split}" if left else "all places"
         part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
         about = f"{name}{part}, document at byte, text before ▸ after; {among}{meta.chance_note}"
-        return SearchResults(found, about, name)
+        return SearchResults(results, about, name)
 
     def passage_at(self, row: int, score: float) -> Passage:
         """Return the place of a row."""

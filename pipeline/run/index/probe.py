@@ -182,9 +182,12 @@ class Probe:
         returns probabilities, which take the bias and the counts of chunks into account.
         """
         index, example = self.index, 'run.probe.expected("for i in ")'
-        if not (given := _flatten_texts(texts, example)):
+        split = index.meta.split
+        prefixes = [
+            parse_text(text, self._chunker, lambda: self._corpus, split) for text in _flatten_texts(texts, example)
+        ]
+        if not prefixes:
             raise ValueError(f"nothing is asked. Use {example}.")
-        prefixes = [parse_text(text, self._chunker, lambda: self._corpus, index.meta.split) for text in given]
         model = self._open_model(index.meta.stage)
         vectors = np.stack([model.expected(prefix) for prefix in prefixes])
         labelled = [(self._display(prefix) if prefix else START, prefix) for prefix in prefixes]
@@ -268,6 +271,6 @@ def _check_space(space: str) -> None:
         raise ValueError(f"space={space!r} has no vectors. Use space='chunks' or space='contexts'.")
 
 
-def _flatten_texts(asked: tuple[Texts, ...], example: str) -> list[bytes]:
+def _flatten_texts(queries: tuple[Texts, ...], example: str) -> list[bytes]:
     """Return the texts that were given one by one or in lists, as one list."""
-    return [text for each in asked for text in to_texts(each, example)]
+    return [text for each in queries for text in to_texts(each, example)]

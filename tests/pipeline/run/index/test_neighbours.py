@@ -13,7 +13,6 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import Options
 from pipeline.reporting import plots
@@ -174,18 +173,6 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
 def test_passages_have_no_centred_cosine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(run), "--space", "contexts", "index.metric=centred"]) == 2
     assert "index.metric=centred is of chunks, not of contexts" in capsys.readouterr().err
-
-
-def test_an_index_from_before_there_was_a_mean_answers_as_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(run), "index.metric=cosine"]) == 0
-    place, answers = run / "index" / "chunks" / "meta.json", []
-    for _ in range(2):
-        capsys.readouterr()
-        assert main(["neighbours", str(run), "for ", "zq", "--json"]) == 0
-        answers.append(last_json(capsys))
-        meta = read_json(place)
-        write_json(place, {name: value for name, value in meta.items() if name != "mean"})
-    assert answers[0] == answers[1]
 
 
 def test_queries_from_files_and_answers_as_values(
