@@ -44,12 +44,12 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Return a chunk as `printable` does, with signs for white space as well."""
+    """Return a chunk as `make_printable` does, with signs for white space as well."""
     return make_printable(text.translate(_SIGNS))
 
 
 def unescape_query(text: str) -> str:
-    """Return the chunk that a user typed, with the signs that `visible` writes replaced by white space."""
+    """Return the chunk that a user typed, with the signs that `escape_control_characters` writes replaced by white space."""
     return text.translate(_MEANT)
 
 

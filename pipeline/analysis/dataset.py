@@ -127,17 +127,17 @@ def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int |
     Raises:
         ValueError: fewer than three chunks remain.
     """
-    found = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
+    distinct = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
     least = min_count or FREQUENT
-    if min_count is None and len(found.counts) < ENOUGH:
-        found, least = count_distinct_chunks(corpus, split, most=most), 1
-    if len(found.counts) < 3:
+    if min_count is None and len(distinct.counts) < ENOUGH:
+        distinct, least = count_distinct_chunks(corpus, split, most=most), 1
+    if len(distinct.counts) < 3:
         raise ValueError(
-            f"{len(found.counts)} distinct chunks of the {split} split occur {least} times, too few to analyse: lower "
+            f"{len(distinct.counts)} distinct chunks of the {split} split occur {least} times, too few to analyse: lower "
             "analyse.min_count, or choose another analyse.split"
         )
-    chunks = [row.tobytes()[:length] for row, length in zip(found.tokens, found.lengths, strict=True)]
-    return ChunkTable(chunks, found.counts, found, least, found.left_out)
+    chunks = [row.tobytes()[:length] for row, length in zip(distinct.tokens, distinct.lengths, strict=True)]
+    return ChunkTable(chunks, distinct.counts, distinct, least, distinct.left_out)
 
 
 def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tuple[np.ndarray, bool]:
@@ -152,9 +152,9 @@ def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tup
     keys, parts, size = keys[order], [], 0
     for shard in corpus.shards_of(split):
         for sample in corpus.read(shard):
-            found = hash_chunks(sample.tokens, sample.lengths)
-            place = np.searchsorted(keys, found).clip(max=len(keys) - 1)
-            rows = np.where(keys[place] == found, order[place], -1).astype(np.int32)
+            hashes = hash_chunks(sample.tokens, sample.lengths)
+            place = np.searchsorted(keys, hashes).clip(max=len(keys) - 1)
+            rows = np.where(keys[place] == hashes, order[place], -1).astype(np.int32)
             size += len(rows)
             parts.append(np.insert(rows, np.cumsum(sample.documents) - sample.documents, -1))
             if size > most:

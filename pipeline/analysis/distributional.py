@@ -30,11 +30,11 @@ def spelling_similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = Fa
     lengths = np.array([min(len(chunk), width) for chunk in chunks])
     for number, chunk in enumerate(chunks):
         table[: lengths[number], number] = np.frombuffer(chunk[:width], np.uint8)
-    found = np.empty((len(rows), len(chunks)), np.float32)
+    similarity = np.empty((len(rows), len(chunks)), np.float32)
     for at, row in enumerate(rows.tolist()):
         longer = np.maximum(lengths, lengths[row])
-        found[at] = 1 - edit_distances(chunks[row][:width], table, lengths) / longer
-    return found
+        similarity[at] = 1 - edit_distances(chunks[row][:width], table, lengths) / longer
+    return similarity
 
 
 def edit_distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -68,13 +68,13 @@ def edit_distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np
 
 def _pixel_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
     """Return the similarity (n,) of a chunk of pixels to all chunks, over the values that both have."""
-    own = np.frombuffer(chunk, np.uint8).astype(np.float32)
-    found = np.zeros(len(chunks), np.float32)
+    query = np.frombuffer(chunk, np.uint8).astype(np.float32)
+    similarity = np.zeros(len(chunks), np.float32)
     for number, other in enumerate(chunks):
-        shared = min(len(own), len(other))
+        shared = min(len(query), len(other))
         values = np.frombuffer(other, np.uint8, shared).astype(np.float32)
-        found[number] = 1 - float(np.abs(own[:shared] - values).mean()) / 255
-    return found
+        similarity[number] = 1 - float(np.abs(query[:shared] - values).mean()) / 255
+    return similarity
 
 
 SMOOTHING = 0.75
@@ -89,12 +89,12 @@ def count_contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
         rows: n. Lower rows are more frequent chunks.
         width: upper limit of C.
     """
-    width, found = min(width, rows), []
-    for own, other in ((stream[1:], stream[:-1]), (stream[:-1], stream[1:])):
-        pairs = (own >= 0) & (own < rows) & (other >= 0) & (other < width)
-        cells = own[pairs].astype(np.int64) * width + other[pairs]
-        found.append(np.bincount(cells, minlength=rows * width).astype(np.float32).reshape(rows, width))
-    return np.concatenate(found, 1)
+    width, sides = min(width, rows), []
+    for chunk, other in ((stream[1:], stream[:-1]), (stream[:-1], stream[1:])):
+        pairs = (chunk >= 0) & (chunk < rows) & (other >= 0) & (other < width)
+        cells = chunk[pairs].astype(np.int64) * width + other[pairs]
+        sides.append(np.bincount(cells, minlength=rows * width).astype(np.float32).reshape(rows, width))
+    return np.concatenate(sides, 1)
 
 
 def positive_pmi(counts: np.ndarray) -> np.ndarray:
@@ -103,8 +103,8 @@ def positive_pmi(counts: np.ndarray) -> np.ndarray:
     expected = columns / max(float(columns.sum()), 1e-12)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
     with np.errstate(divide="ignore"):
-        found = np.log2(shares, out=shares) - np.log2(np.maximum(expected, 1e-30), dtype=np.float32)
-    return np.maximum(found, 0, dtype=np.float32)
+        information = np.log2(shares, out=shares) - np.log2(np.maximum(expected, 1e-30), dtype=np.float32)
+    return np.maximum(information, 0, dtype=np.float32)
 
 
 def reduce_dimensions(matrix: np.ndarray, width: int) -> np.ndarray:
@@ -148,57 +148,57 @@ def measure_agreement(
     """
     vectors, used, chunks, counts, labels = vectors[band], used[band], chunks[band], counts[band], labels[band]
     among = len(chunks)
-    asked = np.unique(np.linspace(0, among - 1, min(queries, among)).astype(int))
+    sampled = np.unique(np.linspace(0, among - 1, min(queries, among)).astype(int))
     count = min(count, among - 1)
     units, likely = normalise_rows(vectors), normalise_rows(used)
-    cosine = units[asked] @ units.T
-    kinds = {"use": likely[asked] @ likely.T, "spelling": spelling_similarity(chunks, asked, pixels)}
-    own = asked[:, None] == np.arange(among)
-    near = _highest_columns(cosine, own, count)
-    lists = {name: _highest_columns(kind, own, count) for name, kind in kinds.items()}
-    edges = np.unique(np.quantile(cosine[~own], np.linspace(0, 1, _BINS + 1)))
-    bins = np.clip(np.searchsorted(edges, cosine[~own], "right") - 1, 0, max(len(edges) - 2, 0))
-    found = {}
+    cosine = units[sampled] @ units.T
+    kinds = {"use": likely[sampled] @ likely.T, "spelling": spelling_similarity(chunks, sampled, pixels)}
+    is_self = sampled[:, None] == np.arange(among)
+    near = _highest_columns(cosine, is_self, count)
+    lists = {name: _highest_columns(kind, is_self, count) for name, kind in kinds.items()}
+    edges = np.unique(np.quantile(cosine[~is_self], np.linspace(0, 1, _BINS + 1)))
+    bins = np.clip(np.searchsorted(edges, cosine[~is_self], "right") - 1, 0, max(len(edges) - 2, 0))
+    statistics = {}
     for name, kind in kinds.items():
-        values = kind[~own]
+        values = kind[~is_self]
         sums, sizes = (np.bincount(bins, weights, max(len(edges) - 1, 1)) for weights in (values, None))
         mean, best, chance = (
             float(np.take_along_axis(kind, near, 1).mean()),
             float(np.take_along_axis(kind, lists[name], 1).mean()),
             float(values.mean()),
         )
-        found[name] = SimilarityStatistics(
+        statistics[name] = SimilarityStatistics(
             neighbours=mean,
             chance=chance,
             best=best,
             share=(mean - chance) / (best - chance) if best > chance else 0.0,
             overlap=float((near[:, :, None] == lists[name][:, None]).any(2).mean()),
-            correlation=spearman_correlation(cosine[~own], values),
+            correlation=spearman_correlation(cosine[~is_self], values),
             by_cosine=[
                 float(total / size) if size else None for total, size in zip(sums.tolist(), sizes.tolist(), strict=True)
             ],
         )
     columns = {"embedding": near, **lists}
     examples = [
-        Example(labels[asked[at]], **{name: [labels[row] for row in rows[at]] for name, rows in columns.items()})
-        for at in np.unique(np.linspace(0, len(asked) - 1, min(_EXAMPLES, len(asked))).astype(int))
+        Example(labels[sampled[at]], **{name: [labels[row] for row in rows[at]] for name, rows in columns.items()})
+        for at in np.unique(np.linspace(0, len(sampled) - 1, min(_EXAMPLES, len(sampled))).astype(int))
     ]
     return Agreement(
         first=(band.start or 0) + 1,
         among=among,
         counts=(int(counts[-1]), int(counts[0])),
-        queries=len(asked),
+        queries=len(sampled),
         neighbours=count,
         chance=count / max(among - 1, 1),
-        **found,
+        **statistics,
         cosines=edges[:-1].tolist(),
         examples=examples,
     )
 
 
-def _highest_columns(values: np.ndarray, own: np.ndarray, count: int) -> np.ndarray:
+def _highest_columns(values: np.ndarray, is_self: np.ndarray, count: int) -> np.ndarray:
     """Return the columns (Q, count) of the highest values (Q, n) of each row except its own; ties go by frequency."""
-    return np.argsort(np.where(own, np.inf, -values), axis=1, kind="stable")[:, :count]
+    return np.argsort(np.where(is_self, np.inf, -values), axis=1, kind="stable")[:, :count]
 
 
 def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, int]:

@@ -60,15 +60,15 @@ def find_nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarra
     units = normalise_rows(vectors)
     index = faiss.IndexFlatIP(units.shape[1])
     index.add(units)
-    _, found = index.search(units[rows], count + 1)
-    return _drop_self(found, rows, count)
+    _, neighbours = index.search(units[rows], count + 1)
+    return _drop_self(neighbours, rows, count)
 
 
-def _drop_self(found: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+def _drop_self(neighbours: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
     """Remove each query from its neighbours (Q, count + 1), or the last one where equal vectors displaced the query."""
-    own = found == rows[:, None]
-    own[~own.any(1), -1] = True
-    return found[~own].reshape(len(rows), count)
+    is_self = neighbours == rows[:, None]
+    is_self[~is_self.any(1), -1] = True
+    return neighbours[~is_self].reshape(len(rows), count)
 
 
 def cluster_directions(vectors: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -78,9 +78,11 @@ def cluster_directions(vectors: np.ndarray, number: int, seed: int) -> np.ndarra
     units = normalise_rows(vectors)
     number = max(1, min(number, len(units) // 4))
     settings = dict(niter=_CLUSTER_ROUNDS, seed=seed % (1 << 31), spherical=True)
-    found = faiss.Kmeans(units.shape[1], number, **settings, min_points_per_centroid=1, max_points_per_centroid=1 << 20)
-    found.train(units)
-    _, nearest_one = found.index.search(units, 1)
+    kmeans = faiss.Kmeans(
+        units.shape[1], number, **settings, min_points_per_centroid=1, max_points_per_centroid=1 << 20
+    )
+    kmeans.train(units)
+    _, nearest_one = kmeans.index.search(units, 1)
     return np.asarray(nearest_one[:, 0])
 
 

@@ -36,11 +36,11 @@ Near = Callable[[np.ndarray], np.ndarray]  # words (Q,): the nearest others of e
 
 def index_words(chunks: list[bytes]) -> dict[str, int]:
     """Map each word to the row of its most frequent form; `chunks` are sorted from frequent to rare."""
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for row, chunk in enumerate(chunks):
         if word := extract_word(chunk):
-            found.setdefault(word, row)
-    return found
+            rows.setdefault(word, row)
+    return rows
 
 
 def neighbour_finders(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dict[str, Near]:
@@ -75,22 +75,22 @@ def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsi
     if size <= AT + 1:
         return None
     chosen, left_out = _select_sets(places)
-    asked = np.array(sorted({places[word] for each in chosen for word in _list_words(each) if word in places}), int)
-    if not len(asked):
+    queries = np.array(sorted({places[word] for each in chosen for word in _list_words(each) if word in places}), int)
+    if not len(queries):
         return None
-    lists = {name: find(asked) for name, find in near.items()}
-    checks = [_check_set(each, places, lambda rows: np.searchsorted(asked, rows), lists, size) for each in chosen]
-    own = [check for check in checks if check.use]
+    lists = {name: find(queries) for name, find in near.items()}
+    checks = [_check_set(each, places, lambda rows: np.searchsorted(queries, rows), lists, size) for each in chosen]
+    used_alike = [check for check in checks if check.use]
     others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]
     difference = {
-        name: _mean_difference([check.precision[MODEL] - check.precision[name] for check in own])
-        for name in (others if own else ())
+        name: _mean_difference([check.precision[MODEL] - check.precision[name] for check in used_alike])
+        for name in (others if used_alike else ())
     }
     return Intrinsic(
         size,
         checks,
         left_out,
-        _mean_precision(own),
+        _mean_precision(used_alike),
         _mean_precision([check for check in checks if not check.use]),
         difference,
     )
@@ -112,10 +112,10 @@ def _select_sets(places: dict[str, int]) -> tuple[list[WordSet | WordPairs], lis
             left_out.append(f"all for {of} (the corpus has {sum(known)} of their {len(known)} words often enough)")
             continue
         for each in mine:
-            if (found := len(_known_members(each, places))) >= FEWEST:
+            if (present := len(_known_members(each, places))) >= FEWEST:
                 chosen.append(each)
             else:
-                left_out.append(f"{each.name} ({found} of {len(each.members)})")
+                left_out.append(f"{each.name} ({present} of {len(each.members)})")
     return chosen, left_out
 
 
@@ -136,8 +136,8 @@ def _check_set(
     size: int,
 ) -> Check:
     """Check one set; `line` maps query rows to their lines in the neighbour lists."""
-    found = _known_members(each, places)
-    rows = np.array([[places[word] for word in member] for member in found], int)
+    present = _known_members(each, places)
+    rows = np.array([[places[word] for word in member] for member in present], int)
     pairs = isinstance(each, WordPairs)
     if pairs:
         queries, others = np.concatenate([rows, rows[:, ::-1]]).T
@@ -151,9 +151,9 @@ def _check_set(
             name: float(np.isin(near[line(members)], members).sum(1).mean() / most) for name, near in lists.items()
         }
         precision[CHANCE] = AT * (len(members) - 1) / (size - 1) / most
-    missing = ["/".join(member) for member in _members_as_tuples(each) if member not in found]
+    missing = ["/".join(member) for member in _members_as_tuples(each) if member not in present]
     use = not (isinstance(each, WordPairs) and each.spelled)
-    return Check(each.name, each.of, use, pairs, len(found), len(each.members), missing, precision)
+    return Check(each.name, each.of, use, pairs, len(present), len(each.members), missing, precision)
 
 
 def _mean_precision(checks: list[Check]) -> dict[str, float]:
@@ -191,8 +191,8 @@ def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarra
         workers=1,
         seed=seed,
     )
-    found = np.zeros((rows, width), np.float32)
+    vectors = np.zeros((rows, width), np.float32)
     for row, name in enumerate(names):
         if name in model.wv:
-            found[row] = model.wv[name]
-    return found
+            vectors[row] = model.wv[name]
+    return vectors

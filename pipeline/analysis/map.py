@@ -93,19 +93,19 @@ _PACKAGES = {"umap": ("umap", "umap-learn"), "tsne": ("openTSNE", "openTSNE")}
 _FEWEST = 32  # minimum number of points for UMAP and t-SNE
 
 
-def select_projections(asked: Kind) -> list[str]:
+def select_projections(wanted: Kind) -> list[str]:
     """Return the projections to compute, the best first: the requested one, then PCA. `auto` takes an installed one.
 
     Raises:
         ConfigError: the package of the requested projection is not installed.
     """
     there = [kind for kind, (module, _) in _PACKAGES.items() if find_spec(module)]
-    if asked in _PACKAGES and asked not in there:
+    if wanted in _PACKAGES and wanted not in there:
         raise ConfigError(
-            f"analyse.map={asked} needs {_PACKAGES[asked][1]}, which is not installed: pip install 'haed[maps]', or "
+            f"analyse.map={wanted} needs {_PACKAGES[wanted][1]}, which is not installed: pip install 'haed[maps]', or "
             "analyse.map=pca"
         )
-    chosen = there[:1] if asked == "auto" else [asked] if asked in there else []
+    chosen = there[:1] if wanted == "auto" else [wanted] if wanted in there else []
     return [*chosen, "pca"]
 
 
@@ -123,9 +123,9 @@ def principal_components(vectors: np.ndarray) -> np.ndarray:
     """Return the first two principal components (n, 2), signed so that the largest coordinate of each is positive."""
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
     _, directions = np.linalg.eigh(centred.T @ centred)
-    found = centred @ np.pad(directions[:, ::-1][:, :2], ((0, 0), (0, max(0, 2 - vectors.shape[1]))))
-    largest = np.abs(found).argmax(0)
-    return np.asarray(found * np.where(found[largest, [0, 1]] < 0, -1, 1), np.float32)
+    components = centred @ np.pad(directions[:, ::-1][:, :2], ((0, 0), (0, max(0, 2 - vectors.shape[1]))))
+    largest = np.abs(components).argmax(0)
+    return np.asarray(components * np.where(components[largest, [0, 1]] < 0, -1, 1), np.float32)
 
 
 def _project_umap(units: np.ndarray, seed: int) -> np.ndarray:
@@ -135,16 +135,16 @@ def _project_umap(units: np.ndarray, seed: int) -> np.ndarray:
         warnings.simplefilter("ignore")  # packages of UMAP warn about unused features
         from umap import UMAP
 
-        made = UMAP(n_neighbors=15, min_dist=0.1, metric="cosine", random_state=seed % (1 << 31), n_jobs=1)
-        return np.asarray(made.fit_transform(units))
+        projection = UMAP(n_neighbors=15, min_dist=0.1, metric="cosine", random_state=seed % (1 << 31), n_jobs=1)
+        return np.asarray(projection.fit_transform(units))
 
 
 def _project_tsne(units: np.ndarray, seed: int) -> np.ndarray:
     from openTSNE import TSNE
 
     perplexity = min(30, (len(units) - 1) // 3)
-    made = TSNE(perplexity=perplexity, metric="cosine", random_state=seed % (1 << 31), n_jobs=1)
-    return np.asarray(made.fit(units))
+    projection = TSNE(perplexity=perplexity, metric="cosine", random_state=seed % (1 << 31), n_jobs=1)
+    return np.asarray(projection.fit(units))
 
 
 _STEPS = 20_000  # largest integer coordinate
@@ -203,6 +203,6 @@ def _to_integer_coordinates(places: np.ndarray) -> list[int]:
     """Scale positions (n, 2) to integers x, y, x, y, …: the longer side has `_STEPS`, and y grows downwards."""
     low = places.min(0)
     scale = _STEPS / max(float((places.max(0) - low).max()), 1e-12)
-    found = (places - low) * scale
-    found[:, 1] = found[:, 1].max() - found[:, 1]
-    return [int(value) for value in found.round().ravel()]
+    scaled = (places - low) * scale
+    scaled[:, 1] = scaled[:, 1].max() - scaled[:, 1]
+    return [int(value) for value in scaled.round().ravel()]

@@ -79,16 +79,17 @@ def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
     while batch := list(itertools.islice(drawn, _AT_ONCE)):
         chosen = [np.unique(np.linspace(-(-each.size // 2), each.size - 1, OF_WINDOW).astype(int)) for each in batch]
         for each, chunks in zip(batch, chosen, strict=True):
-            own = next(number)
+            window_number = next(number)
             places += [
-                (own, each.document, *_read_surroundings(each, each.begin + chunk, run)) for chunk in chunks.tolist()
+                (window_number, each.document, *_read_surroundings(each, each.begin + chunk, run))
+                for chunk in chunks.tolist()
             ]
         before = np.cumsum([0, *(each.size for each in batch)])
         rows = np.concatenate([begin + chunks for begin, chunks in zip(before, chosen, strict=False)])
         stacked = stack_windows(batch, run.chunker.k)
         with torch.no_grad(), run.compute.use_precision():
-            found = system.layer_states(TokenBatch.from_chunks(stacked.tokens, stacked.lengths))
-        states.append([layer.float().cpu().numpy()[rows] for layer in found])
+            layers_of_batch = system.layer_states(TokenBatch.from_chunks(stacked.tokens, stacked.lengths))
+        states.append([layer.float().cpu().numpy()[rows] for layer in layers_of_batch])
     if next(number) < 2:
         return None
     window, document, last, following, texts = zip(*places, strict=True)
@@ -123,9 +124,9 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
     near = [_nearest_places(states, queries, elsewhere, count) for states in places.states]
     names = [*(f"layer {number}" for number in range(len(near) - 1)), "ŷ"]
     layers = []
-    for name, own, below in zip(names, near, [None, *near], strict=False):
-        overlap = None if below is None else float((own[:, :, None] == below[:, None]).any(2).mean())
-        shares = {of: float(np.take_along_axis(values, own, 1).mean()) for of, values in same.items()}
+    for name, nearest, below in zip(names, near, [None, *near], strict=False):
+        overlap = None if below is None else float((nearest[:, :, None] == below[:, None]).any(2).mean())
+        shares = {of: float(np.take_along_axis(values, nearest, 1).mean()) for of, values in same.items()}
         layers.append(Layer(name, overlap, **shares))
     by_chance = {of: float((values.sum(1) / others).mean()) for of, values in same.items()}
     shown = np.linspace(0, len(queries) - 1, min(_EXAMPLES, len(queries))).astype(int).tolist()
@@ -140,8 +141,8 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
             SimilarPassages(
                 places.texts[queries[row]],
                 {
-                    name: [places.texts[place] for place in own[row, :_SHOWN]]
-                    for name, own in zip(names, near, strict=True)
+                    name: [places.texts[place] for place in nearest[row, :_SHOWN]]
+                    for name, nearest in zip(names, near, strict=True)
                 },
             )
             for row in shown

@@ -45,9 +45,9 @@ def plot_agreement(bands: Sequence[Agreement]) -> bytes:
     return encode_png(figure)
 
 
-def plot_intrinsic_checks(found: Intrinsic) -> bytes:
+def plot_intrinsic_checks(intrinsic: Intrinsic) -> bytes:
     """Plot precision@10 by set: a bar for the model and a marker for each other system."""
-    checks = sorted(found.checks, key=lambda check: (not check.use, -check.precision[OF_MODEL]))
+    checks = sorted(intrinsic.checks, key=lambda check: (not check.use, -check.precision[OF_MODEL]))
     figure = Figure(figsize=(9.5, 0.27 * len(checks) + 1.0))
     axes = add_panel(figure, 1, 1, "", "precision@10: more is better")
     names = [name for name in checks[0].precision if name != OF_MODEL]
@@ -90,26 +90,26 @@ def plot_loss(parts: Sequence[Part]) -> bytes:
     return encode_png(figure)
 
 
-def plot_drift(found: Drift) -> bytes:
+def plot_drift(drift: Drift) -> bytes:
     """Plot the frequent chunks that moved most and least, by the cosine of their embeddings before and after."""
-    figure = Figure(figsize=(9.5, 0.2 * max(len(found.most), len(found.least)) + 0.9))
-    for position, (title, moved) in enumerate((("moved most", found.most), ("moved least", found.least)), 1):
+    figure = Figure(figsize=(9.5, 0.2 * max(len(drift.most), len(drift.least)) + 0.9))
+    for position, (title, moved) in enumerate((("moved most", drift.most), ("moved least", drift.least)), 1):
         axes = add_panel(figure, position, 2, title, "cosine with itself, after the best turn")
         places = np.arange(len(moved))[::-1]
         axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
-        axes.set_xlim(min(0.0, *(each.cosine for each in (*found.most, *found.least))), 1)
+        axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1)
     figure.tight_layout()
     return encode_png(figure)
 
 
-def plot_passages(found: ByLayer) -> bytes:
+def plot_passages(passages: ByLayer) -> bytes:
     """Plot the neighbours each layer shares with the previous layer, and the shares with equal chunks or documents."""
     figure = Figure(figsize=(9.5, 3.0))
-    names, places = [each.name for each in found.layers], np.arange(len(found.layers))
+    names, places = [each.name for each in passages.layers], np.arange(len(passages.layers))
     kept = add_panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
-    kept.bar(places[1:], [100 * (each.overlap or 0) for each in found.layers[1:]], color=USE, width=0.6)
-    kept.axhline(100 * (found.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
+    kept.bar(places[1:], [100 * (each.overlap or 0) for each in passages.layers[1:]], color=USE, width=0.6)
+    kept.axhline(100 * (passages.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
     kept.set_ylim(0, 100)
     shared = add_panel(figure, 2, 2, "nearest passages that have the same …, %; dashed: by chance", "")
     for name, of, colour in (
@@ -118,9 +118,9 @@ def plot_passages(found: ByLayer) -> bytes:
         ("document", "document", COLOURS["train"]),
     ):
         shared.plot(
-            places, [100 * getattr(each, of) for each in found.layers], "o-", color=colour, markersize=4, label=name
+            places, [100 * getattr(each, of) for each in passages.layers], "o-", color=colour, markersize=4, label=name
         )
-        shared.axhline(100 * getattr(found.chance, of), color=colour, linewidth=0.9, linestyle="--")
+        shared.axhline(100 * getattr(passages.chance, of), color=colour, linewidth=0.9, linestyle="--")
     shared.set_ylim(bottom=0)
     shared.legend(fontsize=8, frameon=False)
     for axes in (kept, shared):
@@ -136,8 +136,8 @@ def plot_map(
     """Plot points (n, 2) in their cluster's colour, or in `colours`, with labels of frequent chunks where they fit."""
     figure = Figure(figsize=(9.5, 7))
     axes = figure.add_subplot()
-    own = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
-    axes.scatter(places[:, 0], places[:, 1], c=own, s=3, alpha=0.45, linewidths=0)
+    point_colours = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
+    axes.scatter(places[:, 0], places[:, 1], c=point_colours, s=3, alpha=0.45, linewidths=0)
     span = np.maximum(np.ptp(places, axis=0), 1e-9)
     taken: list[np.ndarray] = []
     for place, label in zip(places, () if colours else labels, strict=False):

@@ -35,20 +35,20 @@ _FEWEST = 3 * _NEAREST  # chunks needed to compare use
 
 
 def compute_analysis(
-    options: Options, made: AnalysisData, before: Run | None, folder: str, maps: list[str]
+    options: Options, dataset: AnalysisData, before: Run | None, folder: str, maps: list[str]
 ) -> Analysis:
     """Compute the analysis without its pictures.
 
     Args:
         options: options of the run.
-        made: chunks, embeddings and contexts of the run.
+        dataset: chunks, embeddings and contexts of the run.
         before: run whose checkpoint drift is measured from, or None.
         folder: folder that the result is written to.
         maps: names of the maps.
     """
-    notes, run = list(made.notes), made.run
-    agreement, classes, intrinsic = _analyse_use(options, made, notes)
-    found = Analysis(
+    notes, run = list(dataset.notes), dataset.run
+    agreement, classes, intrinsic = _analyse_use(options, dataset, notes)
+    analysis = Analysis(
         folder=folder,
         run=options.name,
         stage=run.phase,
@@ -56,71 +56,79 @@ def compute_analysis(
         checkpoint=run.digest,
         fallback=run.checkpoint.fallback,
         split=options.analyse.split,
-        chunks=len(made.chunks),
-        least=made.every.least,
-        width=made.vectors.shape[1],
+        chunks=len(dataset.chunks),
+        least=dataset.every.least,
+        width=dataset.vectors.shape[1],
         agreement=agreement,
         classes=classes,
         intrinsic=intrinsic,
         loss=_read_loss_by_frequency(run, notes),
-        norms=geometry.measure_norms(made.vectors, made.counts),
-        cloud=geometry.measure_spread(made.vectors),
-        drift=_measure_drift_from(made, before, notes),
+        norms=geometry.measure_norms(dataset.vectors, dataset.counts),
+        cloud=geometry.measure_spread(dataset.vectors),
+        drift=_measure_drift_from(dataset, before, notes),
         passages=_compare_passages(options, run, notes),
         maps=maps,
         notes=notes,
     )
-    found.findings = describe_findings(found)
-    return found
+    analysis.findings = describe_findings(analysis)
+    return analysis
 
 
 def _analyse_use(
-    options: Options, made: AnalysisData, notes: list[str]
+    options: Options, dataset: AnalysisData, notes: list[str]
 ) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
     """Compute agreement by frequency band, class information and intrinsic checks, which all need contexts."""
-    size = len(made.chunks)
+    size = len(dataset.chunks)
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
         return [], None, None
-    counted = distributional.positive_pmi(distributional.count_contexts(made.stream, size, _CONTEXTS))
-    small = distributional.reduce_dimensions(counted, min(made.vectors.shape[1], counted.shape[1]))
+    counted = distributional.positive_pmi(distributional.count_contexts(dataset.stream, size, _CONTEXTS))
+    small = distributional.reduce_dimensions(counted, min(dataset.vectors.shape[1], counted.shape[1]))
     bands = [slice(0, min(_BAND, size)), *([slice(size - _BAND, size)] if size >= 2 * _BAND else [])]
     agreement = [
         distributional.measure_agreement(
-            made.centred, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
+            dataset.centred,
+            counted,
+            dataset.chunks,
+            dataset.counts,
+            dataset.labels,
+            band,
+            _QUERIES,
+            _NEAREST,
+            dataset.pixels,
         )
         for band in bands
     ]
     by_use = geometry.cluster_directions(small, options.analyse.clusters, options.seed)
     classes = distributional.measure_class_information(
-        made.stream, made.clusters, by_use, made.chunks, made.counts, options.seed
+        dataset.stream, dataset.clusters, by_use, dataset.chunks, dataset.counts, options.seed
     )
-    if made.pixels:
+    if dataset.pixels:
         notes.append("intrinsic checks are of words: there are none for pixels")
         return agreement, classes, None
-    return agreement, classes, _run_intrinsic_checks(options, made, small, notes)
+    return agreement, classes, _run_intrinsic_checks(options, dataset, small, notes)
 
 
 def _run_intrinsic_checks(
-    options: Options, made: AnalysisData, small: np.ndarray, notes: list[str]
+    options: Options, dataset: AnalysisData, small: np.ndarray, notes: list[str]
 ) -> Intrinsic | None:
     """Run the intrinsic checks on the model and the baselines; `small` holds the reduced context vectors."""
-    words = checks.index_words(made.chunks)
+    words = checks.index_words(dataset.chunks)
     rows = np.array(list(words.values()), int)
-    spaces = {checks.MODEL: made.centred[rows], checks.WHOLE: made.vectors[rows], checks.COUNTED: small[rows]}
+    spaces = {checks.MODEL: dataset.centred[rows], checks.WHOLE: dataset.vectors[rows], checks.COUNTED: small[rows]}
     if options.analyse.skip_gram:
-        learned = checks.skip_gram(made.stream, len(made.chunks), min(100, small.shape[1]), options.seed)
+        learned = checks.skip_gram(dataset.stream, len(dataset.chunks), min(100, small.shape[1]), options.seed)
         if learned is None:
             notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[baselines]')")
         else:
             spaces[checks.SKIP_GRAM] = learned[rows]
     places = {word: place for place, word in enumerate(words)}
-    found = checks.measure_precision(places, checks.neighbour_finders([made.chunks[row] for row in rows], spaces))
-    if found is None:
+    result = checks.measure_precision(places, checks.neighbour_finders([dataset.chunks[row] for row in rows], spaces))
+    if result is None:
         notes.append("intrinsic checks are left out: the corpus has too few of the words that are asked for")
     else:
-        notes += [f"intrinsic checks left out: {each}" for each in found.left_out]
-    return found
+        notes += [f"intrinsic checks left out: {each}" for each in result.left_out]
+    return result
 
 
 def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
@@ -131,12 +139,12 @@ def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
     if not os.path.lexists(path):
         notes.append(f"loss by frequency is left out: {again}")
         return []
-    found = read_as(Evaluation, path)
-    if found.checkpoint != run.digest or found.breakdown is None:
-        other = "of another checkpoint" if found.checkpoint != run.digest else "without its breakdown"
+    evaluation = read_as(Evaluation, path)
+    if evaluation.checkpoint != run.digest or evaluation.breakdown is None:
+        other = "of another checkpoint" if evaluation.checkpoint != run.digest else "without its breakdown"
         notes.append(f"loss by frequency is left out: evaluation.json is {other}; {again}")
         return []
-    return found.breakdown.by_frequency
+    return evaluation.breakdown.by_frequency
 
 
 def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer | None:
@@ -154,16 +162,16 @@ def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer |
     return passages.compare_layers(places, options.seed)
 
 
-def _measure_drift_from(made: AnalysisData, before: Run | None, notes: list[str]) -> Drift | None:
+def _measure_drift_from(dataset: AnalysisData, before: Run | None, notes: list[str]) -> Drift | None:
     if before is None:
         notes.append(
             "drift is left out: there is no other checkpoint to measure it from (analyse.against=RUN names one)"
         )
         return None
-    rows, size = made.every.rows, len(made.chunks)
+    rows, size = dataset.every.rows, len(dataset.chunks)
     source = before.embed_rows(rows.tokens[:size], rows.lengths[:size])
-    first, second = (f"{each.folder.path.name} {each.phase} step {each.step:,}" for each in (before, made.run))
-    return measure_drift(source, made.vectors, made.labels, first, second)
+    first, second = (f"{each.folder.path.name} {each.phase} step {each.step:,}" for each in (before, dataset.run))
+    return measure_drift(source, dataset.vectors, dataset.labels, first, second)
 
 
 @guard_results
@@ -185,22 +193,22 @@ def analyse_run(options: Options) -> Analysis:
     folder = RunFolder.from_options(options)
     run = Run(folder, options)
     before = _open_drift_reference(run)
-    made = load_analysis_data(run, options)
+    dataset = load_analysis_data(run, options)
     place = folder.path / ANALYSIS
     log.info("comparing neighbours in use and in spelling")
-    found = compute_analysis(options, made, before, str(place), [map.NAMES[name] for name in kinds])
+    analysis = compute_analysis(options, dataset, before, str(place), [map.NAMES[name] for name in kinds])
     log.info("drawing")
-    places = {map.NAMES[name]: map.project_vectors(made.centred, name, options.seed) for name in kinds}
-    pictures = _draw_pictures(found, made, places)
+    places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, options.seed) for name in kinds}
+    pictures = _draw_pictures(analysis, dataset, places)
     of_map = (
-        f"{found.stage} step {found.step:,}: the {found.chunks:,} most frequent chunks of the {found.split} split; lines lead "
+        f"{analysis.stage} step {analysis.step:,}: the {analysis.chunks:,} most frequent chunks of the {analysis.split} split; lines lead "
         "to the nearest by the centred cosine in all dimensions, which need not be near in two. Wheel: zoom; drag: move; "
         "click: keep; /: search."
     )
     content = {
         **pictures,
         "map.html": render_map_page(
-            f"{options.name}: map of embeddings", of_map, _build_map_points(made, places)
+            f"{options.name}: map of embeddings", of_map, _build_map_points(dataset, places)
         ).encode(),
     }
     make_folders(place, within=folder.path)
@@ -210,12 +218,12 @@ def analyse_run(options: Options) -> Analysis:
         write_atomically(place / name, written)
     shutil.rmtree(place / "projector", ignore_errors=True)
     if options.analyse.projector:
-        _export_projector(made, options)
-    found.files = ["map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
-    found.seconds = time.perf_counter() - began
-    folder.write_json(f"{ANALYSIS}/analysis.json", asdict(found))
+        _export_projector(dataset, options)
+    analysis.files = ["map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
+    analysis.seconds = time.perf_counter() - began
+    folder.write_json(f"{ANALYSIS}/analysis.json", asdict(analysis))
     release_memory()
-    return found
+    return analysis
 
 
 def _open_drift_reference(run: Run) -> Run | None:
@@ -228,71 +236,71 @@ def _open_drift_reference(run: Run) -> Run | None:
     try:
         if named is not None:
             other = RunFolder.find(named, options.runs_dir)
-            found = Run(other, other.load_options())
+            reference = Run(other, other.load_options())
         elif run.phase == "finetune":
             other = run.folder.find_first_run(options)
-            found = Run(other, other.load_options(["evaluate.stage=pretrain"]))
+            reference = Run(other, other.load_options(["evaluate.stage=pretrain"]))
         else:
             return None
     except FileNotFoundError:
         if named is not None:
             raise
         return None  # phase one was deleted
-    if (found.chunker.name, found.chunker.k) != (run.chunker.name, run.chunker.k):
+    if (reference.chunker.name, reference.chunker.k) != (run.chunker.name, run.chunker.k):
         raise ConfigError(
-            f"analyse.against={named}: its chunks are {found.chunker.name} of {found.chunker.k}, those of {run.folder.path} "
+            f"analyse.against={named}: its chunks are {reference.chunker.name} of {reference.chunker.k}, those of {run.folder.path} "
             f"{run.chunker.name} of {run.chunker.k}"
         )
-    if found.digest == run.digest:
+    if reference.digest == run.digest:
         raise ConfigError(f"analyse.against={named}: that is the checkpoint which is analysed")
-    return found
+    return reference
 
 
-def _draw_pictures(found: Analysis, made: AnalysisData, places: dict[str, np.ndarray]) -> dict[str, bytes]:
+def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, np.ndarray]) -> dict[str, bytes]:
     """Draw the plots of the analysis; return PNG files by name."""
-    first = found.maps[0]
-    own = [label.split(",")[0] for label in made.labels] if made.pixels else []
-    pictures = {"map.png": plots.plot_map(places[first], made.clusters, made.labels, first, own)}
-    if found.agreement:
-        pictures["use.png"] = plots.plot_agreement(found.agreement)
-    if found.intrinsic is not None:
-        pictures["intrinsic.png"] = plots.plot_intrinsic_checks(found.intrinsic)
-    if found.loss:
-        pictures["loss.png"] = plots.plot_loss(found.loss)
-    pictures["norms.png"] = plots.plot_norms(made.vectors, made.counts)
-    if found.drift is not None:
-        pictures["drift.png"] = plots.plot_drift(found.drift)
-    if found.passages is not None:
-        pictures["passages.png"] = plots.plot_passages(found.passages)
+    first = analysis.maps[0]
+    point_colours = [label.split(",")[0] for label in dataset.labels] if dataset.pixels else []
+    pictures = {"map.png": plots.plot_map(places[first], dataset.clusters, dataset.labels, first, point_colours)}
+    if analysis.agreement:
+        pictures["use.png"] = plots.plot_agreement(analysis.agreement)
+    if analysis.intrinsic is not None:
+        pictures["intrinsic.png"] = plots.plot_intrinsic_checks(analysis.intrinsic)
+    if analysis.loss:
+        pictures["loss.png"] = plots.plot_loss(analysis.loss)
+    pictures["norms.png"] = plots.plot_norms(dataset.vectors, dataset.counts)
+    if analysis.drift is not None:
+        pictures["drift.png"] = plots.plot_drift(analysis.drift)
+    if analysis.passages is not None:
+        pictures["passages.png"] = plots.plot_passages(analysis.passages)
     return pictures
 
 
-def _build_map_points(made: AnalysisData, places: dict[str, np.ndarray]) -> MapPoints:
+def _build_map_points(dataset: AnalysisData, places: dict[str, np.ndarray]) -> MapPoints:
     """Return the points of the map, each with its nearest neighbours."""
-    size, units = len(made.chunks), normalise_rows(made.centred)
-    near = find_nearest(made.centred, np.arange(size), min(_ON_MAP, size - 1))
+    size, units = len(dataset.chunks), normalise_rows(dataset.centred)
+    near = find_nearest(dataset.centred, np.arange(size), min(_ON_MAP, size - 1))
     cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
     return MapPoints(
-        labels=made.labels,
-        counts=made.counts,
-        lengths=np.array([len(chunk) for chunk in made.chunks]),
-        clusters=made.clusters,
+        labels=dataset.labels,
+        counts=dataset.counts,
+        lengths=np.array([len(chunk) for chunk in dataset.chunks]),
+        clusters=dataset.clusters,
         near=near,
         cosines=(100 * cosines).round().astype(int),
         places=places,
-        pixels=made.pixels,
+        pixels=dataset.pixels,
     )
 
 
-def _export_projector(made: AnalysisData, options: Options) -> None:
+def _export_projector(dataset: AnalysisData, options: Options) -> None:
     """Write the export for TensorBoard's projector."""
     top = slice(options.analyse.projector)
-    chunks = made.every.chunks[top]
+    chunks = dataset.every.chunks[top]
     map.export_projector(
         RunFolder.from_options(options).path / ANALYSIS / "projector",
         f"{options.name} centred",
-        made.embedded[top] - made.vectors.mean(0),
-        label_chunks(made.run, chunks),
-        {"count": made.every.counts[top], "bytes": made.every.rows.lengths[top]},
-        chunks if made.pixels else [],
+        dataset.embedded[top] - dataset.vectors.mean(0),
+        label_chunks(dataset.run, chunks),
+        {"count": dataset.every.counts[top], "bytes": dataset.every.rows.lengths[top]},
+        chunks if dataset.pixels else [],
     )

@@ -176,12 +176,12 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
         log.warning("%s; it is made anew", error)
     log.info("measuring baselines on the %s split", split)
     train, held_out = (b"".join(corpus.iterate_originals(each)) for each in ("train", split))
-    found = measure_baselines(train, held_out)
+    baselines = measure_baselines(train, held_out)
     try:
-        write_json(cache, asdict(_CachedBaselines(corpus.digest, found)))
+        write_json(cache, asdict(_CachedBaselines(corpus.digest, baselines)))
     except OSError as error:
         log.warning("baselines are not kept: %s", error)
-    return found
+    return baselines
 
 
 @torch.no_grad()
@@ -201,14 +201,14 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
     if windows is None:
         return None
     try:
-        found = count_distinct_chunks(corpus, *dict.fromkeys(["train", split]), limit=limits.closed_set)
+        distinct = count_distinct_chunks(corpus, *dict.fromkeys(["train", split]), limit=limits.closed_set)
     except VocabularyOverflowError as error:
         log.info("%s, which is evaluate.closed_set: IEM is not measured", error)
         return None
     assert isinstance(run.system, HAED), "only chunk models have a phase one"
     nats, decoder = [], []
     with run.compute.use_precision():
-        lexicon = ChunkVocabulary(Chunks(torch.from_numpy(found.tokens), torch.from_numpy(found.lengths)))
+        lexicon = ChunkVocabulary(Chunks(torch.from_numpy(distinct.tokens), torch.from_numpy(distinct.lengths)))
         closed = run.system.embed_vocabulary(lexicon)
         for some in split_windows(windows):
             rows = lexicon.find_rows(Chunks(some.tokens, some.lengths)[some.chunk_mask])
@@ -224,16 +224,16 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
 
 def format_evaluation(result: Evaluation) -> str:
     """Format the evaluation as text."""
-    own = result.headline
+    headline = result.headline
     lines = [
-        f"{result.split}: {own.value:.4f} {own.unit}"
+        f"{result.split}: {headline.value:.4f} {headline.unit}"
         + (
             f" ± {result.standard_error:.4f} (standard error over documents)"
             if result.standard_error is not None
             else ""
         ),
         f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
-        f"{result.characters:,} {own.over}, {result.bytes:,} bytes; "
+        f"{result.characters:,} {headline.over}, {result.bytes:,} bytes; "
         f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}, "
         f"{result.precision} on {result.processor}",
     ]
@@ -250,21 +250,21 @@ def format_evaluation(result: Evaluation) -> str:
     if result.breakdown is not None:
         lines += _format_breakdown(result.breakdown)
     if result.baselines:
-        lines.append(f"baselines on the same bytes ({own.unit}):")
+        lines.append(f"baselines on the same bytes ({headline.unit}):")
         for item in sorted(result.baselines, key=lambda item: -item.bits_per_char):
             beaten = "not beaten" if item.name in result.not_beaten else "beaten"
             lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")
     return "\n".join(lines)
 
 
-def _format_breakdown(found: Breakdown) -> Iterator[str]:
+def _format_breakdown(breakdown: Breakdown) -> Iterator[str]:
     """Yield lines with the shares of the bits, and for a mixture with the bits per token of its parts."""
-    mixed = found.mixture_rows()
+    mixed = breakdown.mixture_rows()
     position = "the decoder's bits" if mixed else "bits"  # the mixture scores whole chunks
     partitions = {
-        f"{position} by position": found.by_position,
-        "bits by length": found.by_length,
-        "bits by frequency": found.by_frequency,
+        f"{position} by position": breakdown.by_position,
+        "bits by length": breakdown.by_length,
+        "bits by frequency": breakdown.by_frequency,
     }
     for name, parts in partitions.items():
         total = max(sum(part.bits for part in parts), 1e-9)

@@ -92,14 +92,14 @@ def draw_pictures(rows: np.ndarray, titles: list[str]) -> bytes:
     return encode_png(figure)
 
 
-def draw_neighbours(found: list[QueryResult]) -> bytes | None:
+def draw_neighbours(results: list[QueryResult]) -> bytes | None:
     """Draw queries and neighbours as strips over captions; return None unless they are chunks of whole RGB pixels."""
-    chunks = [(item.query, bytes.fromhex(item.hex)) for item in found]
+    chunks = [(item.query, bytes.fromhex(item.hex)) for item in results]
     if any(shown != display_chunk(chunk, PIXELS) or len(chunk) % 3 for shown, chunk in chunks):
         return None
     rows = [
         [(bytes.fromhex(item.hex), "query"), *((bytes.fromhex(n.hex), f"{n.score:.3f}") for n in item.neighbours)]
-        for item in found
+        for item in results
     ]
     columns = max(len(row) for row in rows)
     figure = Figure(figsize=(1.25 * columns, 0.62 * len(rows) + 0.1))

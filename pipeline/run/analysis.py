@@ -161,9 +161,17 @@ class Intrinsic:
     def verdict(self) -> str:
         """List the baselines by significance: beaten, not told apart, better."""
         groups = {
-            "beaten": [name for name, found in self.difference.items() if found.is_significant and found.mean > 0],
-            "not told apart": [name for name, found in self.difference.items() if not found.is_significant],
-            "better": [name for name, found in self.difference.items() if found.is_significant and found.mean < 0],
+            "beaten": [
+                name
+                for name, difference in self.difference.items()
+                if difference.is_significant and difference.mean > 0
+            ],
+            "not told apart": [name for name, difference in self.difference.items() if not difference.is_significant],
+            "better": [
+                name
+                for name, difference in self.difference.items()
+                if difference.is_significant and difference.mean < 0
+            ],
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
 

@@ -162,11 +162,11 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
         CorruptFileError: it is damaged.
     """
     where = path / STATE
-    found = parse_json(read_bytes(where, RESULT), where)
-    verify_checksums(found, where, "digest")
-    if missing := [key for key in keys if key not in found]:
+    state = parse_json(read_bytes(where, RESULT), where)
+    verify_checksums(state, where, "digest")
+    if missing := [key for key in keys if key not in state]:
         raise CorruptFileError(f"{where} is damaged, or of another version: it lacks {', '.join(missing)}")
-    return cast(State, found)
+    return cast(State, state)
 
 
 def make_identity(options: Options, corpus: str) -> Identity:
@@ -189,12 +189,14 @@ def make_identity(options: Options, corpus: str) -> Identity:
 
 def identity_differences(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
     """Return the first options in which two identities differ, as text before and now; None if they are equal."""
-    found = list(diff_trees(was, now))[:most]
-    if found and found[0].key == "model.kind":
-        found = found[:1]  # the rest follows from it
-    if not found:
+    differences = list(diff_trees(was, now))[:most]
+    if differences and differences[0].key == "model.kind":
+        differences = differences[:1]  # the rest follows from it
+    if not differences:
         return None
-    return ", ".join(f"{each.key}={each.was}" for each in found), ", ".join(f"{each.key}={each.now}" for each in found)
+    return ", ".join(f"{each.key}={each.was}" for each in differences), ", ".join(
+        f"{each.key}={each.now}" for each in differences
+    )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -242,11 +244,11 @@ def read_position(folder: Path) -> dict[str, float]:
 
     Keys are those of metrics. An interrupted training may have saved more steps than its last line of metrics shows.
     """
-    found = _newest_state(folder)
+    state = _newest_state(folder)
     with suppress(TypeError, KeyError):
-        where = found["phase"]
+        where = state["phase"]
         return {
-            "step": found["step"],
+            "step": state["step"],
             "seconds": where["seconds"],
             "epoch": where["epochs"],
             "flops": where["flops"],
@@ -263,9 +265,9 @@ def explain_too_few_steps(folder: Path) -> str:
     Returns:
         A sentence; empty if there were enough steps or no checkpoint can be read.
     """
-    found, phase = _newest_state(folder), folder.parent.name
+    state, phase = _newest_state(folder), folder.parent.name
     with suppress(TypeError, KeyError):
-        step, where, options = found["step"], found["phase"], found["options"]
+        step, where, options = state["step"], state["phase"], state["options"]
         least = max(FEWEST_STEPS, options["optimizer"]["warmup_steps"])
         if not 0 < step < least:
             return ""
@@ -328,11 +330,13 @@ def choose_checkpoint(folder: Path) -> Checkpoint:
                 continue
             if best is None and not reasons and state.get("best") is not None:
                 reasons.append(f"{folder / 'best'} is missing, though there were validations")
-            found = Checkpoint(path, state)
+            checkpoint = Checkpoint(path, state)
             if not reasons:
-                return found
+                return checkpoint
             why = f"{'; '.join(reasons)}; using the newest instead, {path.name}"
-            return replace(found, fallback=warn_once(f"{why} (the name of another in {folder / 'best'} chooses that)"))
+            return replace(
+                checkpoint, fallback=warn_once(f"{why} (the name of another in {folder / 'best'} chooses that)")
+            )
         else:
             break
     else:
@@ -421,7 +425,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def save(self, step: int, tensors: "dict[str, dict[str, Tensor]]", state: State, best: bool) -> None:
-        """Copy a checkpoint's tensors and start writing them in a thread; see `wait`.
+        """Copy a checkpoint's tensors and start writing them in a thread; see `wait_until_written`.
 
         Args:
             step: training step.
@@ -449,7 +453,7 @@ class Checkpoints:
             pending.result()
 
     def fail_next_wait(self, error: OSError) -> None:
-        """Make the next `wait` raise this error, because a checkpoint could not be started."""
+        """Make the next `wait_until_written` raise this error, because a checkpoint could not be started."""
         self._pending = Future()
         self._pending.set_exception(error)
 
@@ -462,7 +466,7 @@ class Checkpoints:
 
         Raises:
             FolderLostError: the run's folder was removed, moved or replaced.
-            OSError: see `wait`.
+            OSError: see `wait_until_written`.
         """
         path = self.folder / f"step-{step:08d}"
         beside = self.folder / f".{path.name}.partial"
@@ -521,7 +525,7 @@ class Checkpoints:
 
         Raises:
             CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.
-            OSError: a checkpoint may not be read, or the pending one could not be written (see `wait`).
+            OSError: a checkpoint may not be read, or the pending one could not be written (see `wait_until_written`).
         """
         self.wait_until_written()
         tried: set[Path] = set()
@@ -540,7 +544,7 @@ class Checkpoints:
         return None
 
     def load_best(self, training: bool = False) -> Checkpoint | None:
-        """Load the checkpoint that `choose` returns; None if there never was one.
+        """Load the checkpoint that `choose_checkpoint` returns; None if there never was one.
 
         Only the model is loaded unless `training` is set.
 
@@ -557,7 +561,7 @@ class Checkpoints:
                 return replace(load_checkpoint(chosen.path, training), fallback=chosen.fallback)
             except (
                 CorruptCheckpointError
-            ):  # it has changed since its sum was noted, or is replaced; `choose` knows by now
+            ):  # it has changed since its sum was noted, or is replaced; `choose_checkpoint` knows by now
                 if choose_checkpoint(self.folder).path == chosen.path:
                     raise
 
@@ -599,8 +603,8 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         if size > free:
             raise CorruptFileError(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
     with _open_tensors(path, "pt") as tensors:
-        found: dict[str, Tensor] = tensors.get_tensors()
-        return found
+        content: dict[str, Tensor] = tensors.get_tensors()
+        return content
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -89,8 +89,8 @@ class _Deterministic:
             self._inside -= 1
             if not self._inside:
                 _set_switches(*self._before)
-        name, found, _ = str(error).partition(" does not have a deterministic implementation")
-        if found and isinstance(error, RuntimeError):
+        name, is_unsupported, _ = str(error).partition(" does not have a deterministic implementation")
+        if is_unsupported and isinstance(error, RuntimeError):
             raise ValueError(
                 f"PyTorch {torch.__version__} has no deterministic algorithm for {name}. Use deterministic=false."
             ) from error
@@ -161,16 +161,16 @@ def setup_compute(options: Options, precision: str | None = None) -> Compute:
 
 def is_cublas_deterministic(device: torch.device) -> bool:
     """Return whether cuBLAS can be deterministic on this device; warn once if it cannot."""
-    given = os.environ.get(_CUBLAS)
-    if device.type != "cuda" or given in _CUBLAS_VALUES:
+    value = os.environ.get(_CUBLAS)
+    if device.type != "cuda" or value in _CUBLAS_VALUES:
         return True
     warn_once(
-        f"{_CUBLAS}={given}: results may differ in their last bits from time to time. Unset it to have equal ones."
+        f"{_CUBLAS}={value}: results may differ in their last bits from time to time. Unset it to have equal ones."
     )
     return False
 
 
-def _use_threads(asked: int | None) -> None:
+def _use_threads(wanted: int | None) -> None:
     """Set the number of threads; by default the cores this process may use, at most PyTorch's own number.
 
     PyTorch's own number is the one it started with, or the last one a caller set by `torch.set_num_threads`.
@@ -180,7 +180,7 @@ def _use_threads(asked: int | None) -> None:
         _own = torch.get_num_threads()
     # Of processes that torchrun started without a number for each, this one's share.
     together = 1 if os.environ.get("OMP_NUM_THREADS") else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    _chosen = asked or max(1, min(available_threads() // together, _own))
+    _chosen = wanted or max(1, min(available_threads() // together, _own))
     torch.set_num_threads(_chosen)
 
 

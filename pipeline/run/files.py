@@ -58,10 +58,10 @@ def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None
         FileNotFoundError: there is no such file.
         ValueError: its content is damaged or lacks a key.
     """
-    found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
-    if missing := [key for key in keys if key not in found]:
+    content = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
+    if missing := [key for key in keys if key not in content]:
         raise ValueError(f"{path} is damaged, or of another version: it lacks {', '.join(missing[:5])}")
-    return dict(found)
+    return dict(content)
 
 
 def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
@@ -76,9 +76,9 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
         FileNotFoundError: there is no such file.
         ValueError: its content is damaged or does not fit the type.
     """
-    found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
+    content = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return cast(T, _type_adapter(cast(Any, kind)).validate_python(found))
+        return cast(T, _type_adapter(cast(Any, kind)).validate_python(content))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -121,11 +121,11 @@ class ChecksumCache:
             if not fresh and entry is not None and entry[0] == stamp:
                 return entry[1]
         with checked.add_path_to_errors(path), checked.open_file(path) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if noted is None or noted[:2] != (stamp, found):
-            self.note_sums({name: found})
-        self._hashed[path] = (stamp, found)
-        return found
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if noted is None or noted[:2] != (stamp, digest):
+            self.note_sums({name: digest})
+        self._hashed[path] = (stamp, digest)
+        return digest
 
     def note_sums(self, sums: Mapping[str, str], is_built: bool = False) -> None:
         """Cache the checksums of files, unless the folder cannot be written.
@@ -136,7 +136,7 @@ class ChecksumCache:
         """
         with suppress(OSError):
             kept = {name: entry for name, entry in self._read_entries().items() if (self.folder / name).exists()}
-            new = {name: (checked.stamp_file(self.folder / name), found, is_built) for name, found in sums.items()}
+            new = {name: (checked.stamp_file(self.folder / name), digest, is_built) for name, digest in sums.items()}
             write_atomically(self.folder / self.NAME, json.dumps(kept | new).encode())
 
     def is_built_here(self, name: str) -> bool:
@@ -151,8 +151,8 @@ class ChecksumCache:
             content = checked.parse_json(checked.read_bytes(path, checked.RESULT), path)
             if path.lstat().st_uid == os.getuid():
                 return {
-                    name: (list(stamp), str(found), is_built is True)
-                    for name, (stamp, found, is_built) in content.items()
+                    name: (list(stamp), str(digest), is_built is True)
+                    for name, (stamp, digest, is_built) in content.items()
                 }
         return {}
 
@@ -261,9 +261,9 @@ class Breakdown:
     def mixture_rows(self) -> list[tuple[str, ...]]:
         """Return a table of bits per token by frequency, for a mixture and each of its parts; see `MIXTURE_COLUMNS`."""
         tables = (self.by_frequency, self.decoder_by_frequency, self.known_by_frequency)
-        found = [{part.of: part.bits_per_token for part in table} for table in tables]
+        columns = [{part.of: part.bits_per_token for part in table} for table in tables]
         return [
-            (part.of, f"{part.chunks:,}", *(_format_bits(each.get(part.of)) for each in found))
+            (part.of, f"{part.chunks:,}", *(_format_bits(each.get(part.of)) for each in columns))
             for part in (self.by_frequency if self.decoder_by_frequency else [])
         ]
 

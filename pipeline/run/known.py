@@ -52,20 +52,20 @@ def embed_known_chunks(
     Raises:
         FileNotFoundError: neither the run's cache nor its shards exist.
     """
-    told = _cache_key(checkpoint.identity["corpus"], most)
-    chunks = _read_cache(folder.path / CHUNKS, told)
+    metadata = _cache_key(checkpoint.identity["corpus"], most)
+    chunks = _read_cache(folder.path / CHUNKS, metadata)
     if chunks is None:
         chunks = _find_known_chunks(folder.open_corpus(), most)
-        _write_cache(folder.path / CHUNKS, chunks, told, folder)
-    found = _as_vocabulary(chunks)
-    told = {"checkpoint": checkpoint.digest, "chunks": str(len(found)), "precision": precision}
-    kept = _read_cache(folder.path / KEYS, told)
+        _write_cache(folder.path / CHUNKS, chunks, metadata, folder)
+    vocabulary = _as_vocabulary(chunks)
+    metadata = {"checkpoint": checkpoint.digest, "chunks": str(len(vocabulary)), "precision": precision}
+    kept = _read_cache(folder.path / KEYS, metadata)
     if kept is None:
-        log.info("embedding %s known chunks", f"{len(found):,}")
-        made = system.embed_vocabulary(found, torch.bfloat16)
-        kept = {"keys": made.keys.to(torch.bfloat16).cpu(), "bias": made.bias.cpu()}
-        _write_cache(folder.path / KEYS, kept, told, folder)
-    return VocabularyScorer(found, kept["keys"].to(system.device), kept["bias"].to(system.device))
+        log.info("embedding %s known chunks", f"{len(vocabulary):,}")
+        scorer = system.embed_vocabulary(vocabulary, torch.bfloat16)
+        kept = {"keys": scorer.keys.to(torch.bfloat16).cpu(), "bias": scorer.bias.cpu()}
+        _write_cache(folder.path / KEYS, kept, metadata, folder)
+    return VocabularyScorer(vocabulary, kept["keys"].to(system.device), kept["bias"].to(system.device))
 
 
 def _cache_key(corpus: str, most: int) -> dict[str, str]:
@@ -73,9 +73,9 @@ def _cache_key(corpus: str, most: int) -> dict[str, str]:
 
 
 def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
-    path, told = corpus.folder / f"known-{most}.safetensors", _cache_key(corpus.digest, most)
-    found = _read_cache(path, told)
-    if found is None:
+    path, metadata = corpus.folder / f"known-{most}.safetensors", _cache_key(corpus.digest, most)
+    columns_by_name = _read_cache(path, metadata)
+    if columns_by_name is None:
         log.info("finding the known chunks: the %s most frequent of the train split at most", f"{most:,}")
         every = count_distinct_chunks(corpus, "train", most=most)
         if every.left_out:
@@ -84,46 +84,52 @@ def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
         columns["documents"] = count_documents_with(corpus, "train", every)
         # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
         whole = every.lengths == corpus.build_chunker().k if corpus.build_chunker().fixed else slice(None)
-        found = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}
-        _write_cache(path, found, told)
-    return found
+        columns_by_name = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}
+        _write_cache(path, columns_by_name, metadata)
+    return columns_by_name
 
 
-def _as_vocabulary(found: dict[str, Tensor]) -> ChunkVocabulary:
-    return ChunkVocabulary(Chunks(found["tokens"].long(), found["lengths"].long()), found["counts"], found["documents"])
+def _as_vocabulary(columns: dict[str, Tensor]) -> ChunkVocabulary:
+    return ChunkVocabulary(
+        Chunks(columns["tokens"].long(), columns["lengths"].long()), columns["counts"], columns["documents"]
+    )
 
 
-def _read_cache(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
+def _read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
     """Return the tensors of a cache, if it is whole and its metadata match; else None."""
     try:
-        said, found = read_metadata(path), read_tensors(path)
+        metadata, tensors = read_metadata(path), read_tensors(path)
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
         log.warning("%s; it is made anew", error)
         return None
-    if others := [f"{name} {said.get(name)}, now {now}" for name, now in told.items() if said.get(name) != now]:
+    if others := [
+        f"{name} {metadata.get(name)}, now {now}" for name, now in wanted.items() if metadata.get(name) != now
+    ]:
         log.info("%s is stale: %s", path, "; ".join(others))
         return None
-    if said.get("sha256") != _hash_tensors(found):
+    if metadata.get("sha256") != _hash_tensors(tensors):
         log.warning("%s is damaged (its sha256 is another): it is made anew", path)
         return None
-    return found
+    return tensors
 
 
-def _write_cache(path: Path, tensors: dict[str, Tensor], told: dict[str, str], run: RunFolder | None = None) -> None:
+def _write_cache(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], run: RunFolder | None = None
+) -> None:
     """Write a cache, in a run unless its folder was removed; warn if that fails, since the result is used anyway."""
     try:
         if run is not None:
             make_folders(path.parent, within=run.path)
-        write_atomically(path, save(tensors, told | {"sha256": _hash_tensors(tensors)}))
+        write_atomically(path, save(tensors, metadata | {"sha256": _hash_tensors(tensors)}))
     except OSError as error:
         log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
 
 
 def _hash_tensors(tensors: dict[str, Tensor]) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())
-        found.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hasher.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())
+        hasher.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()

@@ -54,17 +54,17 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
     with torch.device("meta"):
         system = build_system(options, chunker)
     alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
-    asked = {"model.*": 0}
+    needed = {"model.*": 0}
     for group in system.parameter_groups():
         frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
-        asked["model.*"] += (_PLAIN if frozen or group.table else _ADAM) * sum(x.numel() for x in group.parameters)
+        needed["model.*"] += (_PLAIN if frozen or group.table else _ADAM) * sum(x.numel() for x in group.parameters)
     if phase is not None:
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
         tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
-        asked["batch.sequences × batch.context"] = int(2 * system.activation_size(0 if alone else chunks, tokens))
+        needed["batch.sequences × batch.context"] = int(2 * system.activation_size(0 if alone else chunks, tokens))
     available = free_memory(machine.device)
-    if sum(asked.values()) > available:
-        parts = sorted(((size, name) for name, size in asked.items() if size), reverse=True)
+    if sum(needed.values()) > available:
+        parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)
         listed = ", ".join(f"{name} for {size / 1e9:,.1f} GB" for size, name in parts)
         raise ValueError(
             f"not enough memory: at least {listed} are asked for, {available / 1e9:,.1f} GB are free: lower them"

@@ -216,13 +216,13 @@ def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
         raise CorruptFileError(
             f"{where} is damaged or was edited: its crc32 is of another line; remove the line to go without it"
         )
-    found = parse_json(begin + b"}", where)
-    values = found.values() if isinstance(found, dict) else ()
-    if "step" not in found or not all(value is None or isinstance(value, int | float) for value in values):
+    record = parse_json(begin + b"}", where)
+    values = record.values() if isinstance(record, dict) else ()
+    if "step" not in record or not all(value is None or isinstance(value, int | float) for value in values):
         raise CorruptFileError(
             f"{where} is damaged: no record with a step and figures; remove the line to go without it"
         )
-    return cast(Record, found)
+    return cast(Record, record)
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -291,8 +291,8 @@ def _cut_back(path: Path, step: int) -> None:
 
 def format_validation(step: float, record: Record) -> str:
     """Return a line about the validation in a record; empty if there is none."""
-    found = {name.removeprefix("validation/"): value for name, value in record.items() if "validation/" in name}
-    words = [f"{name.replace('_per_', '/').replace('_', ' ')} {value:.4f}" for name, value in found.items()]
+    metrics = {name.removeprefix("validation/"): value for name, value in record.items() if "validation/" in name}
+    words = [f"{name.replace('_per_', '/').replace('_', ' ')} {value:.4f}" for name, value in metrics.items()]
     return f"step {step:,}: validation {', '.join(words)}" if words else ""
 
 

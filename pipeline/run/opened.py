@@ -227,18 +227,20 @@ class Run:
 
     def parts(self, sums: Sequence[Tensor | None]) -> MixtureParts | None:
         """Return the results of the mixture's parts from the sums of `ScoredWindows.sum_parts`; None for other systems."""
-        found = [each for each in sums if each is not None]
-        if not found or not isinstance(self.system, HAED) or self.system.known is None:
+        known_sums = [each for each in sums if each is not None]
+        if not known_sums or not isinstance(self.system, HAED) or self.system.known is None:
             return None
-        (chunks, tokens, decoder, _, gate), (hits, own, own_decoder, known, _) = torch.stack(found).sum(0).tolist()
+        (chunks, tokens, decoder, _, gate), (hits, hit_tokens, own_decoder, known, _) = (
+            torch.stack(known_sums).sum(0).tolist()
+        )
         size, width = self.system.known.keys.shape
         return MixtureParts(
             known=size,
             unknown_share=1 - hits / chunks,
             gate=gate / chunks,
             decoder_bits_per_token=decoder / tokens,
-            known_bits_per_token=known / own if own else None,
-            known_decoder_bits_per_token=own_decoder / own if own else None,
+            known_bits_per_token=known / hit_tokens if hit_tokens else None,
+            known_decoder_bits_per_token=own_decoder / hit_tokens if hit_tokens else None,
             known_flops_per_token=2.0 * size * width * hits / tokens,
         )
 
@@ -272,13 +274,13 @@ class Run:
         system = self.likelihood
         prompt = self._encode_document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
-        given = self._make_window(*self.chunker.split(prompt))
-        opened = given.tokens[0, -1, : int(given.lengths[0, -1])] if given.lengths.numel() else None
+        window = self._make_window(*self.chunker.split(prompt))
+        opened = window.tokens[0, -1, : int(window.lengths[0, -1])] if window.lengths.numel() else None
         generator = torch.Generator().manual_seed(how.seed)
         draw = Draw(how.temperature, how.top_k, how.top_p, generator)
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad(), self.compute.use_precision():
-            closed = TokenBatch.from_chunks(given.tokens[:, :-1], given.lengths[:, :-1])
+            closed = TokenBatch.from_chunks(window.tokens[:, :-1], window.lengths[:, :-1])
             sampler = make_sampler(system, closed, samples)
             for _ in range(how.chunks):
                 check_abandoned()
@@ -310,17 +312,23 @@ class Run:
         kind = self.chunker.name
         if prompt and kind == PIXELS:
             raise ValueError("this run's model is of pictures: `haed next` takes no prompt, and tells how it begins")
-        given = self._make_window(*self.chunker.split(prompt))
+        window = self._make_window(*self.chunker.split(prompt))
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1
-        closed = TokenBatch.from_chunks(given.tokens[:, :whole], given.lengths[:, :whole])
-        opened = given.tokens[0, whole:].flatten()[: int(given.lengths[0, whole:].sum())]
+        closed = TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole])
+        opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
         with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
-            found = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count)
-        if len(found.rows) < count:
-            log.warning("%d of %d chunks: no more are possible there", len(found.rows), count)
+            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count)
+        if len(likeliest.rows) < count:
+            log.warning("%d of %d chunks: no more are possible there", len(likeliest.rows), count)
         counts = None if system.known is None else system.known.lexicon.counts
-        columns = (found.chunks.tokens, found.chunks.lengths, found.probability, found.summoned, found.rows)
+        columns = (
+            likeliest.chunks.tokens,
+            likeliest.chunks.lengths,
+            likeliest.probability,
+            likeliest.summoned,
+            likeliest.rows,
+        )
         chunks = []
         for tokens, length, probability, summoned, known_as in zip(*(x.tolist() for x in columns), strict=True):
             text = bytes(tokens[:length])
@@ -331,9 +339,9 @@ class Run:
             prompt=display_chunk(prompt, kind),
             before=display_chunk(last, kind) if last else None,
             opened=display_chunk(bytes(opened.tolist()), kind) if len(opened) else None,
-            gate=None if system.known is None else found.gate,
+            gate=None if system.known is None else likeliest.gate,
             chunks=chunks,
-            rest=max(0.0, 1 - float(found.probability.sum())),
+            rest=max(0.0, 1 - float(likeliest.probability.sum())),
         )
 
     def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
@@ -434,13 +442,13 @@ class Run:
         So a dummy chunk stands there.
         """
         tokens, lengths = self.chunker.split(text)
-        given = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
+        window = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context
         if len(lengths) >= seen:
             log.info("of the %d chunks of the text the last %d are seen (batch.context)", len(lengths), seen - 1)
-            given = TokenBatch.from_chunks(given.tokens[:, -seen:], given.lengths[:, -seen:])
+            window = TokenBatch.from_chunks(window.tokens[:, -seen:], window.lengths[:, -seen:])
         with self.compute.use_precision():
-            return self.system.extract_vectors(given, space, layer, scale)[-1].float().cpu().numpy()
+            return self.system.extract_vectors(window, space, layer, scale)[-1].float().cpu().numpy()
 
     @cached_property
     def probe(self) -> Probe:

@@ -199,17 +199,19 @@ class RunFolder:
                 str(self.path.parent.parent / kept),
             ]
             places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
-        found = [Corpus.open(place, options.loader) for place in places]
-        if not found:
+        corpora = [Corpus.open(place, options.loader) for place in places]
+        if not corpora:
             raise FileNotFoundError(
                 f"the shards of {self.path} are not at {location} any more: put them back, or run `haed shard` with the "
                 f"options of the run: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
             )
-        for corpus in found:
+        for corpus in corpora:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
             if same and corpus.options == options.chunker:
                 return corpus
-        raise ValueError(f"{found[0].location} holds another corpus than {self.path} was trained on: {found[0].digest}")
+        raise ValueError(
+            f"{corpora[0].location} holds another corpus than {self.path} was trained on: {corpora[0].digest}"
+        )
 
     def load_chunker(self) -> Chunker:
         """Return the chunker of the run's corpus, without opening the corpus.
@@ -266,15 +268,15 @@ class RunFolder:
 
         With `finetune.start_from`, phase one is named `pretrain of OTHER`.
         """
-        found = {name: self.phase_folder(name) for name in ("train", "pretrain", "finetune")}
-        if not found["finetune"].is_dir() or not (start := options.finetune.start_from):
-            return found
+        folders = {name: self.phase_folder(name) for name in ("train", "pretrain", "finetune")}
+        if not folders["finetune"].is_dir() or not (start := options.finetune.start_from):
+            return folders
         try:
-            found["pretrain"] = self.find_first_run(options).phase_folder("pretrain")
+            folders["pretrain"] = self.find_first_run(options).phase_folder("pretrain")
         except FileNotFoundError:
-            found["pretrain"] = self.path / "gone"
+            folders["pretrain"] = self.path / "gone"
             log.warning("%s began with the phase one of %s, which is not there and not counted", self.path, start)
-        return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in found.items()}
+        return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in folders.items()}
 
     def is_trained(self) -> bool:
         """Return whether any phase has a checkpoint."""
@@ -296,15 +298,15 @@ class RunFolder:
         )
 
     def select_checkpoint(self, wanted: Phase | None = None) -> Checkpoint:
-        """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
+        """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose_checkpoint`.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
             ValueError: no checkpoint is whole.
         """
         phase = self.trained_phase(wanted)
-        found = choose_checkpoint(self.phase_folder(phase) / "checkpoints")
-        return found if wanted else replace(found, fallback=self.explain_phase(phase, found.fallback))
+        checkpoint = choose_checkpoint(self.phase_folder(phase) / "checkpoints")
+        return checkpoint if wanted else replace(checkpoint, fallback=self.explain_phase(phase, checkpoint.fallback))
 
     def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
         """Warn, once a command, if a later phase than the one used has begun and has no checkpoint.
@@ -318,10 +320,10 @@ class RunFolder:
         """
         for later in PHASES[: PHASES.index(phase)]:
             if os.path.isfile(path := self.phase_folder(later) / "metrics.jsonl") and os.path.getsize(path):
-                said = warn_once(
+                reason = warn_once(
                     f"{self.phase_folder(later)} has metrics and no checkpoint; using that of {phase} instead"
                 )
-                return "; ".join(filter(None, [said, fallback]))
+                return "; ".join(filter(None, [reason, fallback]))
         return fallback
 
     def check_unchanged(self, options: Options | None = None, of: Checkpoint | None = None) -> None:
@@ -337,26 +339,26 @@ class RunFolder:
         """
         of = of or self.select_checkpoint(options.evaluate.stage if options else None)
         corpus = self.read_corpus_record().digest
-        if found := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
-            place = "corpus.json" if found[0].startswith("corpus=") else "config.yaml"
+        if differences := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
+            place = "corpus.json" if differences[0].startswith("corpus=") else "config.yaml"
             raise ValueError(
-                f"{of.path} was trained with {found[0]}, but {self.path / place} says {found[1]}: it was changed since, set it "
+                f"{of.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}: it was changed since, set it "
                 "back"
             )
         if options is None:
             return
-        asked = make_identity(options, corpus)
-        asked["batch"] = of.identity["batch"]  # evaluation may take other windows
-        if found := identity_differences(of.identity, asked):
-            raise ValueError(f"{of.path} was trained with {found[0]}, which {found[1]} cannot change")
+        wanted = make_identity(options, corpus)
+        wanted["batch"] = of.identity["batch"]  # evaluation may take other windows
+        if differences := identity_differences(of.identity, wanted):
+            raise ValueError(f"{of.path} was trained with {differences[0]}, which {differences[1]} cannot change")
 
     def is_current(self, name: str, options: Options, **settings: Any) -> bool:
         """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
         try:
-            found = read_json(self.path / name, ("checkpoint", *settings))
+            content = read_json(self.path / name, ("checkpoint", *settings))
             return (
-                found["checkpoint"] == self.select_checkpoint(options.evaluate.stage).digest
-                and settings.items() <= found.items()
+                content["checkpoint"] == self.select_checkpoint(options.evaluate.stage).digest
+                and settings.items() <= content.items()
             )
         except (OSError, ValueError, TypeError):
             return False
@@ -379,7 +381,7 @@ class RunFolder:
             BlockingIOError: another process holds the lock; the message names it.
             OSError: the folder cannot be written.
         """
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         with self._open_lock() as file:
             before = file.read()
             with add_path_to_errors(self.path / "lock"):
@@ -391,9 +393,9 @@ class RunFolder:
                     finally:
                         with suppress(OSError):
                             guard.check_unchanged()  # else what is there is another process's
-                            if made and [path.name for path in self.path.iterdir()] == ["lock"]:
+                            if new_folders and [path.name for path in self.path.iterdir()] == ["lock"]:
                                 (self.path / "lock").unlink()
-                                for folder in made:
+                                for folder in new_folders:
                                     folder.rmdir()
             finally:
                 _rewrite_file(file, before)

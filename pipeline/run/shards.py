@@ -101,7 +101,7 @@ def check_source(options: Options) -> None:
 def check_corpus(options: Options) -> str | None:
     """Compare the corpus of the run of this name with the present content of the source, before anything is cut.
 
-    The source's contents are hashed for this. `shard` does the same and caches the hashes.
+    The source's contents are hashed for this. `shard_source` does the same and caches the hashes.
 
     Returns:
         The digest of the corpus; None if it is not known yet.
@@ -110,26 +110,26 @@ def check_corpus(options: Options) -> str | None:
         ValueError: the run was trained on another corpus.
     """
     run, now = RunFolder.from_options(options), options.source
-    own = None
+    trained_on = None
     try:
         if any(run.path.glob("*/checkpoints/step-*")):
-            own = run.read_corpus_record().digest
+            trained_on = run.read_corpus_record().digest
             then = run.load_options()
             if all(getattr(options, each) == getattr(then, each) for each in ("source", "chunker", "shard")):
-                return own
+                return trained_on
         if now.kind == "shards":
-            found = None if now.path is None or is_remote(now.path) else Corpus.open(now.path).digest
+            present = None if now.path is None or is_remote(now.path) else Corpus.open(now.path).digest
         else:
             corpora = _find_corpora(options)
             last = corpora.find_last_corpus()
-            if own is None:
+            if trained_on is None:
                 return None if last is None else last.name.rpartition("-")[2]
-            found = None if corpora.piped else corpora.folder.name.rpartition("-")[2]
+            present = None if corpora.piped else corpora.folder.name.rpartition("-")[2]
     except (OSError, ValueError) as error:  # who needs it says so
         log.debug("the corpora are not compared: %s", error)
         return None
-    if own is None or found is None or found == own:
-        return found
+    if trained_on is None or present is None or present == trained_on:
+        return present
     where, other = (
         f"source.kind={each.kind}" + (f" source.path={each.path}" if each.path else "") for each in (then.source, now)
     )
@@ -154,9 +154,9 @@ def open_shards(options: Options) -> Corpus:
         FileNotFoundError: the source was not sharded yet.
         ValueError: the corpus was cut with another chunker, or its manifest is of another corpus.
     """
-    own = _find_run_corpus(options)
-    if own is not None:
-        return own
+    run_corpus = _find_run_corpus(options)
+    if run_corpus is not None:
+        return run_corpus
     if options.source.kind == "shards":
         if not options.source.path:
             raise ValueError("source.kind=shards needs source.path=, the folder or URL of a sharded corpus")
@@ -190,8 +190,8 @@ def _find_run_corpus(options: Options) -> Corpus | None:
         return None
     try:
         then = run.load_options()
-        asked, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, then))
-        if asked != was:
+        now, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, then))
+        if now != was:
             return None
         corpus = run.open_corpus()
     except (OSError, ValueError) as error:
@@ -234,11 +234,11 @@ class SplitSize(Counts):
 
 def split_sizes(corpus: Corpus) -> dict[str, SplitSize]:
     """Return the sizes of all splits of a corpus."""
-    found = {split: SplitSize(**asdict(corpus.split_counts(split))) for split in SPLITS}
+    sizes = {split: SplitSize(**asdict(corpus.split_counts(split))) for split in SPLITS}
     for split, known in corpus.statistics.items():
-        found[split].distinct_chunks = known.distinct_chunks
-        found[split].distinct_chunks_exact = known.distinct_chunks_exact
-    return found
+        sizes[split].distinct_chunks = known.distinct_chunks
+        sizes[split].distinct_chunks_exact = known.distinct_chunks_exact
+    return sizes
 
 
 def check_split(chunks: int, corpus: str, option: str, split: str) -> None:

@@ -64,12 +64,12 @@ class ScoredWindows:
         if not isinstance(system, HAED):
             decisions = -system.decision_log_likelihood(part.windows).double().cpu()[part.new] / math.log(2)
             return cls(part, decisions.sum(-1), decisions)
-        found = system.score(part.windows, part.new)
-        joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint_log_prob, found.decisions))
-        if found.known is None or found.gate is None:
+        score = system.score(part.windows, part.new)
+        joint, decisions = (-x.double().cpu() / math.log(2) for x in (score.joint_log_prob, score.decisions))
+        if score.known is None or score.gate is None:
             return cls(part, joint, decisions)
         return cls(
-            part, joint, decisions, -found.known.double().cpu() / math.log(2), found.gate.double().sigmoid().cpu()
+            part, joint, decisions, -score.known.double().cpu() / math.log(2), score.gate.double().sigmoid().cpu()
         )
 
     def sum_parts(self) -> Tensor | None:
@@ -194,11 +194,11 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
     if not windows:
         return None
     loader = Loader(corpus, split, context=context, sequences=1, seed=0)
-    found = TokenBatch.concatenate_batches(
+    subset = TokenBatch.concatenate_batches(
         [as_windows(batch) for batch in islice(loader, min(windows, loader.windows_per_epoch))]
     )
-    used = int(found.chunk_mask.any(0).nonzero().max()) + 1  # memory follows the text, not the context
-    return TokenBatch(found.tokens[:, :used], found.lengths[:, :used], found.starts[:, :used])
+    used = int(subset.chunk_mask.any(0).nonzero().max()) + 1  # memory follows the text, not the context
+    return TokenBatch(subset.tokens[:, :used], subset.lengths[:, :used], subset.starts[:, :used])
 
 
 def split_windows(windows: TokenBatch, most: int = 16) -> Iterator[TokenBatch]:
@@ -237,7 +237,7 @@ class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
 
     def __len__(self) -> int:
         """Return the number of batches of the epoch on this rank."""
-        made = self.loader
+        loader = self.loader
         done = self._from["windows"] if int(self._epoch) == self._from["epoch"] else 0
-        left = made.windows_per_epoch - done - made.rank * made.sequences
-        return max(0, -(-left // (made.sequences * made.ranks)))
+        left = loader.windows_per_epoch - done - loader.rank * loader.sequences
+        return max(0, -(-left // (loader.sequences * loader.ranks)))

@@ -39,7 +39,7 @@ def is_torchrun_child() -> bool:
 
 
 def is_launched() -> bool:
-    """Return whether this process was started by `launch`, which then shows the progress."""
+    """Return whether this process was started by `launch_stage`, which then shows the progress."""
     return _LAUNCHED in os.environ
 
 
@@ -82,7 +82,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         The result that the stage printed.
 
     Raises:
-        Interrupted: `stop` was true; the processes saved and ended.
+        TrainingInterrupted: `stop` was true; the processes saved and ended.
         ChildProcessError: one of the processes was killed, or reported why it failed.
         RuntimeError: the stage failed; the message is its last line.
         ValueError: the processes do not divide into `iem.group`.
@@ -90,7 +90,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
     if getattr(options, stage).iem_weight and options.iem.group is not None:
         group_size(options.iem.group, options.launcher.processes)
     tail = MetricsTail(RunFolder.from_options(options).phase_folder(stage) / "metrics.jsonl")
-    printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
+    printed, log_lines, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
     with closing(Progress(stage, getattr(options, stage))) as progress, tempfile.TemporaryDirectory() as folder:
 
         def tell() -> None:
@@ -119,7 +119,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         ) as process:
             threads = [
                 threading.Thread(target=_collect_lines, args=(process.stdout, printed, None, stopping)),
-                threading.Thread(target=_collect_lines, args=(process.stderr, said, log, stopping)),
+                threading.Thread(target=_collect_lines, args=(process.stderr, log_lines, log, stopping)),
             ]
             for thread in threads:
                 thread.start()
@@ -138,16 +138,16 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
                 thread.join()
         tell()
     if stopping.is_set():
-        saved = next((line for line in reversed(said) if "saved" in line), "stopped")
+        saved = next((line for line in reversed(log_lines) if "saved" in line), "stopped")
         raise TrainingInterrupted(saved.split(";")[0])
     if process.returncode:
-        if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(said)):
+        if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
             number, rank = int(ended[1]), ended[2]
             raise ChildProcessError(
                 f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and so were the others; the same "
                 "command goes on from the last checkpoint"
             )
-        raise _make_failure(said)
+        raise _make_failure(log_lines)
     return TrainingResult(**json.loads(printed[0]))
 
 
@@ -163,7 +163,7 @@ def _collect_lines(
             logger.info("%s", line.rstrip())
 
 
-def _make_failure(said: "deque[str]") -> Exception:
+def _make_failure(log_lines: "deque[str]") -> Exception:
     """Return the line in which a process reports its error, else the last line, as an exception."""
-    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-    return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(said), "the processes failed"))
+    errors = [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]
+    return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(log_lines), "the processes failed"))

@@ -114,9 +114,9 @@ class WeightAverage:
     @contextmanager
     def use_average(self) -> Iterator[None]:
         """Put the average into the model for the length of the context."""
-        own = {name: value.clone() for name, value in self.model.state_dict().items()}
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(self.weights)
         try:
             yield
         finally:
-            self.model.load_state_dict(own)
+            self.model.load_state_dict(weights)

@@ -176,23 +176,23 @@ def product_rate(machine: Compute, repeats: int = 5) -> float:
     return 2 * side**3 / min(clock.seconds[f"product {repeat}"] for repeat in range(repeats + 1))
 
 
-def format_profile(found: Profile) -> str:
+def format_profile(profile: Profile) -> str:
     """Format a profile for people."""
-    total, kept = sum(found.milliseconds.values()), sum(found.kept.values())
+    total, kept = sum(profile.milliseconds.values()), sum(profile.kept.values())
     lines = [
-        f"{found.phase}: {total:.1f} ms a step, mean of {found.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
+        f"{profile.phase}: {total:.1f} ms a step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
     ]
-    for part, spent in found.milliseconds.items():
-        if part == "loss" and BATCH[1] in found.milliseconds:
+    for part, spent in profile.milliseconds.items():
+        if part == "loss" and BATCH[1] in profile.milliseconds:
             continue
         line = f"  {part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
-        if mine := found.kept[part]:
+        if mine := profile.kept[part]:
             line += f"  {mine / 1e6:10,.2f} MB  {mine / kept:6.1%}"
         lines.append(line)
     lines.append(
-        f"  {found.flops / 1e9:,.1f} model GFLOP a step, {found.utilisation:.1%} of the "
-        f"{found.device_flops / 1e12:.2f} TFLOP/s that a matrix product reaches here"
+        f"  {profile.flops / 1e9:,.1f} model GFLOP a step, {profile.utilisation:.1%} of the "
+        f"{profile.device_flops / 1e12:.2f} TFLOP/s that a matrix product reaches here"
     )
-    if found.linear_cost is not None:
-        lines.append(f"  a token costs as much as {found.linear_cost:.2f} layers of the finest scale (linear cost)")
+    if profile.linear_cost is not None:
+        lines.append(f"  a token costs as much as {profile.linear_cost:.2f} layers of the finest scale (linear cost)")
     return "\n".join(lines)

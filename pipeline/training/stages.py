@@ -110,8 +110,8 @@ def _restore_sections(
     then: dict[str, Any], options: Options, sections: tuple[str, ...]
 ) -> tuple[Options, list[Difference]]:
     """Return a copy of the options with these sections as in a checkpoint, and the differences."""
-    given, kept = asdict(options), deepcopy(options)
-    late = [each for name in sections for each in diff_trees(then[name], given[name], name)]
+    current, kept = asdict(options), deepcopy(options)
+    late = [each for name in sections for each in diff_trees(then[name], current[name], name)]
     for each in late:
         set_option(kept, each.key, each.was)
     return kept, late
@@ -119,9 +119,9 @@ def _restore_sections(
 
 def log_changed_options(state: State, options: Options, ranks: int) -> None:
     """Log the training options, and the numbers of ranks and threads, that differ from those of a checkpoint."""
-    given, then = asdict(options), state["options"]
+    current, then = asdict(options), state["options"]
     for section in (*PHASES, *_SHARED, "launcher", "precision"):
-        for each in diff_trees(then.get(section), given[section], section):
+        for each in diff_trees(then.get(section), current[section], section):
             log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
     if len(state["sums"]) != ranks:
         log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
@@ -220,7 +220,7 @@ def run_phase(
     Args:
         phase: pretrain, finetune or train.
         options: the run's options.
-        stop: called after every step; true makes the phase save and raise `trainer.Interrupted`.
+        stop: called after every step; true makes the phase save and raise `TrainingInterrupted`.
         listener: called with every metrics record, and after every step with the position.
 
     Raises:
@@ -360,10 +360,10 @@ def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ran
         return None
     if not ranks.is_first:
         ranks.wait_for_all()  # until the first one has written them
-    found = make_vocabulary(corpus, max_known_chunks(options))
+    vocabulary = make_vocabulary(corpus, max_known_chunks(options))
     if ranks.is_first:
         ranks.wait_for_all()
-    return found
+    return vocabulary
 
 
 def build_trainer(
@@ -444,23 +444,25 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
             check_same_identity(present, wanted, run)
 
 
-def check_same_identity(found: Checkpoint, wanted: Identity, run: RunFolder | None = None) -> None:
+def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder | None = None) -> None:
     """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
 
     Args:
-        found: the checkpoint.
+        checkpoint: the checkpoint.
         wanted: the run's identity.
         run: the run, whose own shards may still exist.
     """
-    if other := identity_differences(found.identity, wanted):
+    if other := identity_differences(checkpoint.identity, wanted):
         how = "set it back"
         if other[0].startswith("corpus="):
             how = "its source or shards changed"
             with suppress(OSError, ValueError):
-                own = run.open_corpus() if run else None
-                how += f": source.kind=shards source.path={own.location} goes on with its own" if own else ""
+                run_corpus = run.open_corpus() if run else None
+                how += (
+                    f": source.kind=shards source.path={run_corpus.location} goes on with its own" if run_corpus else ""
+                )
         raise ValueError(
-            f"{found.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
+            f"{checkpoint.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
         )
 
 

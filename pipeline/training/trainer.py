@@ -263,16 +263,16 @@ class Validation:
         """Return the metric and its standard error over windows; empty if `stop` became true before the end."""
         training = system.training
         system.eval()
-        found: list[Tensor] = []
+        losses_of_parts: list[Tensor] = []
         with compute.use_precision(), suppress(StopRequested), interruptible_section(), self._lend_known_chunks(system):
             for losses in self._exact_bits(system) if self.exact else self._iem_nats(system):
-                found.append(losses)
+                losses_of_parts.append(losses)
                 if stop():
                     break
         system.train(training)
-        if sum(len(each) for each in found) < len(self.windows):
+        if sum(len(each) for each in losses_of_parts) < len(self.windows):
             return {}
-        total = torch.cat(found)
+        total = torch.cat(losses_of_parts)
         size = (self.windows.lengths if self.exact else self.windows.chunk_mask).double().sum(1)
         mean = total.sum() / size.sum()
         deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
@@ -299,8 +299,8 @@ class Validation:
         """Yield the IEM loss (b,) float64 on the CPU, one value a window, for some windows at a time."""
         assert isinstance(system, HAED)
         real = self.windows.chunk_mask
-        found = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
-        chunks = Chunks(found.tokens, found.lengths)
+        distinct = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
+        chunks = Chunks(distinct.tokens, distinct.lengths)
         prior = 0.0 if system.mixture is None else system.mixture.prior
         lexicon = ChunkVocabulary(
             chunks, None if self.lexicon is None else self.lexicon.counts_of(chunks)[0].clamp(min=1)
@@ -432,11 +432,11 @@ class Trainer:
             keep: called before each checkpoint, on the first rank; it writes removed files of the run again.
 
         Raises:
-            Interrupted: `stop` was true; a checkpoint was written first.
+            TrainingInterrupted: `stop` was true; a checkpoint was written first.
             NonFiniteLossError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stays.
             OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
-            Unsaved: the run's folder was removed, moved or replaced.
+            UnsavedCheckpointError: the run's folder was removed, moved or replaced.
         """
         end_interruptible()
         self.metrics, self.keep = metrics, keep
@@ -540,14 +540,14 @@ class Trainer:
         def copied() -> Generator[tuple[object, DataPosition]]:
             kept = cycle([dict[str, Tensor]() for _ in range(3)])  # of the last step, of the next one, and being made
             for batch in self.prepare_batches():
-                read, own = self.learner.data_position(), next(kept)
+                read, buffers = self.learner.data_position(), next(kept)
                 for name, x in read.objective.items():  # fresh memory would take many times as long
-                    fits = name in own and own[name].shape == x.shape
-                    own[name] = own[name].copy_(x) if fits else x.clone()
-                yield batch, replace(read, objective={name: own[name] for name in read.objective})
+                    fits = name in buffers and buffers[name].shape == x.shape
+                    buffers[name] = buffers[name].copy_(x) if fits else x.clone()
+                yield batch, replace(read, objective={name: buffers[name] for name in read.objective})
 
-        with closing(prefetch(copied())) as made:
-            for batch, self._data_position in made:
+        with closing(prefetch(copied())) as batches:
+            for batch, self._data_position in batches:
                 yield batch
 
     def run_steps(self, *, ahead: bool = False) -> Iterator[None]:
@@ -695,9 +695,9 @@ class Trainer:
             score = record.get(self.validation.metric_name, -math.inf)
             self._wait_for_checkpoint()
         best = self.state.best if self.ranks.is_first else -math.inf
-        asked = float(self.stop())
-        score, interrupted, best, asked = self.ranks.max_over_ranks(
-            [score, float(self.ranks.is_first and not record), best, asked]
+        stop_requested = float(self.stop())
+        score, interrupted, best, stop_requested = self.ranks.max_over_ranks(
+            [score, float(self.ranks.is_first and not record), best, stop_requested]
         )
         if interrupted:
             self._save_and_interrupt()
@@ -714,7 +714,7 @@ class Trainer:
             if "steps" in self.state.sums:  # those since the last record
                 self._write_record(self._make_record())
         self._save_checkpoint(best if improved else None)
-        if asked:  # the next step may be slow
+        if stop_requested:  # the next step may be slow
             self._finish_saving()
             raise self._make_interruption()
 
@@ -758,20 +758,20 @@ class Trainer:
         self._wait_for_checkpoint()
         self._best_before = self.state.best if best_before is None else best_before
         each = [rank[0].tolist() for rank in sums]
-        found = capture_checkpoint(self.state, self.learner, self.data_position(), each, self.identity, self.options)
+        captured = capture_checkpoint(self.state, self.learner, self.data_position(), each, self.identity, self.options)
         try:
             check_guards(self.checkpoints.folder)
             self.keep()
             if self.metrics is not None:
                 self.metrics.sync_to_disk()
         except FolderLostError as error:
-            raise UnsavedCheckpointError(error, self.position.step, found) from None
+            raise UnsavedCheckpointError(error, self.position.step, captured) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
             why = f"no checkpoint of step {self.position.step}, what belongs to it could not be written: {error}"
             self.checkpoints.fail_next_wait(OSError(why))
             return
         log.info("saving step %d", self.position.step)
-        self.checkpoints.save(self.position.step, *found, best_before is not None)
+        self.checkpoints.save(self.position.step, *captured, best_before is not None)
 
 
 def _derive_seed(*parts: int) -> int:

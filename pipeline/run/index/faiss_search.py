@@ -57,7 +57,7 @@ class Vectors:
     """Searchable vectors, with an approximate index if there is one.
 
     Attributes:
-        exact: (n, E) float32, as returned by `prepared`.
+        exact: (n, E) float32, as returned by `prepare_vectors`.
         metric: metric of the scores.
         kind: type of the approximate index; flat if there is none.
         effort: effort of its searches, see `SearchPoint`.
@@ -113,7 +113,7 @@ class Vectors:
         """Find the nearest of the first rows to each query.
 
         Args:
-            queries: (q, E) float32, as returned by `prepared`.
+            queries: (q, E) float32, as returned by `prepare_vectors`.
             count: maximum number of results for each.
             among: search only rows before this one; None searches all.
             effort: effort of this search; None is the index's.
@@ -134,26 +134,26 @@ class Vectors:
             parameters = faiss.SearchParametersHNSW(sel=selected, efSearch=max(effort, wanted))
         else:
             parameters = faiss.SearchParametersIVF(sel=selected, nprobe=effort)
-        asked = augment_vectors(queries, self.metric, 0.0, self._search.d)
-        _, rows = self._search.search(asked, wanted, params=parameters)
+        augmented = augment_vectors(queries, self.metric, 0.0, self._search.d)
+        _, rows = self._search.search(augmented, wanted, params=parameters)
         if ((rows >= 0).sum(1) < count).any():  # FAISS fills up with -1
             return self.find_exactly(queries, count, among)
         return self._rerank_rows(queries, rows, count)
 
     def find_exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the nearest rows as `nearest` does, by comparing each query with all rows."""
+        """Find the nearest rows as `find_nearest` does, by comparing each query with all rows."""
         import faiss
 
         is_l2 = self.metric == "l2"
         metric = faiss.METRIC_L2 if is_l2 else faiss.METRIC_INNER_PRODUCT
         step = among if isinstance(self.exact, np.ndarray) else PART
-        found = []
+        parts = []
         for begin in range(0, among, step):
             vectors = self.exact[begin : min(begin + step, among)]
             scores, rows = faiss.knn(queries, vectors, min(count, len(vectors)), metric=metric)
-            found.append((scores, rows + begin))
-        scores, rows = (np.concatenate(each, 1) for each in zip(*found, strict=True))
-        if len(found) > 1:
+            parts.append((scores, rows + begin))
+        scores, rows = (np.concatenate(each, 1) for each in zip(*parts, strict=True))
+        if len(parts) > 1:
             order = np.argsort(scores if is_l2 else -scores, axis=1, kind="stable")[:, :count]
             scores, rows = (np.take_along_axis(each, order, 1) for each in (scores, rows))
         return (np.sqrt(np.maximum(scores, 0)) if is_l2 else scores), rows
@@ -213,12 +213,12 @@ def augment_vectors(vectors: np.ndarray, metric: Metric, longest: float, width: 
         longest: largest norm of the index; 0 for queries.
         width: width of the result.
     """
-    found = np.zeros((len(vectors), width), np.float32)
-    found[:, : vectors.shape[1]] = vectors
+    augmented = np.zeros((len(vectors), width), np.float32)
+    augmented[:, : vectors.shape[1]] = vectors
     if metric == "ip" and longest:
         rest = longest**2 - np.einsum("ne,ne->n", vectors, vectors, dtype=np.float64)
-        found[:, vectors.shape[1]] = np.sqrt(rest.clip(0))
-    return found
+        augmented[:, vectors.shape[1]] = np.sqrt(rest.clip(0))
+    return augmented
 
 
 def read_index(path: Path) -> Any:
@@ -289,7 +289,7 @@ def build_faiss_index(
         longest = max(float(np.linalg.norm(vectors[i : i + PART], axis=1).max()) for i in range(0, len(vectors), PART))
     width = -(-(vectors.shape[1] + (metric == "ip")) // ALIGNED) * ALIGNED
     lists = max(1, min(int(4 * len(vectors) ** 0.5), len(vectors) // 40))
-    made = faiss.index_factory(
+    index = faiss.index_factory(
         width,
         {
             "hnsw": f"HNSW{_LINKS},SQ8",
@@ -299,16 +299,16 @@ def build_faiss_index(
     )
     with limit_threads(threads):
         some = np.random.default_rng(seed).permutation(len(vectors))[: max(64 * lists, 1 << 14)]
-        made.train(augment_vectors(vectors[np.sort(some)], metric, longest, width))
-        began = said = time.monotonic()
+        index.train(augment_vectors(vectors[np.sort(some)], metric, longest, width))
+        began = last_logged = time.monotonic()
         for begin in range(0, len(vectors), PART):
-            made.add(augment_vectors(vectors[begin : begin + PART], metric, longest, width))
-            if (now := time.monotonic()) - said > _SAID:
-                said, done = now, begin + PART
+            index.add(augment_vectors(vectors[begin : begin + PART], metric, longest, width))
+            if (now := time.monotonic()) - last_logged > _SAID:
+                last_logged, done = now, begin + PART
                 left = (now - began) * (len(vectors) - done) / done
                 log.info("%s of %s vectors are in the index, %.0f s left", f"{done:,}", f"{len(vectors):,}", left)
         with replace_atomically(path) as file:
-            faiss.write_index(made, faiss.PyCallbackIOWriter(file.write))
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 @dataclass
@@ -333,9 +333,9 @@ def tune_effort(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) 
     chance = np.random.default_rng(seed)
     number = QUERIES if vectors.kind == "flat" else TO_TUNE
     unseen = unseen[: number // 2]
-    own = chance.permutation(len(vectors))[: number - len(unseen)]
-    queries = np.concatenate([vectors.exact[own], unseen]).astype(np.float32)
-    itself = np.concatenate([own, np.full(len(unseen), -1)])
+    indexed = chance.permutation(len(vectors))[: number - len(unseen)]
+    queries = np.concatenate([vectors.exact[indexed], unseen]).astype(np.float32)
+    itself = np.concatenate([indexed, np.full(len(unseen), -1)])
     order = chance.permutation(len(queries))
     queries, itself = queries[order], itself[order]
     exact = Vectors(vectors.exact, vectors.metric)
@@ -349,7 +349,7 @@ def tune_effort(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) 
     if len(efforts) > 1:
         with limit_threads(None):
             every = zip(*exact.find_nearest(queries, NEAREST + 1), itself, strict=True)
-        truth = [scores[rows != own][:NEAREST] for scores, rows, own in every]
+        truth = [scores[rows != indexed][:NEAREST] for scores, rows, indexed in every]
     curve, parts = [], (slice(0, half), slice(half, None))
     with limit_threads(1):
         for effort in efforts:
@@ -359,7 +359,7 @@ def tune_effort(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) 
                 break
     if curve[-1].recall < recall:
         log.warning("%s: index.recall=%g was not reached, but %.4f", vectors.kind, recall, curve[-1].recall)
-    return TuningResult(vectors.kind, curve[-1], curve, {"rows": len(own), "unseen": len(unseen)})
+    return TuningResult(vectors.kind, curve[-1], curve, {"rows": len(indexed), "unseen": len(unseen)})
 
 
 def _measure_effort(
@@ -400,7 +400,7 @@ def choose_index(
 
     Args:
         place: folder of the space.
-        vectors: (n, E), as returned by `prepared`.
+        vectors: (n, E), as returned by `prepare_vectors`.
         metric: metric of the scores.
         unseen: (m, E) vectors that the index does not have, used as queries.
         limits: type and recall.
@@ -427,7 +427,7 @@ def choose_index(
 
 
 def open_candidate(path: Path, vectors: np.ndarray | VectorFile, metric: Metric, kind: str) -> Vectors:
-    """Open the index that `build` wrote, or exact search if `kind` is flat."""
+    """Open the index that `build_faiss_index` wrote, or exact search if `kind` is flat."""
     return Vectors(vectors, metric, kind, read_index(path) if kind != "flat" else None)
 
 

@@ -214,9 +214,9 @@ class QueryResult:
         return {name: value for name, value in asdict(self).items() if name != "note" or value}
 
 
-def log_notes(found: Iterable[QueryResult]) -> None:
+def log_notes(results: Iterable[QueryResult]) -> None:
     """Log the notes of query results, each once."""
-    for note in dict.fromkeys(each.note for each in found if each.note):
+    for note in dict.fromkeys(each.note for each in results if each.note):
         log.warning("%s", note)
 
 
@@ -228,8 +228,8 @@ class SearchResults(list[QueryResult]):
         score: name of the score.
     """
 
-    def __init__(self, found: Iterable[QueryResult], about: str = "", score: str = "cosine") -> None:
-        super().__init__(found)
+    def __init__(self, results: Iterable[QueryResult], about: str = "", score: str = "cosine") -> None:
+        super().__init__(results)
         self.about, self.score = about, score
 
     def __str__(self) -> str:

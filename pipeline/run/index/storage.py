@@ -276,12 +276,12 @@ class IndexFiles:
                     if name not in there or there[name].physical_type != kind or there[name].length > WIDEST:
                         raise ValueError(f"{TABLE} has no column {name} of {kind}")
                 table = file.read(list(wanted))
-            found = {name: _as_array(table[name], there[name].length) for name in wanted}
-            if any(len(column) != rows for column in found.values()):
+            columns = {name: _as_array(table[name], there[name].length) for name in wanted}
+            if any(len(column) != rows for column in columns.values()):
                 raise ValueError(f"{TABLE} has other rows than it says")
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
             raise ValueError(f"the index in {self.place} is damaged ({error}): {self.again}") from error
-        return found
+        return columns
 
 
 WIDEST = 512  # bytes of a column of the table
@@ -319,8 +319,8 @@ class VectorFile:
             begin, end, _ = rows.indices(number)
             return self._read_rows(begin, max(0, end - begin))
         wanted, places = np.unique(np.asarray(rows) % number, return_inverse=True)
-        found = np.concatenate([np.zeros((0, width), np.float32), *(self._read_rows(int(row), 1) for row in wanted)])
-        return found[places.reshape(np.shape(rows))]
+        vectors = np.concatenate([np.zeros((0, width), np.float32), *(self._read_rows(int(row), 1) for row in wanted)])
+        return vectors[places.reshape(np.shape(rows))]
 
     def _read_rows(self, begin: int, count: int) -> np.ndarray:
         width = self.shape[1]
@@ -345,9 +345,11 @@ def open_vectors(path: Path, meta: IndexMetadata | None = None) -> np.ndarray | 
     header = bytes(opened.read_range(0, min(size, HEADER)))
     width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
     metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
-    told = meta is None or ((meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2"))
+    agrees = meta is None or (
+        (meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2")
+    )
     fits = min(number, width) > 0 and size == HEADER + 4 * width * number
-    if not (told and fits and header == flat_header(number, width, metric)):
+    if not (agrees and fits and header == flat_header(number, width, metric)):
         raise ValueError(f"{path.name} is not what `haed index` writes")
     rows = VectorFile(opened, (number, width))
     return rows[:] if size <= SMALL else rows
@@ -401,11 +403,11 @@ def write_vectors(place: Path, width: int, metric: Metric) -> Iterator["VectorWr
     make_folders(place, within=place.parent.parent)  # the run's folder
     with replace_atomically(place / VECTORS) as file:
         file.write(bytes(HEADER))
-        made = VectorWriter(file, width)
-        yield made
+        writer = VectorWriter(file, width)
+        yield writer
         file.flush()
         with open(file.name, "r+b") as begin:  # the other one appends, wherever it stands
-            begin.write(flat_header(made.rows, width, metric))
+            begin.write(flat_header(writer.rows, width, metric))
 
 
 class VectorWriter:
