@@ -130,7 +130,12 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
         {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}
         for row in [rows[0], *sorted(rows[1:], key=lambda row: row[own.unit])]
     ]
-    post_table(table, run_artifact_key("evaluation", options), f"{format_headline_metric(found)}. {found.whose}", about)
+    post_table(
+        table,
+        run_artifact_key("evaluation", options),
+        f"{format_headline_metric(found)}. {found.likelihood_note}",
+        about,
+    )
     return found
 
 

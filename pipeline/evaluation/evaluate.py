@@ -245,8 +245,8 @@ def format_evaluation(result: Evaluation) -> str:
             f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
             f"{'' if result.iem.calibrated else ', uncalibrated'})"
         )
-    if result.whose:
-        lines.append(f"  {result.whose}")
+    if result.likelihood_note:
+        lines.append(f"  {result.likelihood_note}")
     if result.breakdown is not None:
         lines += _format_breakdown(result.breakdown)
     if result.baselines:

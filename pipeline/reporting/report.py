@@ -185,7 +185,7 @@ def summarise_report(options: Options) -> str:
     if evaluation := report.evaluation:
         metric = evaluation.headline
         lines.append(f"**{metric.value:.3f} {metric.unit}** on the {markdown_text(evaluation.split)} split")
-        lines += [markdown_text(evaluation.whose)] if evaluation.whose else []
+        lines += [markdown_text(evaluation.likelihood_note)] if evaluation.likelihood_note else []
     if report.ranking:
         lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())
     if report.mixture:

@@ -387,7 +387,7 @@ class Evaluation:
         return HeadlineMetric(self.bits_per_char, "bits/char", "characters")
 
     @property
-    def whose(self) -> str:
+    def likelihood_note(self) -> str:
         """A sentence on which part of a mixture the bits are of, with results of its parts; empty for other runs."""
         if self.likelihood == "decoder":
             return "By the decoder alone (evaluate.likelihood=decoder), not by the run's mixture."

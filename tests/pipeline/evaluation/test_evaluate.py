@@ -55,7 +55,7 @@ def test_partitions_of_the_bits(options: Options) -> None:
     assert content.pop("parts") is None and content.pop("likelihood") is None
     assert content["breakdown"].pop("decoder_by_frequency") == content["breakdown"].pop("known_by_frequency") == []
     write_json(path, content)
-    assert read_as(Evaluation, path) == found and found.whose == "" and found.decoder_metric is None
+    assert read_as(Evaluation, path) == found and found.likelihood_note == "" and found.decoder_metric is None
 
 
 def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_path: Path) -> None:
