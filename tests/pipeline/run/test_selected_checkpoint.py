@@ -141,11 +141,9 @@ def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.Monk
 
 def test_a_second_comparison_sums_up_no_weights(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does that of another process: the first one has noted the sums of the copy."""
-    from pipeline.run import checkpoints
-
     assert main(["compare", "run", f"runs_dir={run.parent}"]) == 0
-    checkpoints._sums.clear()
-    monkeypatch.setattr(checkpoints, "open_file", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr(ChecksumCache, "_hashed", {})
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("weights are summed up"))
     assert main(["compare", "run", f"runs_dir={run.parent}"]) == 0
 
 
