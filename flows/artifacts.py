@@ -27,7 +27,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from data.sharding.progress import ShardingProgress
-from pipeline.config import Options, Phase, PhaseOptions
+from pipeline.config import Options, PhaseOptions
 from pipeline.console import make_printable, markdown_text
 from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_validation
 
@@ -134,34 +134,22 @@ class LiveArtifact:
             self._ended.wait(EVERY_SECONDS)
 
 
-class LivePhaseArtifact(LiveArtifact):
-    """A progress artifact of a training phase."""
+class ShardingStatus:
+    """Progress of sharding."""
 
-    def __init__(self, phase: Phase, options: Options) -> None:
-        limits: PhaseOptions = getattr(options, phase)
-        super().__init__(
-            f"{run_artifact_key('live', options)}-{phase}", PhaseStatus(f"{options.name}: {phase}", limits)
-        )
-
-
-class LiveShardingArtifact(LiveArtifact):
-    """A progress artifact of sharding."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(artifact_key("live", source, "shard"), _ShardingStatus(f"{source}: shard"))
-
-
-class _ShardingStatus:
     def __init__(self, title: str) -> None:
         self._title = title
 
     def __call__(self, news: ShardingProgress) -> None:
+        """Take the newest progress."""
         self._news = news
 
     def progress(self) -> float:
+        """Return the completed share, in [0, 1]."""
         return self._news.share
 
     def line(self) -> str:
+        """Return the status as one line."""
         return self._news.format_line(self._title)
 
 

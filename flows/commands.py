@@ -67,19 +67,19 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
         with suppress(Exception):  # the server's troubles are not the flow's
             crash_orphaned_runs([], [flow.name for flow in FLOWS])
         try:
-            found = run_pipeline(preset, overrides=overrides)
+            result = run_pipeline(preset, overrides=overrides)
         except (TerminationSignal, Pause, Abort, Interrupt) as error:
             # At the end of a flow Prefect sends the signal on, to our handler from before it.
             if isinstance(error, Interrupt) and not isinstance(error.__context__, TerminationSignal):
                 raise
             raise Interrupt(signal.SIGTERM, "stopped and saved; the same command goes on from there") from None
-    figure = found.evaluation.headline
+    metric = result.evaluation.headline
     lines = [
-        f"{figure.value:.4f} {figure.unit} on the {found.evaluation.split} split",
-        f"report: {found.report}",
-        *_suggest_commands(options, found.run),
+        f"{metric.value:.4f} {metric.unit} on the {result.evaluation.split} split",
+        f"report: {result.report}",
+        *_suggest_commands(options, result.run),
     ]
-    return CommandResult("\n".join(lines), asdict(found))
+    return CommandResult("\n".join(lines), asdict(result))
 
 
 def _suggest_commands(options: Options, run: str) -> list[str]:
@@ -157,9 +157,6 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--password", action="store_true", help="the server asks for one; always so with another --host"
     )
     parser.add_argument(
-        "--chain", action="store_true", help="a finished shard starts pretrain, and that finetune; or train"
-    )
-    parser.add_argument(
         "--trainings", type=int, default=1, help="at a time on each device, the others wait (default: 1; 0: any number)"
     )
     parser.add_argument("--cron", default="", metavar="LINE", help="also run haed at these times, such as '0 2 * * *'")
@@ -169,10 +166,10 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
     preset = arguments.config or "quickstart"
-    if named := [word for word in arguments.words if "=" not in word]:
-        if named[0].isdecimal():
-            raise ConfigError(f"{named[0]}: the port is an argument, --port {named[0]}")
-        raise ConfigError(f"{named[0]}: haed serve has the pages of all runs; `haed explore {named[0]}` those of one")
+    if run := next((word for word in arguments.words if "=" not in word), None):
+        if run.isdecimal():
+            raise ConfigError(f"{run}: the port is an argument, --port {run}")
+        raise ConfigError(f"{run}: haed serve has the pages of all runs; `haed explore {run}` those of one")
     if not arguments.cron and (arguments.config or arguments.words):
         name, _, value = (arguments.words or [""])[0].partition("=")
         hint = f"; did you mean --{name} {value}?" if name in ("host", "port", "trainings", "cron") else ""
@@ -192,10 +189,17 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
     port = arguments.port or (known.port if near else None) or 4200
     if not server and os.environ.get("PREFECT_API_URL"):
         _check_server()
-    parameters = {"preset": preset, "overrides": arguments.words}
-    board, chain = arguments.tensorboard_port, arguments.chain
-    names, password = arguments.allowed_host, arguments.password
-    serve_flows(arguments.host, port, server, board, chain, arguments.cron, parameters, names, password)
+    serve_flows(
+        arguments.host,
+        port,
+        server,
+        arguments.tensorboard_port,
+        arguments.cron,
+        preset,
+        arguments.words,
+        arguments.allowed_host,
+        arguments.password,
+    )
     return CommandResult("", None)
 
 
@@ -220,7 +224,7 @@ def _parse_job_variables(words: list[str]) -> dict[str, Any]:
 
     Values are parsed as JSON if possible, except environment variables (`env.NAME`).
     """
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")
         if not sign or not all(key.split(".")):
@@ -230,11 +234,11 @@ def _parse_job_variables(words: list[str]) -> dict[str, Any]:
             with suppress(ValueError):
                 value = json.loads(text)
         *above, last = key.split(".")
-        inner = found
+        inner = variables
         for part in above:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return found
+    return variables
 
 
 def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
@@ -249,8 +253,8 @@ def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
     _check_server()
     from flows.deployments import deploy_to_pool
 
-    made = deploy_to_pool(arguments.pool, arguments.folder, arguments.image, variables, arguments.limit)
-    return CommandResult("\n".join(made), made)
+    names = deploy_to_pool(arguments.pool, arguments.folder, arguments.image, variables, arguments.limit)
+    return CommandResult("\n".join(names), names)
 
 
 COMMANDS = (

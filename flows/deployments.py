@@ -13,18 +13,30 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from flows.choices import add_run_choices, list_recent_runs
+from prefect.automations import Automation
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowRunFilter
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.runner import EntrypointType
+from prefect.events import EventTrigger, Posture, ResourceSpecification
+from prefect.events.actions import ChangeFlowRunState
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled
+from prefect.utilities.callables import parameter_schema
+
 from flows.environment import OF_FLOWS
+from flows.flows import FLOWS
+from flows.forms import add_run_choices, list_recent_runs
 from pipeline.config import ConfigError
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 3.0
-SILENCE = timedelta(minutes=2)  # four heartbeats of a flow that a worker runs
-
-
+_LOOK_SECONDS = 3.0
+_SILENCE = timedelta(minutes=2)  # four heartbeats of a flow that a worker runs
 # What belongs to the user once a deployment is there, and is not sent again.
-KEPT = {"schedules", "paused", "concurrency_limit", "concurrency_options", "tags", "description", "parameters"}
-KEPT |= {"enforce_parameter_schema"}
+_KEPT = {"schedules", "paused", "concurrency_limit", "concurrency_options", "tags", "description", "parameters"}
+_KEPT |= {"enforce_parameter_schema"}
 
 
 def deployment_suffix(folder: Path, host: str = "") -> str:
@@ -38,53 +50,20 @@ def deployment_suffix(folder: Path, host: str = "") -> str:
     return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
 
 
-def list_deployment_names(name: str) -> list[str]:
-    """Return the names of a folder's deployments, one per stage."""
-    from flows.flows import FLOWS
-
-    return [f"{flow.name}-{name}" for flow in FLOWS]
-
-
-def build_deployments(name: str, chain: bool = False) -> list[Any]:
-    """Return every flow as a deployment, named and tagged by its stage.
-
-    Args:
-        name: the common part of their names.
-        chain: see `flows.serve.serve_flows`.
-    """
-    from prefect.deployments.runner import EntrypointType
-    from prefect.events import DeploymentEventTrigger
-
-    from flows.flows import FLOWS
-
-    after = {"pretrain": "shard", "finetune": "pretrain", "train": "shard"} if chain else {}
-    template = {"__prefect_kind": "jinja", "template": "{{ event.payload.overrides | tojson }}"}
-    parameters = {
-        "preset": {"__prefect_kind": "jinja", "template": "{{ event.payload.preset }}"},
-        "overrides": {"__prefect_kind": "json", "value": template},
-    }
-    made: list[Any] = [
+def build_deployments(name: str) -> list[Any]:
+    """Return every flow as a deployment, named and tagged by its stage. `name` is the common part of their names."""
+    deployments: list[Any] = [
         flow.to_deployment(
             name=f"{flow.name}-{name}",
             tags=[flow.name],
             description=(flow.description or "").split("\n\nArgs:")[0],  # the form has a text for each field
             entrypoint_type=EntrypointType.MODULE_PATH,
-            triggers=[
-                DeploymentEventTrigger(
-                    name=f"{flow.name} after {after[flow.name]}",
-                    expect={f"haed.{after[flow.name]}.completed"},
-                    match={"haed.deployment": f"{after[flow.name]}-{name}", "haed.next": flow.name},
-                    parameters=parameters,
-                )
-            ]
-            if flow.name in after
-            else None,
         )
         for flow in FLOWS
     ]
-    for deployment in made:
-        deployment.model_fields_set.difference_update(KEPT)  # a new one gets them all the same
-    return made
+    for deployment in deployments:
+        deployment.model_fields_set.difference_update(_KEPT)  # a new one gets them all the same
+    return deployments
 
 
 def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
@@ -94,12 +73,6 @@ def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
         deployments: the id of each flow's deployment, by the name of the flow.
         runs: names of runs, the newest first.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import DeploymentUpdate
-    from prefect.utilities.callables import parameter_schema
-
-    from flows.flows import FLOWS
-
     with get_client(sync_client=True) as client:
         for flow in FLOWS:
             schema = parameter_schema(flow)
@@ -108,22 +81,24 @@ def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
             client.update_deployment(deployments[flow.name], form)
 
 
-def keep_offering(deployments: Mapping[str, UUID], runs: list[str]) -> None:
-    """Start a thread that updates the list of runs in the forms of registered deployments whenever it changes."""
+def keep_offering_runs(deployments: Mapping[str, UUID]) -> None:
+    """Offer the runs of this folder in the forms of registered deployments, and start a thread that follows changes."""
+    offered = list_recent_runs()
+    offer_runs(deployments, offered)
 
-    def look() -> None:
-        offered = runs
+    def follow_changes() -> None:
+        nonlocal offered
         while True:
-            time.sleep(LOOK_SECONDS)
-            if (now := list_recent_runs()) == offered:
+            time.sleep(_LOOK_SECONDS)
+            if (runs := list_recent_runs()) == offered:
                 continue
             try:
-                offer_runs(deployments, now)
-                offered = now
+                offer_runs(deployments, runs)
+                offered = runs
             except Exception as error:  # whatever it is: a server that is busy is asked again
-                log.debug("forms do not list the runs of now: %s", error)
+                log.debug("forms do not list the present runs: %s", error)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=follow_changes, daemon=True).start()
 
 
 def deploy_to_pool(
@@ -142,10 +117,6 @@ def deploy_to_pool(
     Raises:
         ValueError: the pool does not exist, or takes no image.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolUpdate
-    from prefect.exceptions import ObjectNotFound
-
     with get_client(sync_client=True) as client:
         try:
             kind = client.read_work_pool(pool).type
@@ -165,17 +136,17 @@ def deploy_to_pool(
         if limit is not None:
             client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=limit))
         name = deployment_suffix(folder, pool) if kind == "process" else pool
-        made = build_deployments(name)
-        for deployment in made:
+        deployments = build_deployments(name)
+        for deployment in deployments:
             deployment.job_variables = jobs
             with suppress(ObjectNotFound):
                 known = client.read_deployment_by_name(deployment.full_name)
                 deployment.job_variables = _merge_nested(known.job_variables or {}, jobs)
                 deployment.work_queue_name = known.work_queue_name
-    ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in made}
+    ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in deployments}
     offer_runs(ids, [])
     _crash_silent_runs(name, [str(id) for id in ids.values()])
-    return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
+    return [f"{deployment.flow_name}/{deployment.name}" for deployment in deployments]
 
 
 def _merge_nested(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -193,14 +164,8 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
 
     A worker reports the end of its runs, but nobody reports the end of a worker.
     """
-    from prefect.automations import Automation
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.objects import StateType
-    from prefect.events import EventTrigger, Posture, ResourceSpecification
-    from prefect.events.actions import ChangeFlowRunState
-
     name, states = f"haed: silent runs of {deployment}", ("Completed", "Failed", "Cancelled", "Crashed")
-    message = f"silent for {SILENCE.seconds} s: did its worker die?"
+    message = f"silent for {_SILENCE.seconds} s: did its worker die?"
     with get_client(sync_client=True) as client:
         for known in client.read_automations_by_name(name):
             client.delete_automation(known.id)
@@ -219,7 +184,7 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
             expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in states)},
             posture=Posture.Proactive,
             threshold=1,
-            within=SILENCE,
+            within=_SILENCE,
         ),
         actions=[ChangeFlowRunState(name="Crashed", state=StateType.CRASHED, message=message, force=False)],
     ).create()
@@ -238,8 +203,6 @@ def cron_schedule(line: str) -> Any:
     Raises:
         ConfigError: it is not a cron line.
     """
-    from prefect.client.schemas.schedules import CronSchedule
-
     try:
         return CronSchedule(cron=line, timezone=local_timezone())
     except ValueError as error:
@@ -250,9 +213,6 @@ def cron_schedule(line: str) -> Any:
 
 def add_schedule(deployment: UUID, wanted: Any, parameters: dict[str, Any]) -> None:
     """Add a schedule with parameters to a deployment, unless it exists already."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
-
     with get_client(sync_client=True) as client:
         for known in client.read_deployment_schedules(deployment):
             if getattr(known.schedule, "cron", None) == wanted.cron and known.parameters == parameters:
@@ -264,14 +224,12 @@ def add_schedule(deployment: UUID, wanted: Any, parameters: dict[str, Any]) -> N
 
 def describe_schedules(deployments: list[str]) -> list[str]:
     """Return the schedules of the deployments with these names, one per line."""
-    from prefect.client.orchestration import get_client
-
     with get_client(sync_client=True) as client:
         return [
-            f"{client.read_flow(found.flow_id).name} {_format_schedule(each.schedule)}"
-            + ("" if each.active and not found.paused else " (paused)")
-            for found in client.read_deployments(deployment_filter=_filter_by_names(deployments))
-            for each in found.schedules
+            f"{client.read_flow(deployment.flow_id).name} {_format_schedule(each.schedule)}"
+            + ("" if each.active and not deployment.paused else " (paused)")
+            for deployment in client.read_deployments(deployment_filter=_filter_by_names(deployments))
+            for each in deployment.schedules
         ]
 
 
@@ -280,33 +238,27 @@ def skip_missed(deployments: list[str]) -> int:
 
     Otherwise they would all start at once.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.states import Cancelled
-
     missed = {
         "state": {"type": {"any_": ["SCHEDULED"]}},
         "next_scheduled_start_time": {"before_": datetime.now(UTC)},
     }
     with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
+        due = client.read_flow_runs(
             deployment_filter=_filter_by_names(deployments),
             flow_run_filter=FlowRunFilter.model_validate(missed),
             limit=200,
         )
-        runs = [run for run in found if run.auto_scheduled]
+        runs = [run for run in due if run.auto_scheduled]
         for run in runs:
             client.set_flow_run_state(run.id, Cancelled(message="haed serve was not running at its time"), force=True)
     return len(runs)
 
 
 def _filter_by_names(deployments: list[str]) -> Any:
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
-
     return DeploymentFilter(name=DeploymentFilterName(any_=deployments))
 
 
 def _format_schedule(schedule: Any) -> str:
     """Format a schedule: its cron line, recurrence rule or interval, with the time zone."""
-    said = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
-    return f"{said} ({schedule.timezone or 'UTC'})"
+    rule = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
+    return f"{rule} ({schedule.timezone or 'UTC'})"

@@ -5,6 +5,8 @@ It takes the place of Prefect's runner, with the public client alone and the pro
 new run starts, each flow gets one SIGTERM, and the dispatcher waits until the last flow has saved and ended.
 
 Each kind of flow has its own limit. So waiting trainings and stages that take hours leave room for queries.
+
+A server that hangs keeps no signal waiting: the first one interrupts a request, a later one ends the wait.
 """
 
 import logging
@@ -13,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
@@ -22,6 +24,7 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_RUNNER_POLL_FREQUENCY,
     PREFECT_RUNNER_PROCESS_LIMIT,
@@ -30,23 +33,40 @@ from prefect.settings import (
 from prefect.states import Cancelled, Crashed, Pending
 
 from flows.lifecycle import ASKS, SERVED_BY, TRAINS, read_states, settle_flow_run
-from pipeline.signals import SAME_SECONDS, StopSignal, die_with_parent
+from pipeline.signals import (
+    SAME_SECONDS,
+    StopRequested,
+    StopSignal,
+    die_with_parent,
+    end_interruptible,
+    interruptible_section,
+)
 
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # for a slow step, a validation and a checkpoint
 CANCEL_SECONDS = 30.0  # as Prefect's runner and workers wait
 _REPORT_SECONDS = 15.0  # for the states of flows that were killed
+_REQUEST_SECONDS = 30.0  # until a request counts as failed
 _LOOK_SECONDS = 0.1
+_RETRY_SECONDS = 2.0  # after an end that the server did not take
 _WAITING_BYTES = 1 << 29  # memory of a training that waits for its turn, on a CPU
 
 
 @dataclass
 class FlowProcess:
-    """The process of a flow run: the name of its flow, and when it is killed if it has been cancelled."""
+    """The process of a flow run.
+
+    Attributes:
+        flow: name of the flow.
+        process: the process.
+        kill_at: when it is killed, if the run has been cancelled.
+        report_at: when its end is next reported.
+    """
 
     flow: str
     process: "subprocess.Popen[bytes]"
     kill_at: float | None = None
+    report_at: float = 0.0
 
 
 def run_flows(deployments: Mapping[str, UUID]) -> None:
@@ -60,7 +80,7 @@ def run_flows(deployments: Mapping[str, UUID]) -> None:
     """
     stop = StopSignal()
     # This loop asks again itself. Within a request that is repeated it would not notice a signal.
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_SECONDS}):
         killed = FlowDispatcher(deployments, stop).run()
     if killed:
         raise RuntimeError(
@@ -90,30 +110,37 @@ class FlowDispatcher:
         limit = int(PREFECT_RUNNER_PROCESS_LIMIT.value())
         others = tuple(flow for flow in deployments if flow not in (*TRAINS, *ASKS))
         self._kinds = ((TRAINS, max_training_processes()), (others, limit), (ASKS, limit))
-        self._deployments, self._stop, self._insists = deployments, stop, False
+        self._deployments, self._stop = deployments, stop
         self._running: dict[UUID, FlowProcess] = {}
         self._unsure: dict[UUID, str] = {}  # the flows of runs that may be Pending, without a process
 
     def run(self) -> int:
         """Dispatch until a signal, then end all flows. Return how many had to be killed."""
-        every, due = float(PREFECT_RUNNER_POLL_FREQUENCY.value()), 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take_signal)
-        with get_client(sync_client=True) as client:
-            while not self._stop():
-                self._settle_ended()
-                if time.monotonic() >= due:
-                    due = time.monotonic() + every
-                    with _log_failure("the server was not asked for cancelled runs"):
-                        self._end_cancelled(client)
-                    for kind in self._kinds:  # what fails for one does not keep the others from starting
-                        with _log_failure("the server was not asked for runs"):
-                            self._start_due_runs(client, *kind)
-                time.sleep(_LOOK_SECONDS)
+        with suppress(StopRequested):
+            self._dispatch()
         return self._end_all()
 
+    def _dispatch(self) -> None:
+        every, due = float(PREFECT_RUNNER_POLL_FREQUENCY.value()), 0.0
+        with get_client(sync_client=True) as client:
+            while not self._stop():
+                with interruptible_section():
+                    self._settle_ended()
+                if time.monotonic() >= due:
+                    due = time.monotonic() + every
+                    with _log_failure("the server was not asked for cancelled runs"), interruptible_section():
+                        self._end_cancelled(client)
+                    for kind in self._kinds:  # what fails for one does not keep the others from starting
+                        with _log_failure("the server was not asked for runs"), interruptible_section():
+                            self._start_due_runs(client, *kind)
+                time.sleep(_LOOK_SECONDS)
+
     def _take_signal(self, number: int, _: object) -> None:
-        self._insists = self._stop.is_second_request(number) or self._insists
+        """Record a signal. It raises StopRequested if it insists, or within a request of `_dispatch`."""
+        if self._stop.handle_signal(number):
+            raise StopRequested
 
     def _start_due_runs(self, client: SyncPrefectClient, names: tuple[str, ...], limit: int) -> None:
         """Start due runs of a kind, the oldest first, as far as its limit allows.
@@ -127,6 +154,7 @@ class FlowDispatcher:
         runs = client.get_scheduled_flow_runs_for_deployments(list(ids), scheduled_before=datetime.now(UTC))
         due = {run.id: ids[run.deployment_id] for run in runs if run.deployment_id in ids}
         due = {id: self._unsure[id] for id in unsure} | due
+        end_interruptible()  # a run that was made Pending is started too
         for id, flow in due.items():
             if self._stop() or sum(each.flow in names for each in self._running.values()) >= limit:
                 return
@@ -169,12 +197,16 @@ class FlowDispatcher:
     def _settle_ended(self) -> None:
         """Report runs whose process has ended, and kill cancelled ones whose time is over."""
         for id, each in list(self._running.items()):
-            is_late = each.kill_at is not None and time.monotonic() > each.kill_at
+            now = time.monotonic()
+            is_late = each.kill_at is not None and now > each.kill_at
             status = each.process.poll()
             if status is None:
                 if is_late:
                     each.process.kill()
                 continue
+            if now < each.report_at:
+                continue
+            each.report_at = now + _RETRY_SECONDS
             seconds = CANCEL_SECONDS if is_late and status == -signal.SIGKILL else None
             with _log_failure("the end of a flow run was not reported"):  # it is tried again
                 settle_flow_run(each.flow, id, status, seconds)
@@ -182,26 +214,31 @@ class FlowDispatcher:
 
     def _end_all(self) -> int:
         """Ask every flow to end, wait until all have, and return how many had to be killed."""
+        end_interruptible()
         if self._running:
             print(
                 f"stopping: {len(self._running)} flow(s) save and end first, for at most {PATIENCE_SECONDS:.0f} s; "
                 f"another signal after {SAME_SECONDS:.0f} s does not wait for them",
                 flush=True,
             )
-        for each in self._running.values():
-            if each.kill_at is None:  # a second signal would insist
-                each.process.terminate()
-        until = time.monotonic() + PATIENCE_SECONDS
-        while (left := self._alive()) and not self._insists and time.monotonic() < until:
-            self._settle_ended()
-            time.sleep(_LOOK_SECONDS)
+        with suppress(StopRequested):
+            for each in self._running.values():
+                if each.kill_at is None:  # a second signal would insist
+                    each.process.terminate()
+            self._wait_while(self._alive, PATIENCE_SECONDS)
+        left = self._alive()
         for process in left:
             process.kill()
-        until = time.monotonic() + _REPORT_SECONDS
-        while self._running and time.monotonic() < until:
+        with suppress(StopRequested):
+            self._wait_while(lambda: self._running, _REPORT_SECONDS)
+        return len(left)
+
+    def _wait_while(self, condition: Callable[[], object], seconds: float) -> None:
+        """Report ended runs as long as a condition holds, for some seconds at most."""
+        until = time.monotonic() + seconds
+        while condition() and time.monotonic() < until:
             self._settle_ended()
             time.sleep(_LOOK_SECONDS)
-        return len(left)
 
     def _alive(self) -> "list[subprocess.Popen[bytes]]":
         return [each.process for each in self._running.values() if each.process.poll() is None]
@@ -209,11 +246,11 @@ class FlowDispatcher:
 
 def _start_engine(run: UUID) -> "subprocess.Popen[bytes]":
     """Start the process of a flow run. It ends with this process, and a Ctrl-C in a terminal does not reach it."""
-    here = {"PREFECT__FLOW_RUN_ID": str(run), SERVED_BY: str(os.getpid())}
-    here["PYTHONSAFEPATH"] = "1"  # no module of the folder is taken for one of ours
+    settings = {"PREFECT__FLOW_RUN_ID": str(run), SERVED_BY: str(os.getpid())}
+    settings["PYTHONSAFEPATH"] = "1"  # no module of the folder is taken for one of ours
     return subprocess.Popen(
         [sys.executable, "-m", "prefect.engine", str(run)],
-        env=os.environ | here,
+        env=os.environ | settings,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=die_with_parent,
@@ -221,9 +258,9 @@ def _start_engine(run: UUID) -> "subprocess.Popen[bytes]":
 
 
 @contextmanager
-def _log_failure(what: str) -> Iterator[None]:
+def _log_failure(failure: str) -> Iterator[None]:
     """Log an error of the server, which is asked again later."""
     try:
         yield
     except Exception as error:  # whatever it is
-        log.debug("%s: %s", what, error)
+        log.debug("%s: %s", failure, error)

@@ -1,34 +1,533 @@
-"""The flows: one for each stage, and `haed`, which runs all stages in order.
+"""The flows: one for each command, and `haed`, which runs all stages in order.
 
-Training flows take a preset and changes to it. The others take the name of a run; see `flows.forms`. Flows exchange
-names and paths, never tensors. Stages keep their results on disk; Prefect caches nothing.
+Flows that shard and train take a preset and changes to it. The others take the names of runs; see `flows.forms`. Flows
+exchange names and paths, never tensors. Stages keep their results on disk; Prefect caches nothing. Artifacts name the
+run, phase, step and checkpoint that they are about.
 """
 
+import hashlib
 import logging
 import math
+import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
-from flows.artifacts import PipelineArtifact
-from flows.forms import FormSubmission, config_flow, divide_training_time
-from flows.probing import analyse, index, neighbours, next_chunks
-from flows.reading import compare, evaluate, format_headline_metric, post_report, report, sample, show_places
-from flows.training import finetune, pretrain, shard, train
+import numpy as np
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_UI_URL
+from pydantic import Field
+
+from data.checked import PICTURE, read_bytes
+from data.chunkers import Chunker
+from data.filesystem import FLOW_RUN
+from data.sources.source import source_title
+from flows.artifacts import (
+    LiveArtifact,
+    PipelineArtifact,
+    ShardingStatus,
+    artifact_key,
+    post_link,
+    post_markdown,
+    post_table,
+    run_artifact_key,
+    update_parent_progress,
+)
+from flows.forms import (
+    Count,
+    FormSubmission,
+    Place,
+    Run,
+    Split,
+    Temperature,
+    Words,
+    config_flow,
+    divide_training_time,
+    load_tagged_options,
+    stage_flow,
+)
+from flows.lifecycle import acquire_device, is_inner, stop_on_signals, tag_flow_run
+from flows.mappers import as_tasks
 from haed.options import SYSTEMS
-from pipeline.config import Options, PhaseOptions, check_training, requested_likelihood, training_phases
-from pipeline.console import format_duration
-from pipeline.run.files import Evaluation, read_as
-from pipeline.run.index.storage import choose_metric
+from pipeline.arguments import load_run_options
+from pipeline.config import (
+    ConfigError,
+    Options,
+    Phase,
+    PhaseOptions,
+    check_training,
+    requested_likelihood,
+    training_phases,
+    write_override,
+)
+from pipeline.console import (
+    code_fence,
+    escape_control_characters,
+    format_duration,
+    markdown_code,
+    markdown_text,
+)
+from pipeline.run.analysis import Analysis
+from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
+from pipeline.run.index.chunk_index import ChunkIndex
+from pipeline.run.index.queries import PIXELS, Passage, QueryResult
+from pipeline.run.index.storage import IndexMetadata, IndexSummary, choose_metric, space_folder
 from pipeline.run.memory import check_system
-from pipeline.run.metrics import read_metrics
+from pipeline.run.metrics import PhaseStatus, Record, read_metrics
+from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import check_corpus, check_split
+from pipeline.run.shards import SplitSize, check_corpus, check_split, split_sizes
+from pipeline.web.app import served_page_url
+
+if TYPE_CHECKING:  # torch costs two seconds
+    from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
-TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
+_FIELDS = "preset name source seconds phase batch model iem optimizer validation checkpoint launcher overrides"
 _BACKWARD = 3  # times as long as scoring a chunk does learning from it take
+
+
+def format_headline_metric(evaluation: Evaluation) -> str:
+    """Return the headline metric of an evaluation, with its split, phase and step."""
+    metric = evaluation.headline
+    return f"{metric.value:.3f} {metric.unit}, {evaluation.split}, {evaluation.stage} step {evaluation.step:,}"
+
+
+def describe_origin(options: Options, stage: str, step: int, digest: str) -> str:
+    """Return the origin of results: run, phase, step, checkpoint and folder."""
+    folder = RunFolder.from_options(options).path.resolve()
+    return f"run {options.name} · {stage} step {step:,} · checkpoint {digest[:12] or 'unknown'} · {folder}"
+
+
+def describe_checkpoint(options: Options) -> str:
+    """Return the origin (see `describe_origin`) for the checkpoint that stages read."""
+    checkpoint = RunFolder.from_options(options).select_checkpoint(options.evaluate.stage)
+    return describe_origin(options, checkpoint.phase, checkpoint.step, checkpoint.digest)
+
+
+def show_places(options: Options) -> None:
+    """Post the locations of the run folder, its report, its page and TensorBoard, before training starts."""
+    folder = RunFolder.from_options(options).path.resolve()
+    lines = [f"Run folder: {markdown_code(str(folder))}"]
+    lines.append(f"Report: {markdown_code(str(folder / 'report.html'))}, once a phase is done")
+    if interface := PREFECT_UI_URL.value():
+        lines[-1] += f", and [as an artifact]({interface}/artifacts/key/{run_artifact_key('report', options)})"
+    if page := served_page_url(RunFolder.from_options(options)):
+        lines.append(f"[The run's page]({page}): state, curves, downloads, and questions to its model")
+    if board := os.environ.get("HAED_TENSORBOARD_URL"):
+        link = f"{board}/?runFilter={quote(f'^{re.escape(options.name)}/')}"
+        lines.append(f"Curves while it trains: [TensorBoard, of this run alone]({link})")
+        post_link(
+            link,
+            "TensorBoard, of this run alone",
+            run_artifact_key("tensorboard", options),
+            f"curves of {options.name}",
+        )
+    post_markdown("\n\n".join(lines), run_artifact_key("places", options), f"{options.name}: where it is")
+
+
+def show_report(options: Options) -> str:
+    """Write the report of a run, post its summary as an artifact, and return its path."""
+    from pipeline.reporting.report import write_report as run_stage
+
+    path = run_stage(options)
+    post_report(options)
+    return str(path)
+
+
+def post_report(options: Options) -> None:
+    """Post the summary of a run's report as an artifact of this flow run."""
+    from pipeline.reporting.report import summarise_report
+
+    folder = RunFolder.from_options(options)
+    about = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
+    page = (
+        f" · [the run's page]({address}), with the report, downloads and questions to its model"
+        if (address := served_page_url(folder))
+        else ""
+    )
+    post_markdown(
+        f"{summarise_report(options)}\n\n{markdown_text(about)}{page}\n",
+        run_artifact_key("report", options),
+        f"report of {about}",
+    )
+
+
+@dataclass
+class ShardedCorpus:
+    """The location of a corpus and the sizes of its splits."""
+
+    folder: str
+    splits: dict[str, SplitSize]
+
+
+def _summarize_corpus(corpus_sizes: ShardedCorpus) -> str:
+    return f"{corpus_sizes.folder}: {', '.join(f'{size.chunks:,} chunks {split}' for split, size in corpus_sizes.splits.items())}"
+
+
+@config_flow("shard", "preset source sources chunker sharding launcher overrides", _summarize_corpus)
+def shard(form: FormSubmission) -> ShardedCorpus:
+    """Cut a source into WebDataset shards with a manifest, one task per part. Finished parts are not repeated."""
+    from pipeline.run.shards import shard_source as run_stage
+
+    title = source_title(form.options.source)
+    with LiveArtifact(artifact_key("live", title, "shard"), ShardingStatus(f"{title}: shard")) as live:
+        corpus = run_stage(form.options, as_tasks(form.options), live)
+    corpus_sizes = ShardedCorpus(corpus.location, split_sizes(corpus))
+    rows = [{"split": split, **asdict(size)} for split, size in corpus_sizes.splits.items()]
+    post_table(rows, artifact_key("corpus", Path(corpus_sizes.folder).name), corpus_sizes.folder)
+    return corpus_sizes
+
+
+def _train_phase(phase: Phase, form: FormSubmission) -> "TrainingResult":
+    """Train a phase with a live artifact. Save if it is stopped. Post a report of the run afterwards."""
+    from pipeline.training.stages import check_run, run_phase
+
+    options = form.options
+    check_run(phase, options)
+    os.environ[FLOW_RUN] = str(flow_run.name)
+    if not is_inner():
+        show_places(options)
+    live_artifact = LiveArtifact(
+        f"{run_artifact_key('live', options)}-{phase}", PhaseStatus(f"{options.name}: {phase}", getattr(options, phase))
+    )
+    with stop_on_signals() as stop, acquire_device(options, stop), live_artifact as live:
+
+        def listen(record: Record) -> None:
+            live(record)
+            update_parent_progress(phase, record)
+
+        result = run_phase(phase, options, stop, listen)
+    show_report(options)
+    return result
+
+
+def _summarize_training(result: "TrainingResult") -> str:
+    from pipeline.training.stages import format_outcome
+
+    remark = f"; {result.remark}" if result.remark else ""
+    return format_outcome(result).removeprefix(f"{result.phase}: ") + remark
+
+
+@config_flow("pretrain", _FIELDS, _summarize_training)
+def pretrain(form: FormSubmission) -> "TrainingResult":
+    """Train phase one, in the space of chunk embeddings. An existing run continues from its last checkpoint."""
+    return _train_phase("pretrain", form)
+
+
+@config_flow("finetune", _FIELDS, _summarize_training, preset=None)
+def finetune(form: FormSubmission) -> "TrainingResult":
+    """Train phase two, for exact likelihood, from phase one. An existing run continues from its last checkpoint."""
+    return _train_phase("finetune", form)
+
+
+@config_flow("train", _FIELDS, _summarize_training)
+def train(form: FormSubmission) -> "TrainingResult":
+    """Train end to end, without a phase one. An existing run continues from its last checkpoint."""
+    return _train_phase("train", form)
+
+
+@stage_flow("evaluate", format_headline_metric)
+def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation:  # noqa: B006
+    """Compute the exact bits of a split, with baselines measured on the same bytes.
+
+    Args:
+        run: a name under runs, or a folder
+        split: the split to score; empty: as in the run, test by default
+        overrides: options to change, each key=value as on the command line, such as evaluate.stage=pretrain
+    """
+    from pipeline.evaluation.evaluate import evaluate_run as run_stage
+
+    options = load_tagged_options(run, overrides, "evaluate", evaluate__split=split)
+    evaluation = run_stage(options)
+    metric, about = (
+        evaluation.headline,
+        describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint),
+    )
+    scalars = {name: value for name, value in asdict(evaluation).items() if isinstance(value, str | int | float)}
+    rows: list[dict[str, Any]] = [{"model": options.name, metric.unit: metric.value} | scalars]
+    if evaluation.decoder_metric is not None:
+        rows.append({"model": f"{options.name}, decoder alone", metric.unit: evaluation.decoder_metric})
+    rows += [
+        {"model": item.name, metric.unit: item.bits_per_char, "bits": item.bits, "bits_per_byte": item.bits_per_byte}
+        for item in evaluation.baselines
+    ]
+    table = [
+        {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}
+        for row in [rows[0], *sorted(rows[1:], key=lambda row: row[metric.unit])]
+    ]
+    post_table(
+        table,
+        run_artifact_key("evaluation", options),
+        f"{format_headline_metric(evaluation)}. {evaluation.likelihood_note}",
+        about,
+    )
+    return evaluation
+
+
+@stage_flow("sample", lambda samples: "; ".join(filter(None, [f"{len(samples)} samples", describe_speed(samples)])))
+def sample(
+    run: Run,
+    prompts: Words = [],  # noqa: B006
+    prompt_count: Count = None,
+    samples: Annotated[int, Field(ge=1, le=64)] = 1,
+    temperature: Temperature = None,
+    overrides: Words = [],  # noqa: B006
+) -> list[Sample]:
+    """Continue prompts. An image model completes the lower halves of held-out images.
+
+    Args:
+        run: a name under runs, or a folder
+        prompts: texts to continue; none: those of sample.prompts, or frequent chunks, which also go into the report
+        prompt_count: number of these prompts, or of held-out images; empty: all prompts, or the run's number of images
+        samples: continuations of each
+        temperature: 0: always the likeliest token; empty: as in the run, 0.8 by default
+        overrides: options to change, each key=value as on the command line, such as sample.chunks=100
+    """
+    from pipeline.inference import sample as run_stage
+    from pipeline.reporting.rendering import data_uri
+
+    options = load_tagged_options(
+        run, overrides, "sample", sample__temperature=temperature, sample__pictures=prompt_count
+    )
+    folder, about = RunFolder.from_options(options), describe_checkpoint(options)
+    if prompt_count and options.chunker.kind != PIXELS:
+        options.sample.prompts = (options.sample.prompts or [*folder.read_corpus_record().frequent, ""])[:prompt_count]
+    written = run_stage(options, prompts or None, samples)
+    text = "\n\n".join([*(code_fence(item.prompt + item.text) for item in written), describe_speed(written)])
+    grid = folder.path / "samples.png"
+    if written and written[0].text == str(grid):
+        text = f"![held-out pictures, completed]({data_uri(read_bytes(grid, PICTURE))})"
+    drawn = f"temperature {options.sample.temperature:g}, seed {options.sample.seed}"
+    post_markdown(
+        f"{text}\n\n{markdown_text(f'{drawn}; {about}')}",
+        run_artifact_key("samples", options),
+        f"samples, {drawn}, of {about}",
+    )
+    return written
+
+
+@stage_flow("compare", str)
+def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs") -> str:
+    """Compare several runs in a table and curves, against steps, seconds and model FLOPs (the paper's Figure 4).
+
+    Args:
+        runs: names under runs_dir, or folders
+        runs_dir: where runs are looked for by name, and the comparison is written
+    """
+    from pipeline.reporting.comparison import compare_runs as run_stage
+    from pipeline.reporting.comparison import format_markdown
+    from pipeline.reporting.rendering import data_uri
+
+    runs = [run.strip() for run in runs if run.strip()]
+    if not runs:
+        raise ConfigError("no run is named: give the names of those to compare")
+    options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
+    tag_flow_run(*(each.name for each in options))
+    comparison = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
+    picture = data_uri(read_bytes(comparison.picture, PICTURE))
+    places = "\n".join(
+        f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()
+    )
+    text = f"![curves]({picture})\n\n{format_markdown(comparison)}\n\n{places}"
+    names = "-".join(sorted(each.name for each in options))
+    digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
+    post_markdown(text, f"{artifact_key('comparison', names)[:60]}-{digits}", ", ".join(runs))
+    return comparison.page
+
+
+@stage_flow("report", str)
+def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
+    """Write the report of a run, and post its summary as an artifact.
+
+    Args:
+        run: a name under runs, or a folder
+        overrides: options to change, each key=value as on the command line
+    """
+    return show_report(load_tagged_options(run, overrides, "report"))
+
+
+@stage_flow("next", lambda predictions: f"after {len(predictions)} prompts")
+def next_chunks(
+    run: Run,
+    prompts: Words = [],  # noqa: B006
+    count: Annotated[int, Field(ge=1, le=1000)] = 10,
+    overrides: Words = [],  # noqa: B006
+) -> list[NextChunks]:
+    """Compute the likeliest next chunks after each prompt, with their probabilities, as a table.
+
+    Args:
+        run: a name under runs, or a folder
+        prompts: texts, where trailing white space matters; none: the start of a document
+        count: chunks after each prompt
+        overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
+    """
+    from pipeline.inference import next_chunks as run_stage
+    from pipeline.inference import prediction_heading, prediction_rows
+
+    options = load_tagged_options(run, overrides, "next")
+    predictions = run_stage(options, prompts, count)
+    table = [{"prompt": prediction_heading(item)} | row for item in predictions for row in prediction_rows(item)]
+    post_table(table, run_artifact_key("next", options), f"next chunks, by {describe_checkpoint(options)}")
+    return predictions
+
+
+def _summarize_index(summary: IndexSummary) -> str:
+    from pipeline.run.index.build import describe_index
+
+    return "; ".join(
+        [*describe_index(summary).splitlines(), f"of {summary.split}, {summary.stage} step {summary.step:,}"]
+    )
+
+
+@stage_flow("index", _summarize_index)
+def index(
+    run: Run,
+    space: Literal["chunks", "contexts"] | None = None,
+    split: Split = None,
+    overrides: Words = [],  # noqa: B006
+) -> IndexSummary:
+    """Build a FAISS index of the embeddings of all distinct chunks, or of the model's states throughout the text.
+
+    Args:
+        run: a name under runs, or a folder
+        space: chunks, or contexts, which are positions in the text; empty: as in the run, chunks by default
+        split: the split to index; empty: as in the run, train by default
+        overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
+    """
+    from pipeline.run.index.build import build_index as run_stage
+
+    return run_stage(load_tagged_options(run, overrides, "index", index__split=split, index__space=space))
+
+
+@stage_flow("neighbours", lambda results: f"of {len(results)} queries")
+def neighbours(
+    run: Run,
+    queries: Words = [],  # noqa: B006
+    space: Literal["chunks", "contexts", "predictions"] = "chunks",
+    count: Annotated[int | None, Field(ge=1, le=1000)] = None,
+    min_count: Annotated[int | None, Field(ge=1, le=10**12)] = None,
+    overrides: Words = [],  # noqa: B006
+) -> list[QueryResult]:
+    """Find the nearest chunks or passages in an index, as a table, and as an image if they are chunks of pixels.
+
+    Args:
+        run: a name under runs, or a folder
+        queries: chunks, or texts for the other spaces, where trailing white space matters; for images, colours such as
+            #4080c0, or PICTURE:CHUNK, counted from 0; none: chunks of the corpus
+        space: chunks similar to a query, contexts similar to the end of a text, or predictions of chunks after a text
+        count: neighbours of each query; empty: 8; fewer if there are no more, which is noted
+        min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
+        overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
+    """
+    from pipeline.inference import IndexQuery, query_index
+    from pipeline.reporting import plots
+    from pipeline.reporting.rendering import data_uri
+
+    options = load_tagged_options(run, overrides, "neighbours")
+    question = IndexQuery(space=space, queries=[query for query in queries if query], count=count, min_count=min_count)
+    results = query_index(options, question)
+    folder = RunFolder.from_options(options)
+    meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
+    nothing = "" if question.queries else "nothing was asked, so these are frequent chunks; "
+    about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
+    if space == "contexts":
+        rows = [
+            _passage_row(item, each, results.score)
+            for item in results
+            for each in item.neighbours
+            if isinstance(each, Passage)
+        ]
+    else:
+        opened, chunker = ChunkIndex.open(folder, meta.checkpoint), folder.load_chunker()
+        rows = [_query_row(item, opened, chunker, results.score, space == "chunks") for item in results]
+    post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {about}")
+    if picture := plots.draw_neighbours(results):
+        text = f"![queries and their neighbours, with scores]({data_uri(picture)})"
+        post_markdown(
+            f"{text}\n\n{markdown_text(about)}", run_artifact_key("neighbours-drawn", options), f"neighbours: {about}"
+        )
+    return list(results)
+
+
+@stage_flow("analyse", lambda analysis: f"{len(analysis.findings)} findings, {analysis.stage} step {analysis.step:,}")
+def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
+    """Analyse the chunk embeddings: use and spelling, intrinsic checks with baselines, drift, a map.
+
+    Args:
+        run: a name under runs, or a folder
+        overrides: options to change, each key=value as on the command line, such as analyse.against=other
+    """
+    from pipeline.analysis.stage import analyse_run as run_stage
+    from pipeline.reporting.analysis import precision_table
+    from pipeline.reporting.rendering import data_uri
+
+    options = load_tagged_options(run, overrides, "analyse")
+    analysis = run_stage(options)
+    folder, about = Path(analysis.folder), describe_origin(options, analysis.stage, analysis.step, analysis.checkpoint)
+    if analysis.intrinsic is not None:
+        table = precision_table(analysis.intrinsic)
+        rows = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
+        post_table(rows, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {about}")
+    sentences = [*analysis.findings, *(f"note: {note}" for note in analysis.notes)]
+    lines = "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
+    pictures = "\n\n".join(
+        f"![{markdown_text(path.stem)}]({data_uri(read_bytes(path, PICTURE))})"
+        for path in (folder / name for name in analysis.files)
+        if path.suffix == ".png"
+    )
+    place = f"The map to zoom and search: {markdown_code(str(folder.resolve() / 'map.html'))}"
+    text = f"{lines}\n\n{markdown_text(about)}\n\n{place}\n\n{pictures}\n"
+    post_markdown(text, run_artifact_key("analysis-drawn", options), f"what the embeddings know, by {about}")
+    return analysis
+
+
+def _passage_row(item: QueryResult, near: Passage, score: str) -> dict[str, Any]:
+    """Return the table row of a passage that is similar to the end of a query text."""
+    where = {
+        "document": near.name,
+        "byte": near.offset,
+        "before": escape_control_characters(near.text),
+        "after": escape_control_characters(near.after),
+    }
+    return {"query": escape_control_characters(item.query), score: round(near.score, 3)} | where
+
+
+def _query_row(item: QueryResult, index: ChunkIndex, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
+    """Return the table row of a query: its count in the indexed split, its neighbours, and notes.
+
+    A note says if the query is not indexed, or was cut into several chunks. A query that is not a chunk itself is a
+    text; its neighbours are the chunks expected after it.
+    """
+    near = " · ".join(f"{escape_control_characters(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
+    if not is_chunk:
+        return {"query": escape_control_characters(item.query), f"{score}, count": near}
+    chunk = bytes.fromhex(item.hex)
+    row = index.find_row(chunk)
+    notes = [f"no chunk of the index ({index.meta.split})"] if row is None else []
+    if chunker.name != PIXELS:
+        ends = np.cumsum(chunker.split(chunk)[1]).tolist()
+        parts = [chunk[begin:end] for begin, end in pairwise([0, *ends])]
+        if len(parts) > 1:
+            cut = ", ".join(escape_control_characters(part.decode(errors="backslashreplace")) for part in parts)
+            notes.append(f"{len(parts)} chunks ({cut}), taken for one")
+    count = 0 if row is None else int(index.chunks.counts[row])
+    # The UI does not wrap lines: what is long comes last.
+    return {
+        "query": escape_control_characters(item.query),
+        "count": count,
+        f"{score}, count": near,
+        "note": "; ".join(notes),
+    }
+
+
+_PHASE_FLOWS = {"pretrain": pretrain, "finetune": finetune, "train": train}
 
 
 @dataclass
@@ -41,9 +540,9 @@ class PipelineResult:
     remarks: list[str] = field(default_factory=list)
 
 
-def _summarize_result(found: PipelineResult) -> str:
+def _summarize_result(result: PipelineResult) -> str:
     """Return the headline metric and the training warnings, in one line."""
-    return "; ".join([format_headline_metric(found.evaluation), *found.remarks])
+    return "; ".join([format_headline_metric(result.evaluation), *result.remarks])
 
 
 @config_flow(
@@ -51,48 +550,48 @@ def _summarize_result(found: PipelineResult) -> str:
     "preset name source seconds sources model batch optimizer launcher overrides",
     _summarize_result,
 )
-def run_pipeline(asked: FormSubmission) -> PipelineResult:
+def run_pipeline(form: FormSubmission) -> PipelineResult:
     """Run all stages in order: shard, pretrain, finetune, evaluate, index, sample, report. Finished stages are skipped.
 
     A token model is trained in a single phase, `train`, and has no index.
     """
-    options = asked.options
+    options = form.options
     for phase in training_phases(options.model.kind):
         check_training(phase, options)  # not after the corpus was sharded
     check_system(options)
     check_corpus(options)
     show_places(options)
     with PipelineArtifact(options, divide_training_time(options, training_phases(options.model.kind))):
-        found = _run_stages(asked)
+        result = _run_stages(form)
     post_report(options)
-    return found
+    return result
 
 
-def _run_stages(asked: FormSubmission) -> PipelineResult:
-    preset, given, options = asked.preset, asked.overrides, asked.options
+def _run_stages(form: FormSubmission) -> PipelineResult:
+    preset, overrides, options = form.preset, form.overrides, form.options
     stages, chunks = StageLog(options), SYSTEMS[options.model.kind].chunks
     if not chunks:
         log.info("model.kind=%s: trained end to end, without a phase one; no index of chunks", options.model.kind)
     with stages.begin_stage("shard"):
-        corpus = shard(preset, overrides=given)
+        corpus = shard(preset, overrides=overrides)
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
     trained = []
     for phase in training_phases(options.model.kind):
         with stages.begin_stage(phase):
-            trained.append(TRAINS[phase](preset, overrides=given))
+            trained.append(_PHASE_FLOWS[phase](preset, overrides=overrides))
     folder, limits = RunFolder.from_options(options), options.evaluate
     run = str(folder.path)
-    whose = requested_likelihood(options, folder.trained_phase(limits.stage))
-    if folder.is_current("evaluation.json", options, split=limits.split, likelihood=whose):
+    likelihood = requested_likelihood(options, folder.trained_phase(limits.stage))
+    if folder.is_current("evaluation.json", options, split=limits.split, likelihood=likelihood):
         stages.skip_stage("evaluate")
     else:
         with stages.begin_stage("evaluate", stages.estimate_evaluation_seconds(corpus.splits[limits.split].chunks)):
             evaluate(run)
-    wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
-    wanted["metric"] = choose_metric(options.index, "chunks")
-    if chunks and folder.is_current("index/chunks/meta.json", options, **wanted):
+    settings = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
+    settings["metric"] = choose_metric(options.index, "chunks")
+    if chunks and folder.is_current("index/chunks/meta.json", options, **settings):
         stages.skip_stage("index")
     elif chunks:
         with stages.begin_stage("index"):
@@ -166,12 +665,12 @@ class StageLog:
 
 def format_budget(limits: PhaseOptions) -> str:
     """Return the limits of a phase as text. The first limit reached ends the phase."""
-    found = [
+    texts = [
         *([f"{limits.seconds:g} s"] if limits.seconds else []),
         *([f"{limits.steps:,} steps"] if limits.steps else []),
         *([f"{limits.epochs:g} epochs"] if limits.epochs else []),
     ]
-    return " or ".join(found) or "without a limit"
+    return " or ".join(texts) or "without a limit"
 
 
 FLOWS = (

@@ -1,38 +1,36 @@
 """Forms of the Prefect UI: their fields, the flows behind them, and the configuration made from the submitted values.
 
 Groups of options are folded until one is opened. Every field of an opened group is empty, which means the preset's
-value. A submitted value counts even if it equals the schema's default.
+value. A submitted value counts even if it equals the schema's default. Forms list the presets and the newest runs.
 """
 
+import hashlib
 import inspect
 import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache, wraps
 from inspect import Parameter, Signature
+from itertools import islice
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from prefect import flow
+from prefect.runtime import flow_run
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.urls import NO_SECRET
+from data.urls import NO_SECRET, is_remote
 from flows.artifacts import update_parent_progress
-from flows.choices import (
-    FormSchemaChange,
-    detect_source_kind,
-    find_run_configuration,
-    flatten_optional_field,
-    is_user_chosen,
-    name_run_after_source,
-    offer_presets,
-)
-from flows.lifecycle import ROOMS, drop_tracebacks, finish_flow_run, label_flow_run, tag_flow_run
+from flows.lifecycle import ROOMS, drop_tracebacks, finish_flow_run, is_inner, label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
+from pipeline.arguments import describe_runs, load_run_options
 from pipeline.config import (
     BatchOptions,
     CheckpointOptions,
@@ -48,11 +46,68 @@ from pipeline.config import (
     write_override,
 )
 from pipeline.console import make_printable, prepare_logs
-from pipeline.run.run_directory import RunFolder
+from pipeline.run.run_directory import RunFolder, list_runs
 
 log = logging.getLogger(__name__)
+_MOST_RUNS = 200  # in a list
+_LOOKED_AT = 1000  # files of a folder
+# Kinds of sources that read the same files, the first of them if nothing else is said, by the endings of names.
+_FAMILIES = {
+    ("jsonl",): (".jsonl", ".ndjson"),
+    ("images",): (".png", ".jpg", ".jpeg", ".npz"),
+    ("audio",): (".wav", ".flac"),
+    ("webdataset",): (".tar",),
+    ("stdlib", "text"): (".py",),
+    ("text", "wikitext", "enwik8"): (),
+}
+# What Prefect's form makes up as the name of a flow run: one of these and a short animal; in its former UI a letter and a star.
+_SUGGESTED = re.compile(
+    "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|Ergonomic|"
+    "Handcrafted|Tasty|Handmade|Incredible)-.{1,6}|"
+    "(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|"
+    r"omega)\d*-.+"
+)
+_CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
+_PACKED = (".gz", ".xz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True)
+class SchemaChange:
+    """A change to the JSON schema of a parameter, which Prefect makes with a `json_schema_extra` of its own."""
+
+    change: Callable[[dict[str, Any]], None]
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = handler(core)
+        self.change(schema)
+        return schema
+
+
+def _offer_presets(schema: dict[str, Any]) -> None:
+    """Offer a list of presets (those for an ordinary machine first), a file path, or nothing."""
+    (text,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
+    names = sorted(config.list_presets(), key=lambda name: (name != "quickstart", name.startswith("paper-"), name))
+    schema["anyOf"] = [
+        {"type": "string", "enum": names, "title": "a preset"},
+        text | {"title": "a YAML file"},
+        {"type": "null", "title": "the run's own"},
+    ]
+
+
+def _flatten_optional(schema: dict[str, Any]) -> None:
+    """Show an optional field as one box that may stay empty, without a choice of null."""
+    (kind,) = (choice for choice in schema.pop("anyOf") if choice != {"type": "null"})
+    schema.pop("default", None)
+    schema |= kind
+    if schema["type"] == "boolean":
+        schema["enum"] = [True, False]  # else a switch, which has no third state
+    if "const" in schema:
+        schema["enum"] = [schema.pop("const")]  # else a box for any text
+
+
 Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
 _NoSecret = Field(json_schema_extra={"pattern": NO_SECRET})
+_Optional = SchemaChange(_flatten_optional)
 # Bounds of what may be typed: Prefect's server keeps it for good, and shows it in the list of all flow runs.
 LONGEST, MOST, LONGEST_WORD = 4096, 10_000, 1 << 17  # of a text, of a list, and of a word as on the command line
 # An item that was added and left empty is "", where the form would submit null, which is none.
@@ -64,10 +119,10 @@ Text = Annotated[str, Field(max_length=LONGEST)]
 Place = Annotated[str, Field(max_length=LONGEST), _NoSecret]
 Run = Annotated[str, Field(min_length=1, max_length=LONGEST), _NoSecret]
 Seconds = Annotated[float, Field(ge=0, le=1e10)]
-Split = Annotated[Literal["train", "valid", "test"] | None, FormSchemaChange(flatten_optional_field)]
-Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, FormSchemaChange(flatten_optional_field)]
-Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, FormSchemaChange(flatten_optional_field)]
-_NAMED = 300  # characters of a flow run's name
+Split = Annotated[Literal["train", "valid", "test"] | None, _Optional]
+Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, _Optional]
+Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _Optional]
+_MOST_LETTERS = 300  # of a flow run's name
 PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
 
 
@@ -82,7 +137,7 @@ class FormField:
 
 PLAIN = {
     "preset": FormField(
-        Annotated[Place | None, FormSchemaChange(offer_presets)],
+        Annotated[Place | None, SchemaChange(_offer_presets)],
         "what is trained and how: of an ordinary machine, or of a paper's size (paper-…); the run's own is that of an "
         "existing run, named below",
         "quickstart",
@@ -130,81 +185,79 @@ class FormSubmission:
     options: Options
 
 
-def stage_flow(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
+def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a function the flow of a stage.
 
     The flow gets a descriptive run name, is labelled with its process, and ends in a state with a one-line summary.
 
     Args:
         stage: its name.
-        told: returns the one-line summary of the function's result.
+        summarize: returns the one-line summary of the function's result.
     """
-    from prefect import flow
-
     prepare_logs()
     drop_tracebacks()
     for room in ROOMS:
         logging.getLogger(room).setLevel(logging.INFO)
 
-    def made(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., Any]) -> Any:
         @wraps(function)
-        def begun(*arguments: Any, **named: Any) -> Any:
+        def run_stage(*arguments: Any, **named: Any) -> Any:
             label_flow_run()
             update_parent_progress(stage)
-            return finish_flow_run(stage, lambda: function(*arguments, **named), told)
+            return finish_flow_run(stage, lambda: function(*arguments, **named), summarize)
 
-        return flow(name=stage, flow_run_name=run_name(stage))(begun)
+        return flow(name=stage, flow_run_name=run_name(stage))(run_stage)
 
-    return made
+    return decorate
 
 
 def config_flow(
-    stage: str, fields: str, told: Callable[[Any], str], preset: str | None = "quickstart"
+    stage: str, fields: str, summarize: Callable[[Any], str], preset: str | None = "quickstart"
 ) -> Callable[[Callable[[FormSubmission], Any]], Any]:
     """Return a decorator that makes a function the flow of a stage whose form takes a preset and changes to it.
 
     Args:
         stage: its name.
         fields: names of `PLAIN` and `GROUPS`, in the order of the form.
-        told: returns the one-line summary of the result, see `staged`.
+        summarize: returns the one-line summary of the result, see `stage_flow`.
         preset: the default preset; None: the configuration of the run.
     """
     known = PLAIN | GROUPS | {"phase": FormField(PHASES.get(stage), "limits and weights of the phase")}
     known["preset"] = replace(known["preset"], default=preset)
-    shown = {name: known[name] for name in fields.split()}
+    form_fields = {name: known[name] for name in fields.split()}
     form = Signature(
         [
             Parameter(
                 name,
                 Parameter.POSITIONAL_OR_KEYWORD,
-                default=list(ask.default) if isinstance(ask.default, tuple) else ask.default,
-                annotation=ask.kind if name in PLAIN else optional_copy(ask.kind) | Preset,
+                default=list(each.default) if isinstance(each.default, tuple) else each.default,
+                annotation=each.kind if name in PLAIN else optional_copy(each.kind) | Preset,
             )
-            for name, ask in shown.items()
+            for name, each in form_fields.items()
         ]
     )
 
-    def made(function: Callable[[FormSubmission], Any]) -> Any:
-        def answered(*arguments: Any, **named: Any) -> Any:
-            given = form.bind(*arguments, **named)
-            given.apply_defaults()
-            preset, typed, values = read_form(stage, given.arguments)
-            options = load_form_options(preset, typed, values)
+    def decorate(function: Callable[[FormSubmission], Any]) -> Any:
+        def run_form(*arguments: Any, **named: Any) -> Any:
+            bound = form.bind(*arguments, **named)
+            bound.apply_defaults()
+            preset, overrides, values = read_form(stage, bound.arguments)
+            options = load_form_options(preset, overrides, values)
             tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
-            overrides = [*(write_override(key, value) for key, value in values.items()), *typed]
+            overrides = [*(write_override(key, value) for key, value in values.items()), *overrides]
             return function(FormSubmission(preset, overrides, options))
 
-        listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())
-        answered.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{listed}\n"
-        answered.__name__ = answered.__qualname__ = function.__name__  # by which a worker finds it in its module
-        answered.__module__ = function.__module__
-        answered.__signature__ = form  # type: ignore[attr-defined]
-        return stage_flow(stage, told)(answered)
+        descriptions = "\n".join(f"    {name}: {each.about}" for name, each in form_fields.items())
+        run_form.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{descriptions}\n"
+        run_form.__name__ = run_form.__qualname__ = function.__name__  # by which a worker finds it in its module
+        run_form.__module__ = function.__module__
+        run_form.__signature__ = form  # type: ignore[attr-defined]
+        return stage_flow(stage, summarize)(run_form)
 
-    return made
+    return decorate
 
 
-def read_form(stage: str, given: dict[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
+def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
     """Return what a form stands for: a preset or a run's configuration file, overrides, and values by dotted key.
 
     They are the arguments of `load_options`.
@@ -212,21 +265,20 @@ def read_form(stage: str, given: dict[str, Any]) -> tuple[str, list[str], dict[s
     Raises:
         ConfigError: a value is invalid, or the run does not exist.
     """
-    typed = [word for word in given["overrides"] if word]  # one that was added and left empty
-    preset: str = given["preset"]
-    run: dict[str, str] = {}
+    overrides = [word for word in fields["overrides"] if word]  # one that was added and left empty
+    typed = dict(word.split("=", 1) for word in overrides if "=" in word)
+    preset, name, source = fields["preset"], fields.get("name", ""), fields.get("source", "")
+    runs_dir, run = typed.get("runs_dir", "runs"), dict[str, str]()
     if preset is None:
-        known = dict(word.split("=", 1) for word in typed if "=" in word)
-        preset, run = find_run_configuration(given.get("name") or known.get("name", ""), known.get("runs_dir", "runs"))
-        typed = [word for word in typed if not word.startswith(("name=", "runs_dir="))]
+        preset, run = find_run_configuration(name or typed.get("name", ""), runs_dir)
+        name, overrides = "", [word for word in overrides if not word.startswith(("name=", "runs_dir="))]
+    elif source and not name and "name" not in typed:
+        name = name_run_after_source(preset, source, runs_dir)
+    overrides = [_fill_in_date(word) if word.startswith("name=") else word for word in overrides]
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
-    groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
-    name = "" if run else given.get("name", "")
-    if not run and not name and not any(word.startswith("name=") for word in typed) and (source := given.get("source")):
-        name = name_run_after_source(preset, source, next((w[9:] for w in typed if w.startswith("runs_dir=")), "runs"))
-    typed = [_fill_in_date(word) if word.startswith("name=") else word for word in typed]
-    values = collect_values(preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage)
-    return preset, typed, values | run
+    groups = {sections.get(field, field): value for field, value in fields.items() if field not in PLAIN}
+    values = collect_values(preset, name, source, fields.get("seconds", 0), overrides, groups, stage)
+    return preset, overrides, values | run
 
 
 def _phases_to_train(stage: str, kind: str) -> tuple[str, ...]:
@@ -251,35 +303,24 @@ def optional_copy(group: Any) -> Any:
     for name, hint in get_type_hints(group, include_extras=True).items():
         nested = is_dataclass(hint)
         if nested:
-            about, given = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
+            about, annotation = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
         else:
             kind, *checks = get_args(hint)
-            (said,) = (check for check in checks if isinstance(check, FieldInfo))
-            checks = [*said.metadata, *(check for check in checks if check is not said)]
-            about = f"{said.description}{'; null: by overrides' if NoneType in get_args(kind) else ''}"
-            extra = said.json_schema_extra
+            (info,) = (check for check in checks if isinstance(check, FieldInfo))
+            checks = [*info.metadata, *(check for check in checks if check is not info)]
+            about = f"{info.description}{'; null: by overrides' if NoneType in get_args(kind) else ''}"
+            extra = info.json_schema_extra
             if kind in (str, str | None):
                 checks = [Field(max_length=LONGEST), *checks]
                 kind, extra = str, extra or {"pattern": NO_SECRET}  # an empty box is no text anyway
-            given = Annotated[kind, Field(json_schema_extra=extra), *checks] | None
-        shown = Field(title=name, description=about, json_schema_extra=None if nested else _flatten_optional_schema)
-        fields.append((name, Annotated[given, shown], field(default=None)))
-    made = make_dataclass(group.__name__, fields, kw_only=True)
-    made.__doc__, made.__module__ = "", __name__  # the text stands beside the name already
-    made.__pydantic_config__ = ConfigDict(extra="forbid", title="set here")  # type: ignore[attr-defined]
-    globals()[made.__name__] = made
-    return made
-
-
-def _flatten_optional_schema(schema: dict[str, Any]) -> None:
-    """Turn the schema of an optional field into one box that may stay empty, without a choice of null."""
-    schema.pop("default")
-    schema |= flatten_optional_field(schema)
-    del schema["anyOf"]
-    if schema["type"] == "boolean":
-        schema["enum"] = [True, False]  # else a switch, which has no third state
-    if "const" in schema:
-        schema["enum"] = [schema.pop("const")]  # else a box for any text
+            annotation = Annotated[kind, Field(json_schema_extra=extra), *checks] | None
+        shown = Field(title=name, description=about, json_schema_extra=None if nested else _flatten_optional)
+        fields.append((name, Annotated[annotation, shown], field(default=None)))
+    copy = make_dataclass(group.__name__, fields, kw_only=True)
+    copy.__doc__, copy.__module__ = "", __name__  # the text stands beside the name already
+    copy.__pydantic_config__ = ConfigDict(extra="forbid", title="set here")  # type: ignore[attr-defined]
+    globals()[copy.__name__] = copy
+    return copy
 
 
 def collect_values(
@@ -299,7 +340,7 @@ def collect_values(
         source: file, folder or URL; empty: the preset's.
         seconds: training time, divided among the phases as in the preset, or equally; 0: the preset's limits.
         overrides: `key=value`, which take precedence over the values.
-        groups: sections of the options, as instances of `twin` classes, dictionaries or None.
+        groups: sections of the options, as instances of `optional_copy` classes, dictionaries or None.
         stage: the stage that the form belongs to.
 
     Raises:
@@ -328,8 +369,6 @@ def _fill_in_date(word: str) -> str:
     """Replace {date} by the day for which the flow run was scheduled. A retry does not change that day."""
     if "{date}" not in word:
         return word
-    from prefect.runtime import flow_run
-
     return word.replace("{date}", str(flow_run.scheduled_start_time.astimezone().date()))
 
 
@@ -344,46 +383,151 @@ def load_form_options(preset: str, overrides: list[str], values: dict[str, Any])
         kind = options.model.kind
         changed = config.diff_trees(asdict(config.load_options(preset)), asdict(options))
         texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
-        said = ", ".join(text for key, text in texts.items() if applies_to(key, kind))
-        log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
+        changes = ", ".join(text for key, text in texts.items() if applies_to(key, kind))
+        log.info("preset %s %s", preset, f"with {changes}" if changes else "as it is")
     return options
-
-
-def is_inner() -> bool:
-    """Return whether this flow run is a stage of another flow run, which does the logging."""
-    from prefect.context import FlowRunContext
-
-    context = FlowRunContext.get()
-    return bool(context and context.flow_run and context.flow_run.parent_task_run_id)
 
 
 def run_name(stage: str) -> Callable[[], str]:
     """Return a function that names a flow run by its stage, run and budget."""
 
-    def name() -> str:
-        return make_printable(" ".join(called().split()))[:_NAMED]  # the server keeps and lists it
+    def name_flow_run() -> str:
+        return make_printable(" ".join(describe_flow_run().split()))[:_MOST_LETTERS]  # the server keeps and lists it
 
-    def called() -> str:
-        from prefect.runtime import flow_run
-
-        given: dict[str, Any] = dict(flow_run.parameters)
+    def describe_flow_run() -> str:
+        parameters: dict[str, Any] = dict(flow_run.parameters)
         if flow_run.name and is_user_chosen(flow_run.name) and not flow_run.name.startswith(f"{stage} "):
             return str(flow_run.name)
-        if "preset" not in given:
-            run = given.get("run") or ", ".join(given.get("runs", [])) or given.get("name", "")
+        if "preset" not in parameters:
+            run = parameters.get("run") or ", ".join(parameters.get("runs", [])) or parameters.get("name", "")
             return f"{stage} {Path(run).name}"
         try:
-            options = config.load_options(*read_form(stage, given))
-        except config.ConfigError:
-            return f"{stage} {given.get('name') or given['preset'] or ''}".strip()  # the flow itself says what is wrong
+            options = config.load_options(*read_form(stage, parameters))
+        except config.ConfigError:  # the flow itself says what is wrong
+            return f"{stage} {parameters.get('name') or parameters['preset'] or ''}".strip()
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
         limits = [getattr(options, phase) for phase in _phases_to_train(stage, options.model.kind)]
         budget = [
-            f"{sum(found) if unit == 'epochs' else round(sum(found)):g} {unit}"
+            f"{sum(values) if unit == 'epochs' else round(sum(values)):g} {unit}"
             for unit in ("seconds", "steps", "epochs")
-            if (found := [value for limit in limits if (value := getattr(limit, unit))])
+            if (values := [value for limit in limits if (value := getattr(limit, unit))])
         ]
         return " · ".join([f"{stage} {options.name}", *budget]).replace(" seconds", " s of training")
 
-    return name
+    return name_flow_run
+
+
+def load_tagged_options(run: str, overrides: list[str], reader: str, **values: object) -> Options:
+    """Return the options of a run with the form's changes, and tag the flow run with the run's name."""
+    fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
+    options = load_run_options(run.strip(), [*fields, *filter(None, overrides)], reader)
+    tag_flow_run(options.name)
+    return options
+
+
+def list_recent_runs(runs_dir: str = "runs") -> list[str]:
+    """Return the names of the runs in a folder, most recently written first."""
+    return list_runs(runs_dir)[:_MOST_RUNS]
+
+
+def add_run_choices(properties: dict[str, Any], runs: list[str]) -> None:
+    """Offer these runs as a list in a form, beside a box for any other. The newest run is the default.
+
+    An optional field gets no default: the form would send null, which is refused.
+    """
+    for shown in properties.values():
+        if "type" in shown and shown.get("default", "") is None:
+            del shown["default"]
+    if not runs:
+        return
+    listed = {"type": "string", "enum": runs}
+    for name, other in (("run", "another folder"), ("name", "another name")):
+        if name in properties and "enum" not in properties[name]:
+            shown = properties[name]
+            text = {key: shown.pop(key) for key in _CHECKS if key in shown}
+            shown["anyOf"] = [text | {"title": other}, listed | {"title": "an existing run"}]
+    if "run" in properties:
+        properties["run"]["default"] = runs[0]  # for who looks at the form; who submits none is refused
+    if "runs" in properties:
+        shown = properties["runs"]
+        several = {key: shown.pop(key) for key in _CHECKS if key in shown}
+        shown["anyOf"] = [several | {"items": listed, "title": "existing runs"}, several | {"title": "other folders"}]
+        shown["default"] = runs[:2]
+
+
+def find_run_configuration(name: str, runs_dir: str) -> tuple[str, dict[str, str]]:
+    """Return the configuration file of an existing run and the options that name its folder.
+
+    Raises:
+        ConfigError: no run is named, or it does not exist.
+    """
+    if not name.strip():
+        hint = describe_runs(runs_dir)
+        raise config.ConfigError(f"no preset is chosen, and no run is named: give one, such as name=my-run; {hint}")
+    try:
+        path = RunFolder.find(name.strip(), runs_dir).path
+    except FileNotFoundError as error:
+        raise config.ConfigError(f"no preset is chosen, and {error}") from None
+    return str(path / "config.yaml"), {"name": path.name, "runs_dir": str(path.parent)}
+
+
+def name_run_after_source(preset: str, source: str, runs_dir: str) -> str:
+    """Return a run name made of preset and source, such as quickstart-books, so that sources do not share a run.
+
+    Digits of a hash of the source's location are added if a run of that name has another source.
+    """
+    words = (Path(preset).stem, Path(source.rstrip("/")).name)
+    plain = "-".join(filter(None, (re.sub(r"[^\w.]+", "-", word).strip("-.") for word in words)))
+    place = source if is_remote(source) else str(Path(source).expanduser().resolve())
+    try:
+        then = RunFolder(Path(runs_dir).expanduser() / plain).load_options().source.path
+    except (OSError, ValueError):
+        return plain
+    if then is None or (then if is_remote(then) else str(Path(then).resolve())) == place:
+        return plain
+    return f"{plain}-{hashlib.sha256(place.encode()).hexdigest()[:4]}"
+
+
+def detect_source_kind(path: str, usual: str) -> str:
+    """Return the kind of a source, judged by the file extensions: the usual kind if it reads them, else one that does.
+
+    A kind counts if its files make up the greater part, in number and in bytes together. Image folders often contain
+    lists, and text folders contain images.
+
+    Args:
+        path: a file, folder or URL.
+        usual: the preset's kind.
+    """
+    place = Path(path)
+    if is_remote(path) or (place / "manifest.json").is_file():
+        return "shards"
+    if usual == "datasets" or not place.exists():
+        return usual
+    files = [place] if place.is_file() else islice((each for each in place.rglob("*") if each.is_file()), _LOOKED_AT)
+    number, size = Counter[str](), Counter[str]()
+    for each in files:
+        number[_data_extension(each)] += 1
+        size[_data_extension(each)] += each.stat().st_size
+    shares = {
+        family: sum(count[ending] / max(1, count.total()) for count in (number, size) for ending in endings)
+        for family, endings in _FAMILIES.items()
+    }
+    most = max(shares, key=lambda family: shares[family])
+    family = most if shares[most] > 1 else ("text", "wikitext", "enwik8")
+    if usual in family and not (usual == "stdlib" and place.is_file()):
+        return usual
+    return "text" if "text" in family else family[0]
+
+
+def _data_extension(path: Path) -> str:
+    endings = [each.lower() for each in path.suffixes if each.lower() not in _PACKED]
+    return endings[-1] if endings else ""
+
+
+def is_user_chosen(name: str) -> bool:
+    """Return whether a user chose the name of a flow run, rather than Prefect's form or server generating it."""
+    from coolname.data import config as lists  # of the server
+
+    generated = {word for each in dict[str, Any](lists).values() for word in each.get("words", ())}
+    return not (_SUGGESTED.fullmatch(name) or all(word in generated for word in name.split("-")))

@@ -8,18 +8,25 @@ suspended, deleted or marked as ended would train on unseen, possibly beside its
 the server.
 
 Errors that a user can cause are no crashes and get no traceback, which would hide the line. All others keep theirs.
+
+So many trainings at a time use a device: 1 unless `haed serve --trainings` sets another number. The others wait for a
+turn, which is a locked file. The lock is released when its process dies and needs no server. All flows of a user on a
+machine share these files, whatever folder they run in.
 """
 
 import contextvars
+import fcntl
 import logging
 import os
 import signal
 import socket
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import _RemoteTraceback
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dis import opmap
 from pathlib import Path
 from typing import Any
@@ -41,11 +48,13 @@ from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Completed, Crashed, Failed, Suspended
+from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled, Suspended
 from rich.console import Console
 
+from data.filesystem import FLOW_RUN
 from flows.artifacts import log_to_parent_run
 from flows.server import is_server_healthy
+from pipeline.config import Options
 from pipeline.console import format_error
 from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
@@ -70,7 +79,25 @@ OF_PARENT = "its parent ended while it ran"
 ROOMS = ("pipeline", "data", "haed", "flows")
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
+TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
+_POLL_SECONDS = 0.5
 _GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
+
+
+@contextmanager
+def try_client(failure: str) -> Iterator[SyncPrefectClient]:
+    """Yield a client of the server. An error within is only logged: the server's troubles are not the flow's."""
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except Exception as error:  # whatever it is
+        log.debug("%s: %s", failure, error)
+
+
+def is_inner() -> bool:
+    """Return whether this flow run is a stage of another flow run, whose process it shares."""
+    context = FlowRunContext.get()
+    return bool(context and context.flow_run and context.flow_run.parent_task_run_id)
 
 
 def label_flow_run() -> None:
@@ -81,17 +108,14 @@ def label_flow_run() -> None:
     if is_served():
         end_with_parent(serving_process_id())
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.parent_task_run_id is not None:
+    if context is None or context.flow_run is None or is_inner():
         return
-    here: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
-    here[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
+    labels: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
+    labels[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
     if is_served():
-        here |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
-    try:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run_labels(context.flow_run.id, here)
-    except Exception as error:  # whatever it is: the server's troubles are not the flow's
-        log.debug("no record of the process: %s", error)
+        labels |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
+    with try_client("no record of the process") as client:
+        client.update_flow_run_labels(context.flow_run.id, labels)
 
 
 def is_served() -> bool:
@@ -115,13 +139,10 @@ def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
     if context is None or context.flow_run is None:
         return
     tags = list(dict.fromkeys([*context.flow_run.tags, *(f"run:{run}" for run in runs)]))
-    try:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run(context.flow_run.id, tags=tags)
-            if folder:
-                client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
-    except Exception as error:  # likewise
-        log.debug("no tags: %s", error)
+    with try_client("no tags") as client:
+        client.update_flow_run(context.flow_run.id, tags=tags)
+        if folder:
+            client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
 
 
 def crash_orphaned_runs(deployments: list[str], flows: list[str], patience: float = 600.0) -> list[str]:
@@ -165,34 +186,34 @@ def _read_unfinished_runs(client: Any, deployments: list[str], flows: list[str])
     direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
     of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
     served = FlowRunFilter.model_validate(_STATE)
-    found = _read_all_flow_runs(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
-    return [*found, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
+    runs = _read_all_flow_runs(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
+    return [*runs, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
 
 
 def _read_orphaned_stages(client: Any, flows: list[str]) -> list[Any]:
     """Return the unfinished stages of flow runs that have ended or were deleted."""
     ours = FlowFilter.model_validate({"name": {"any_": flows}})
     inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
-    found = []
+    orphans = []
     for stage in _read_all_flow_runs(client, flow_run_filter=inner, flow_filter=ours):
         try:
             outer = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
         except ObjectNotFound:
-            found.append(stage)
+            orphans.append(stage)
             continue
         if outer.state is not None and outer.state.is_final():
-            found.append(stage)
-    return found
+            orphans.append(stage)
+    return orphans
 
 
 def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:
     """Return all flow runs that match a filter. The server returns at most 200 per request."""
-    found: list[Any] = []
-    while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(found)):
-        found += page
+    runs: list[Any] = []
+    while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(runs)):
+        runs += page
         if len(page) < _PAGE:
             break
-    return found
+    return runs
 
 
 def _is_served_now(labels: dict[str, Any]) -> bool:
@@ -209,7 +230,7 @@ def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
             with suppress(ProcessLookupError):
                 os.kill(run.labels[PROCESS], signal.SIGKILL)
         for run in [run for run in runs if not is_alive(run.labels)]:
-            with suppress(Exception), get_client(sync_client=True) as client:  # a server that is busy is asked again
+            with try_client("the end of a flow run was not reported") as client:  # it is tried again
                 state = client.read_flow_run(run.id).state
                 is_retried = state is None or state.id != run.state_id and not state.is_cancelling()
                 if state is not None and state.type in UNFINISHED and not is_retried:
@@ -267,10 +288,10 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         Pause: the run was paused or suspended; it has saved.
         Abort: the run was deleted or marked as ended; it has saved.
     """
-    asked = StopSignal()
+    stop = StopSignal()
 
     def handler(number: int, _: object) -> None:
-        if asked.handle_signal(number):
+        if stop.handle_signal(number):
             raise _exception_for_signal(number)
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -280,13 +301,13 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         end_with_parent(serving_process_id(), signal.SIGTERM)
     try:
         with FlowRunWatcher() as watch:
-            yield lambda: asked() or watch.stopped is not None
+            yield lambda: stop() or watch.stopped is not None
     except (TrainingInterrupted, StopRequested) as error:
         if _is_orphan() and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
             log.info("%s; the server is gone: it is not told", error)  # Prefect would try for minutes
             logging.shutdown()
             os._exit(128 + signal.SIGTERM)
-        raise (_exception_for_signal(asked.number) if asked() else watch.finish_runs()) from error
+        raise (_exception_for_signal(stop.number) if stop() else watch.finish_runs()) from error
     finally:
         if is_served():
             die_with_parent(signal.SIGKILL)  # there is nothing more to save
@@ -310,8 +331,8 @@ class FlowRunWatcher:
     """
 
     def __init__(self) -> None:
-        known = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
-        self._runs = [UUID(run) for run in dict.fromkeys(known) if run]
+        ids = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
+        self._runs = [UUID(run) for run in dict.fromkeys(ids) if run]
         self._ended = threading.Event()
         # In the settings of `haed run`, which name its server; without them Prefect would start another one.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._poll_server,), daemon=True)
@@ -347,15 +368,20 @@ class FlowRunWatcher:
     def finish_runs(self) -> BaseException:
         """Set states on the server that can be continued, and return the exception that ends Prefect's engine quietly.
 
-        Resume restarts a suspended run but expects a paused one to be alive, so paused runs become suspended.
+        Resume restarts a suspended run but expects a paused one to be alive, so paused runs become suspended. A run
+        that was resumed meanwhile starts again.
         """
         assert self.stopped is not None
         run, state = self.stopped
         paused = state is not None and state.is_paused()
         message = f"saved and stopped: its {'part' if run != self._runs[0] else 'parent'} was {self._describe_state()}"
-        with suppress(Exception), get_client(sync_client=True) as client:
-            if paused and run == self._runs[0]:
-                client.set_flow_run_state(run, Suspended(), force=True)
+        with try_client("the state of a stopped run was not set") as client:
+            if state is not None and paused and run == self._runs[0]:
+                now = client.read_flow_run(run).state
+                if now is not None and now.is_running():
+                    client.set_flow_run_state(run, Scheduled(name="Resuming"), force=True)
+                elif now is not None and now.id == state.id and not state.state_details.pause_reschedule:
+                    client.set_flow_run_state(run, Suspended(), force=True)
             for other in self._runs:
                 if other != run:
                     is_outer = paused and other == self._runs[0]
@@ -366,8 +392,8 @@ class FlowRunWatcher:
 
 def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
     """Return the states of these runs, without those that the server does not have."""
-    found = _read_all_flow_runs(client, flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(runs))))
-    return {run.id: run.state for run in found if run.state is not None}
+    selected = FlowRunFilter(id=FlowRunFilterId(any_=list(runs)))
+    return {run.id: run.state for run in _read_all_flow_runs(client, flow_run_filter=selected) if run.state is not None}
 
 
 def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | None) -> None:
@@ -417,19 +443,19 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     return f"the last step that was saved is {saved:,} of {phase}: {lost}; Retry goes on from there"
 
 
-def finish_flow_run(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -> State[Any]:
+def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[Any], str]) -> State[Any]:
     """Run a flow's work and return its final state.
 
     Args:
         stage: name of the flow.
         work: returns the flow's result.
-        told: returns the one-line summary of the result.
+        summarize: returns the one-line summary of the result.
 
     Raises:
         BaseException: an error that the user did not cause, or one that ends a process.
     """
     try:
-        found = work()
+        result = work()
     except TerminationSignal as error:
         _finish_stopped_run(error)
         raise
@@ -440,11 +466,11 @@ def finish_flow_run(stage: str, work: Callable[[], Any], told: Callable[[Any], s
         if not inner:
             error.add_note(stage)
         return Failed(message=f"{inner}{': ' if inner else ''}{format_error(error)}", data=error)
-    message = told(found)
+    message = summarize(result)
     if stage != "haed":  # whose result is that of a stage
         log.info("%s: %s", stage, message)
     log_to_parent_run("%s: %s", stage, message)
-    return Completed(message=message, data=found)
+    return Completed(message=message, data=result)
 
 
 def is_user_error(error: BaseException | None) -> bool:
@@ -497,10 +523,121 @@ def _finish_stopped_run(error: TerminationSignal) -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    with suppress(Exception), get_client(sync_client=True) as client:  # the server's troubles are not ours
+    with try_client("the state of a stopped run was not set") as client:
         outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(context.flow_run.id))).state
-        asked = outer is not None and (outer.is_cancelling() or outer.is_cancelled())
-        last: State[Any] = Cancelled(message=message) if asked else Crashed(message=message)
+        is_cancelled = outer is not None and (outer.is_cancelling() or outer.is_cancelled())
+        last: State[Any] = Cancelled(message=message) if is_cancelled else Crashed(message=message)
         context.flow_run.state = client.set_flow_run_state(context.flow_run.id, last, force=True).state
     with suppress(Exception):
         APILogWorker.drain_all(timeout=5)  # the signal comes again, and ends the process
+
+
+@contextmanager
+def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
+    """Wait until the devices of a training are free, and hold them.
+
+    Raises:
+        TrainingInterrupted: `stop` became true while waiting.
+        BlockingIOError: the devices are busy and another process is training this run.
+    """
+    limit = int(os.environ.get(TRAININGS) or 0)
+    names = list_training_devices(options) if limit else []
+    with ExitStack() as held:
+        others = _try_acquire(names, limit, held)
+        if others:
+            run = RunFolder.from_options(options)
+            if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
+                with run.lock():
+                    pass
+            log.info("waits for its turn on %s: %s", ", ".join(names), others)
+            began = time.monotonic()
+            with _show_in_run_name(f"waits for {', '.join(names)}") as show_waiting:
+                while others:
+                    if stop():
+                        raise TrainingInterrupted("it was waiting for its turn: there is nothing to save")
+                    show_waiting()
+                    time.sleep(_POLL_SECONDS)
+                    others = _try_acquire(names, limit, held)
+            log.info("has its turn after %.0f s", time.monotonic() - began)
+        yield
+
+
+def list_training_devices(options: Options) -> list[str]:
+    """Return the names of the devices that a training uses, numbered the same way in all processes of this machine."""
+    import torch
+
+    kind, _, number = options.device.partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind != "cuda":
+        return [kind]
+    count = options.launcher.processes
+    wanted = [int(number)] if number.isdigit() else list(range(count))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [f"cuda:{visible[n] if n < len(visible) and visible[n] else n}" for n in wanted]
+
+
+def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
+    """Lock every device, or none if one is busy. Return who holds the busy one, or an empty string."""
+    busy = []
+    with ExitStack() as taken:
+        for name in names:
+            files = [taken.enter_context(open(_lock_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
+            mine = next(filter(_try_lock_file, files), None)
+            if mine is None:
+                for file in files:
+                    file.seek(0)
+                    busy.append(file.read(200).strip())
+                return ", ".join(busy)
+            mine.truncate(0)
+            mine.write(f"{os.environ.get(FLOW_RUN)!r}, process {os.getpid()}")
+            mine.flush()
+        held.enter_context(taken.pop_all())
+    return ""
+
+
+def _try_lock_file(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock_folder() -> Path:
+    """Return the folder of lock files of this user, shared by all of the user's flows on this machine."""
+    path = Path(tempfile.gettempdir()) / f"haed-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{path} is not a folder of yours: move it away, or set TMPDIR")
+    return path
+
+
+@contextmanager
+def _show_in_run_name(note: str) -> Iterator[Callable[[], None]]:
+    """Show in the name of the flow run that it waits, and restore the name afterwards.
+
+    The function yielded renames the run. It does nothing once the server has accepted the name.
+    """
+    before, is_shown = os.environ.get(FLOW_RUN, ""), False
+
+    def show() -> None:
+        nonlocal is_shown
+        is_shown = is_shown or _rename_flow_run(f"{before} · {note}")
+
+    try:
+        yield show
+    finally:
+        if not _rename_flow_run(before):
+            log.warning("the server did not answer: the run's name may go on to say that it %s", note)
+
+
+def _rename_flow_run(name: str) -> bool:
+    """Rename the flow run, if there is one, and return whether this succeeded."""
+    if flow_run.id is None:
+        return True
+    with try_client("not renamed") as client:
+        client.update_flow_run(UUID(flow_run.id), name=name)
+        return True
+    return False

@@ -6,25 +6,11 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from flows.choices import list_recent_runs
-from flows.deployments import (
-    add_schedule,
-    build_deployments,
-    cron_schedule,
-    deployment_suffix,
-    describe_schedules,
-    keep_offering,
-    list_deployment_names,
-    offer_runs,
-    skip_missed,
-)
 from flows.server import lasting_server, run_child_process
 from pipeline.web.host_check import LOOPBACK
 
@@ -37,10 +23,10 @@ def serve_flows(
     port: int = 4200,
     server: bool = True,
     board_port: int = 6006,
-    chain: bool = False,
     cron: str = "",
-    parameters: dict[str, Any] | None = None,
-    allowed_hosts: list[str] = [],  # noqa: B006
+    preset: str = "quickstart",
+    overrides: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
     password: bool = False,
 ) -> None:
     """Serve all flows in the foreground. Start a server on `host`:`port` if none answers there.
@@ -50,9 +36,9 @@ def serve_flows(
         port: port of the server and its UI.
         server: false uses the server that PREFECT_API_URL names.
         board_port: port of TensorBoard; 0 starts none.
-        chain: a finished shard starts pretrain with the same settings, and that finetune; for token models, train.
         cron: when to run `haed`, in addition to existing schedules.
-        parameters: parameters of those runs.
+        preset: preset of those runs.
+        overrides: their overrides.
         allowed_hosts: further names by which the server may be addressed, such as that of a proxy.
         password: protect the server by a password, made once and kept; always so if `host` is not this machine alone.
 
@@ -63,42 +49,34 @@ def serve_flows(
     """
     with ExitStack() as held:
         held.enter_context(_lock_prefect_home())
-        place = _own_server_target(host, port, password) if server else _external_server_target()
-        wanted = cron_schedule(cron) if cron else None
-        if server:
-            if held.enter_context(lasting_server(place.address, host, port, allowed_hosts)):
-                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
+        address, secret = _prepare_own_server(host, port, password) if server else (_external_address(), "")
+        from flows import deployments  # Prefect reads its settings when it is imported
+
+        schedule = deployments.cron_schedule(cron) if cron else None
+        if server and held.enter_context(lasting_server(address, host, port, allowed_hosts)):
+            os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
         board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         from flows.dispatcher import run_flows
         from flows.flows import FLOWS
         from flows.lifecycle import crash_orphaned_runs
 
-        names, runs = list_deployment_names(place.deployment), list_recent_runs()
+        name = deployments.deployment_suffix(Path.cwd(), "" if server else socket.gethostname())
+        names = [f"{flow.name}-{name}" for flow in FLOWS]
         if dead := crash_orphaned_runs(names, [flow.name for flow in FLOWS]):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
-        deployments = {each.flow_name: each.apply() for each in build_deployments(place.deployment, chain)}
-        offer_runs(deployments, runs)
-        if missed := skip_missed(names):
+        ids = {each.flow_name: each.apply() for each in deployments.build_deployments(name)}
+        if missed := deployments.skip_missed(names):
             print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
-        if wanted:
-            add_schedule(deployments["haed"], wanted, parameters or {})
-        keep_offering(deployments, runs)
-        _print_summary(place, board)
-        run_flows(deployments)
+        if schedule:
+            deployments.add_schedule(ids["haed"], schedule, {"preset": preset, "overrides": list(overrides)})
+        deployments.keep_offering_runs(ids)
+        _print_summary(address, name, secret, board, deployments.describe_schedules(names))
+        run_flows(ids)
 
 
-@dataclass
-class _ServingTarget:
-    """The server to use: its address, the common part of the deployment names, and its password, if any."""
-
-    address: str
-    deployment: str
-    secret: str = ""
-
-
-def _own_server_target(host: str, port: int, password: bool) -> _ServingTarget:
-    """Set the environment for a server started here, and return its address, name and password."""
+def _prepare_own_server(host: str, port: int, password: bool) -> tuple[str, str]:
+    """Set the environment for a server started here, and return its address, and its password if it has one."""
     address = f"http://{_ANY.get(host, host if ':' not in host else f'[{host}]')}:{port}"
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
@@ -108,34 +86,31 @@ def _own_server_target(host: str, port: int, password: bool) -> _ServingTarget:
         os.environ.setdefault("PREFECT_SERVER_API_AUTH_STRING", _load_or_create_password())
     if secret := os.environ.get("PREFECT_SERVER_API_AUTH_STRING", ""):
         os.environ.setdefault("PREFECT_API_AUTH_STRING", secret)
-    return _ServingTarget(address, deployment_suffix(Path.cwd()), secret)
+    return address, secret
 
 
-def _external_server_target() -> _ServingTarget:
-    """Return the address and name for the server that the environment names."""
+def _external_address() -> str:
+    """Return the address of the server that the environment names."""
     if not os.environ.get("PREFECT_API_URL"):
         raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
-    return _ServingTarget(
-        os.environ["PREFECT_API_URL"].removesuffix("/api"), deployment_suffix(Path.cwd(), socket.gethostname())
-    )
+    return os.environ["PREFECT_API_URL"].removesuffix("/api")
 
 
-def _print_summary(place: _ServingTarget, board: str | None) -> None:
+def _print_summary(address: str, name: str, secret: str, board: str | None, schedules: list[str]) -> None:
     """Print the addresses of what is served, and how to schedule it."""
-    name, secret = place.deployment, place.secret
-    print(f"Prefect UI:  {place.address}{'/enter' if secret else ''}")
+    print(f"Prefect UI:  {address}{'/enter' if secret else ''}")
     if secret:  # what is printed may be kept in a log
         print(f"Password:    {_where_kept(secret)}")
     if "HAED_PAGES" in os.environ:
-        print(f"Runs:        {place.address}/runs/")
-    print(f"Prefect API: {place.address}/api\nTensorBoard: {board or 'not started'}")
+        print(f"Runs:        {address}/runs/")
+    print(f"Prefect API: {address}/api\nTensorBoard: {board or 'not started'}")
     print(f"Deployments: haed/haed-{name}, and one of each stage")
-    for line in describe_schedules(list_deployment_names(name)):
+    for line in schedules:
         print(f"Scheduled:   {line}")
     kept = f"$(cat {shlex.quote(str(_password_file()))})" if _is_kept(secret) else "$PREFECT_SERVER_API_AUTH_STRING"
     known = f' PREFECT_API_AUTH_STRING="{kept}"' if secret else ""
     command = f'prefect deployment schedule create haed/haed-{name} --cron "0 2 * * *"'
-    print(f"To schedule: PREFECT_API_URL={place.address}/api{known} {command}", flush=True)
+    print(f"To schedule: PREFECT_API_URL={address}/api{known} {command}", flush=True)
 
 
 def _password_file() -> Path:

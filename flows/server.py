@@ -1,26 +1,38 @@
-"""Prefect servers as child processes: a lasting one for `haed serve`, and a temporary one for a single flow run.
+"""Prefect's server and TensorBoard as child processes, each behind `pipeline.web.host_check`.
 
-A child has its own session. A Ctrl-C, or a SIGTERM to the process group, must not end the server before a flow that is
-still saving: the flow would wait for it forever.
+A server lasts as long as `haed serve`, or is a temporary one for a single flow run. A child has its own session. A
+Ctrl-C, or a SIGTERM to the process group, must not end the server before a flow that is still saving: the flow would
+wait for it forever. This module is also the program of the children:
+
+    python -m flows.server prefect --host 127.0.0.1 --port 4200 --runs runs
+    python -m flows.server board --port 6006 --logdir runs
 """
 
+import argparse
 import atexit
 import http.client
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from data.filesystem import available_threads
 from pipeline.signals import die_with_parent
+from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
+
+if TYPE_CHECKING:
+    from pipeline.web.model_cache import ModelCache
 
 log = logging.getLogger(__name__)
 START_SECONDS = 120
@@ -54,7 +66,7 @@ def _rotate_log(path: Path) -> None:
 def run_child_process(
     name: str, *arguments: str, keeps: tuple[int, ...] = (), **environment: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `flows.server_process` as a child process in its own session. It ends with this process and writes to a log.
+    """Run this module as a child process in its own session. It ends with this process and writes to a log.
 
     Args:
         name: of the log.
@@ -62,12 +74,12 @@ def run_child_process(
         keeps: open file descriptors that the child inherits under the same numbers.
         environment: additional environment variables.
     """
-    said = log_path(name)
-    said.parent.mkdir(parents=True, exist_ok=True)
-    _rotate_log(said)
-    with open(said, "ab", opener=partial(os.open, mode=0o600)) as file:
+    log_file = log_path(name)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    _rotate_log(log_file)
+    with open(log_file, "ab", opener=partial(os.open, mode=0o600)) as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.server_process", *arguments],
+            [sys.executable, "-m", "flows.server", *arguments],
             env=os.environ | environment,
             start_new_session=True,
             stdout=file,
@@ -86,16 +98,16 @@ def run_child_process(
             process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, said: Path) -> None:
+def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, log_file: Path) -> None:
     until = time.monotonic() + START_SECONDS
     while not is_server_healthy(address):
         if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"the Prefect server did not start on {address}: {advice} (its log: {said})")
+            raise RuntimeError(f"the Prefect server did not start on {address}: {advice} (its log: {log_file})")
         time.sleep(0.2)
 
 
 @contextmanager
-def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str]) -> Iterator[bool]:
+def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[str]) -> Iterator[bool]:
     """Run a server with the pages of `runs/`, and restart it if it dies, unless one answers at the address.
 
     Yield whether the server is ours.
@@ -123,15 +135,15 @@ def _restart_on_exit(process: "subprocess.Popen[bytes]", arguments: list[str], e
 
     A restarted server is tied to this thread by die_with_parent. The thread lives as long as this process.
     """
+    path = log_path("server")
     while not ended.wait(1):
-        _rotate_log(log_path("server"))
+        _rotate_log(path)
         if process.poll() is None:
             continue
-        said = log_path("server")
-        log.warning("the Prefect server ended with status %s: starting it again; its log: %s", process.returncode, said)
+        log.warning("the Prefect server ended with status %s: starting it again; its log: %s", process.returncode, path)
         with run_child_process(*arguments) as again:
             while again.poll() is None and not ended.wait(1):
-                _rotate_log(said)
+                _rotate_log(path)
             process = again
 
 
@@ -161,3 +173,124 @@ def start_temporary_server() -> Callable[[], str]:
         return f"{address}/api"
 
     return wait
+
+
+def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
+    """Run Prefect's server as `prefect server start` does, behind our checks and beside the pages of runs.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on.
+        bound: file descriptor of an open socket to listen on instead.
+        more: further host names by which the server may be addressed.
+        runs: folder of runs whose pages are served beside Prefect's UI; None: no pages.
+    """
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    from flows.middleware import PlainErrorMiddleware, RunPagesMiddleware, StorableBodyMiddleware
+
+    settings = get_current_settings().server
+    origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
+    application: Any = StorableBodyMiddleware(PlainErrorMiddleware(create_app(final=True)))
+    warm = None
+    if runs is not None:
+        secret = settings.api.auth_string
+        pages, warm = _build_run_pages(runs)
+        application = RunPagesMiddleware(application, pages, secret.get_secret_value() if secret else "")
+    config = uvicorn.Config(
+        HostCheckMiddleware(application, AllowedHosts([*host_names(host), *more], origins)),
+        host=host,
+        port=port,
+        timeout_keep_alive=settings.api.keepalive_timeout,
+        ws_ping_interval=settings.api.websocket_ping_interval,
+        ws_ping_timeout=settings.api.websocket_ping_timeout,
+        log_level=settings.logging_level.lower(),
+    )
+    # Not `fd=`, which uvicorn takes for a Unix socket: without TCP_NODELAY every answer is 40 ms late.
+    sockets = None if bound is None else [socket.socket(fileno=bound)]
+    if warm is None:
+        uvicorn.Server(config).run(sockets)
+        return
+    from pipeline.web.explore import PageServer, exit_if_busy
+
+    try:
+        PageServer(config, warm).run(sockets)
+    finally:
+        exit_if_busy(warm, 128 + signal.SIGINT)
+
+
+@contextmanager
+def waiting_transactions() -> Iterator[None]:
+    """Make every SQLite transaction of Prefect take the write lock when it begins, and wait for it there.
+
+    Prefect begins most transactions as readers. If one writes after reading, it fails at once when another has written
+    in between, whatever SQLite's timeout (SQLITE_BUSY_SNAPSHOT), and the request gets 503. With six clients at a time,
+    101 of 107 flow runs were refused by Prefect 3.9.1, and none of 193 here. No setting of Prefect changes this.
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
+    from prefect.server.database.dependencies import temporary_database_config
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    class WaitingSqliteConfiguration(AioSqliteConfiguration):
+        def begin_transaction(self, session: Any, with_for_update: bool = False) -> Any:
+            return super().begin_transaction(session, with_for_update=True)
+
+    address = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
+    if not address.startswith("sqlite"):
+        yield
+        return
+    with temporary_database_config(WaitingSqliteConfiguration(connection_url=address)):
+        yield
+
+
+def _build_run_pages(runs: Path) -> "tuple[Any, ModelCache]":
+    """Return the application of the pages of runs, and its cache of models.
+
+    The models run on the CPU with half of the threads, and leave the rest to trainings.
+    """
+    from pipeline.web.app import make_application
+    from pipeline.web.model_cache import ModelCache
+    from pipeline.web.runs import ServedRuns
+
+    threads = max(1, available_threads() // 2)
+    warm = ModelCache(overrides=("device=cpu", f"threads={threads}"))
+    return make_application(ServedRuns(runs), warm, {"Prefect UI": "/v2/"}), warm
+
+
+def serve_tensorboard(port: int, folder: str) -> None:
+    """Run TensorBoard on 127.0.0.1."""
+    from tensorboard import default, main_lib, program
+
+    class Server(program.WerkzeugServer):
+        def __init__(self, application: Any, flags: Any) -> None:
+            super().__init__(host_checked_wsgi(application, AllowedHosts(LOOPBACK)), flags)
+
+    main_lib.global_init()
+    board = program.TensorBoard(default.get_plugins(), server_class=Server)
+    board.configure(["tensorboard", "--logdir", folder, "--host", "127.0.0.1", "--port", str(port)])
+    board.main()
+
+
+def main() -> None:
+    """Run one of the servers until it is ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("server", choices=("prefect", "board"))
+    parser.add_argument("--host", default="127.0.0.1")
+    listens = parser.add_mutually_exclusive_group(required=True)
+    listens.add_argument("--port", type=int, default=0)
+    listens.add_argument("--socket", type=int)
+    parser.add_argument("--allowed-host", action="append", default=[])
+    parser.add_argument("--logdir", default="runs")
+    parser.add_argument("--runs", type=Path)
+    arguments = parser.parse_args()
+    if arguments.server == "board":
+        serve_tensorboard(arguments.port, arguments.logdir)
+    else:
+        with waiting_transactions():
+            serve_prefect(arguments.host, arguments.port, arguments.socket, arguments.allowed_host, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -141,7 +141,7 @@ def api(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         port = bound.getsockname()[1]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     home = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1"}
-    command = [sys.executable, "-m", "flows.server_process", "prefect", "--port", str(port)]
+    command = [sys.executable, "-m", "flows.server", "prefect", "--port", str(port)]
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(command, env=clean | home, stdout=log, stderr=log) as server,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prefect.utilities.callables import parameter_schema
 
-from flows.choices import add_run_choices
 from flows.flows import FLOWS
+from flows.forms import add_run_choices
 
 ROOT = Path(__file__).resolve().parents[2]
 BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.choices import add_run_choices, detect_source_kind, is_user_chosen
-from flows.forms import PLAIN, collect_values, read_form
+from flows.forms import PLAIN, add_run_choices, collect_values, detect_source_kind, is_user_chosen, read_form
 from pipeline import config
 from pipeline.run.run_directory import RunFolder
 

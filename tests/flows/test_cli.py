@@ -152,7 +152,7 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
         try:
             until(PATIENCE, latest.is_file)
             family = psutil.Process(process.pid).children(recursive=True)
-            assert any("flows.server_process" in " ".join(child.cmdline()) for child in family)
+            assert any("flows.server" in " ".join(child.cmdline()) for child in family)
             os.killpg(process.pid, signal.SIGTERM)
             said = process.communicate()[1]
         finally:

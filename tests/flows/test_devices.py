@@ -10,9 +10,8 @@ import pytest
 
 from data.filesystem import FLOW_RUN
 from flows import lifecycle
-from flows.devices import acquire_device, list_training_devices
 from flows.flows import FLOWS
-from flows.lifecycle import ASKS, TRAINS
+from flows.lifecycle import ASKS, TRAINS, acquire_device, list_training_devices
 from pipeline.config import load_options
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.trainer import TrainingInterrupted
@@ -29,7 +28,7 @@ def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pyte
 
 
 def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys\nfrom pipeline.config import load_options\nfrom flows.devices import acquire_device\n"
+    script = "import sys\nfrom pipeline.config import load_options\nfrom flows.lifecycle import acquire_device\n"
     script += (
         "with acquire_device(load_options('quickstart', ['device=cuda', 'launcher.processes=2']), lambda: False):\n"
     )
@@ -49,8 +48,8 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
         with busy.lock(), pytest.raises(BlockingIOError, match="in use by process"), acquire_device(one, lambda: False):
             pass
         tells, answers = [], iter([False, False, True, True])  # the server's
-        monkeypatch.setattr("flows.devices._renamed", lambda name: tells.append(name) or next(answers))
-        monkeypatch.setattr("flows.devices._POLL_SECONDS", 0.01)
+        monkeypatch.setattr("flows.lifecycle._rename_flow_run", lambda name: tells.append(name) or next(answers))
+        monkeypatch.setattr("flows.lifecycle._POLL_SECONDS", 0.01)
         asked = iter([False] * 5 + [True])
         with pytest.raises(TrainingInterrupted), acquire_device(one, lambda: next(asked)):
             pass

@@ -1,9 +1,12 @@
 """What the dispatcher does with processes and with answers of a server, without either."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -117,9 +120,43 @@ def test_an_end_that_the_server_did_not_take_is_reported_again(monkeypatch: pyte
     process.wait()
     made._running[uuid4()] = FlowProcess("train", process)
     made._settle_ended()
+    made._settle_ended()  # a server that does not answer is not asked ten times a second
     assert made._running
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + dispatcher._RETRY_SECONDS)
     made._settle_ended()
     assert not made._running
+
+
+def test_a_signal_ends_the_wait_for_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one interrupts a request and lets flows save; one after some seconds interrupts the report of an end."""
+    monkeypatch.setattr("pipeline.signals.SAME_SECONDS", 0.5)
+    made, asked = FlowDispatcher(DEPLOYMENTS, StopSignal()), []
+    process = subprocess.Popen(SLEEP)
+    made._running[uuid4()] = FlowProcess("train", process)
+
+    def hang(*_: object) -> None:
+        asked.append(process.poll())
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+
+    @contextmanager
+    def client(**_: object) -> Iterator[None]:
+        yield
+
+    def settle(*words: object) -> None:
+        time.sleep(0.6)
+        hang()
+
+    monkeypatch.setattr(dispatcher, "get_client", client)
+    monkeypatch.setattr(dispatcher, "read_states", hang)
+    monkeypatch.setattr(dispatcher, "settle_flow_run", settle)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert made.run() == 0  # it ended at the first signal; the second one ended waiting for the report
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert asked[0] is None and asked[1] == -signal.SIGTERM
 
 
 def test_a_run_that_became_pending_without_an_answer_is_started_and_keeps_no_other_waiting(

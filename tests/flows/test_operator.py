@@ -1,4 +1,4 @@
-"""What an operator expects of `haed serve`: what was set stays, other folders are left alone, one stage starts one other."""
+"""What an operator expects of `haed serve`: what was set stays, and other folders are left alone."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +17,6 @@ import pytest
 
 from flows.deployments import deployment_suffix
 from flows.lifecycle import is_server_healthy
-from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, serving
 
@@ -28,8 +26,8 @@ NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
 
 @pytest.fixture(scope="module")
 def standing(text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for the tests of this module, with a chain and a schedule."""
-    yield from serving(text, database, tmp_path_factory.mktemp("standing"), "--chain", *NIGHTLY)
+    """One server for the tests of this module, with a schedule."""
+    yield from serving(text, database, tmp_path_factory.mktemp("standing"), *NIGHTLY)
 
 
 def patch(served: Served, path: str, body: dict[str, Any]) -> None:
@@ -38,28 +36,10 @@ def patch(served: Served, path: str, body: dict[str, Any]) -> None:
     urllib.request.urlopen(request, timeout=PATIENCE).close()
 
 
-def runs(served: Served, flow: str) -> list[dict[str, Any]]:
-    """Top-level runs of a flow that are not of a schedule."""
-    found = call(served.address, "/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
-    return [run for run in found if run["parent_task_run_id"] is None and not run["auto_scheduled"]]
-
-
-def test_a_shard_is_followed_by_the_phases_of_its_kind_once_and_haed_by_none(standing: Served) -> None:
+def test_what_was_typed_counts_even_if_it_is_the_default_and_the_log_says_so(standing: Served) -> None:
     typed = {"model": {"main": {"heads": 4}}, "iem": {"similarity": "dot"}}  # both equal the schema's defaults
-    whole = standing.trigger("haed", {"overrides": [*SETTINGS, "name=whole"]})
-    until(PATIENCE, lambda: standing.state(whole) == "COMPLETED")
-    first = standing.trigger("shard", {"overrides": [*SETTINGS, "name=chained"]})
+    first = standing.trigger("shard", {"overrides": [*SETTINGS, "name=first"]})
     until(PATIENCE, lambda: standing.state(first) == "COMPLETED")
-    until(PATIENCE, lambda: [run["state_type"] for run in runs(standing, "finetune")] == ["COMPLETED"])
-    time.sleep(3)  # what a second announcement would have started
-    assert len(runs(standing, "pretrain")) == len(runs(standing, "finetune")) == 1
-    assert {path.name for path in (standing.folder / "runs").iterdir()} == {"whole", "chained"}
-
-    tokens = standing.trigger("shard", {"overrides": [*of_kind("hourglass", SETTINGS), "name=tokens"]})
-    until(PATIENCE, lambda: standing.state(tokens) == "COMPLETED")
-    until(PATIENCE, lambda: [run["state_type"] for run in runs(standing, "train")] == ["COMPLETED"])
-    assert len(runs(standing, "pretrain")) == 1 and (standing.folder / "runs/tokens/train").is_dir()
-
     given = [word for word in SETTINGS if not word.startswith("model.main.heads")]
     run = standing.trigger("train", {"overrides": [*given, "name=typed-{date}"], **typed})
     until(PATIENCE, lambda: standing.state(run) == "COMPLETED")
@@ -128,7 +108,7 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
         (missed,) = records.execute("SELECT id FROM flow_run WHERE auto_scheduled LIMIT 1").fetchone()
         past = "2026-01-01 02:00:00.000000"
         records.execute("UPDATE flow_run SET next_scheduled_start_time = ? WHERE id = ?", (past, missed))
-    standing.start("--chain", *NIGHTLY)
+    standing.start(*NIGHTLY)
     assert standing.state(missed) == "CANCELLED" and "cancelled: 1 scheduled runs" in standing.said()
     until(PATIENCE, lambda: standing.state(run) == standing.state(short) == "CRASHED")
     assert set_there() == before

@@ -59,7 +59,7 @@ def answer(address: str, headers: dict[str, str]) -> int:
 
 def kill_server(served: Served) -> None:
     """kill -9; `haed serve` starts it again."""
-    command = ["pgrep", "-f", f"flows.server_process prefect .*--port {served.port}"]
+    command = ["pgrep", "-f", f"flows.server prefect .*--port {served.port}"]
     os.kill(int(subprocess.run(command, capture_output=True).stdout.split()[0]), signal.SIGKILL)
 
 

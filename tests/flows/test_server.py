@@ -16,7 +16,7 @@ from flows import server
 TURNS = """
 import asyncio, json
 import sqlalchemy as sa
-from flows.server_process import waiting_transactions
+from flows.server import waiting_transactions
 from prefect.server.database import provide_database_interface
 
 async def count(database):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 
 def test_the_last_state_of_a_training_says_that_it_was_too_short() -> None:
-    from flows.training import _summarize_training
+    from flows.flows import _summarize_training
     from pipeline.training.trainer import TrainingResult
 
     remark = "pretrain has taken 9 steps, at 2.2 s each; …: pretrain.seconds=220 or more"
