@@ -133,6 +133,8 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
         message = console.format_error(error)
         if is_memory := console.is_out_of_memory(error):
             message += f". {_LESS_MEMORY.get(arguments.command, 'Less may fit')}"
+        if status == 1:
+            message += _name_plugin(error)
         _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
             sys.excepthook = lambda *what: console.print_stderr("".join(traceback.format_exception(*what)))
@@ -144,6 +146,24 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
         return status
     finally:
         logging.getLogger().removeHandler(lines)
+
+
+def _name_plugin(error: BaseException) -> str:
+    """Return a remark on the other package whose code raised an error, or whose class lacks what is called, if any."""
+    import traceback
+    from importlib.metadata import entry_points
+
+    from pipeline.config.schema import describe_entry
+
+    report = "".join(traceback.format_exception(error))
+    installed = entry_points()
+    for group in installed.groups:
+        for entry in installed.select(group=group) if group.startswith("haed.") else ():
+            file = getattr(sys.modules.get(entry.module), "__file__", None)
+            is_unlike_ours = isinstance(error, AttributeError | TypeError) and entry.attr in str(error)
+            if file and (is_unlike_ours or f'File "{file}"' in report):
+                return f" (in {describe_entry(entry)}, {file})"
+    return ""
 
 
 def _is_main_process() -> bool:

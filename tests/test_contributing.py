@@ -1,5 +1,6 @@
 """CONTRIBUTING.md: its chunk encoder of one's own, as it stands there."""
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from haed.options import LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
-from pipeline.config.schema import KINDS, option_names, schema_options
+from pipeline.config.schema import KINDS, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -138,3 +139,44 @@ def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monke
         load_options("quickstart", ["iem.terms=[1*accuracy]"])
     with pytest.raises(ConfigError, match="expected one of accuracy, spread_of_keys$"):
         load_options("quickstart", ["iem.terms=[1*spread_of_keyz]"])
+
+
+def add_package(place: Path, group: str, entry: str, code: str) -> None:
+    """Install a package `mine` with one module, my_kind, and one entry point."""
+    (info := place / "mine-1.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+    (place / "my_kind.py").write_text(code)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of packages of other people."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("my_kind", None)
+    warn_of_hidden_kinds.cache_clear()
+
+
+def test_a_kind_with_the_name_of_one_of_ours_is_named_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_package(place, "haed.sources", "text = my_kind:Text", "")
+    warn_of_hidden_kinds.cache_clear()
+    for _ in range(2):
+        load_options("quickstart", log_changes=True)
+    (warning,) = (line for line in caplog.messages if "my_kind" in line)
+    assert warning == "source.kind=text is a kind of haed: my_kind:Text of mine is not used, rename it"
+
+
+def test_an_error_of_another_package_names_it(place: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    add_package(place, "haed.sources", "mine = my_kind:Mine", "import nothing_of_that_name")
+    with pytest.raises(ConfigError, match="^source.kind=mine: my_kind:Mine of mine cannot be loaded: ModuleNotFound"):
+        load_options("quickstart", ["source.kind=mine"])
+    source = (
+        "from data.sources.text import TextSource\n\n\nclass Mine(TextSource):\n    def inputs(self{}):\n        {}\n"
+    )
+    for parameters, line, kind in ((", size, align", "return {}['x']", "KeyError"), ("", "return ()", "TypeError")):
+        (place / "my_kind.py").write_text(source.format(parameters, line))
+        sys.modules.pop("my_kind", None)
+        importlib.invalidate_caches()
+        assert main(["shard", *tiny, "source.kind=mine"]) == 1
+        assert f"(in my_kind:Mine of mine, {place / 'my_kind.py'}) ({kind}; --debug" in capsys.readouterr().err

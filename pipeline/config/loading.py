@@ -56,6 +56,7 @@ from pipeline.config.schema import (
     training_phases,
     type_of,
     validate_options,
+    warn_of_hidden_kinds,
 )
 from pipeline.console import make_printable
 
@@ -158,8 +159,8 @@ def load_options(
     for key in given.keys() & KINDS.keys():
         try:
             load_kind(key, str(given[key]))
-        except Exception as error:  # in a module of another package
-            raise ConfigError(f"{origin(key)}{key}={given[key]}: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"{origin(key)}{error}") from error
     for key, value in given.items():
         if key not in schema_options():
             _check_kind_of_section(key, given, origin)
@@ -187,6 +188,7 @@ def load_options(
     elif unused := [key for key in in_file if not applies_to(key, kind)]:
         raise ConfigError(f"{path}: {explain_inapplicable_option(unused[0], kind)}")
     if log_changes:
+        warn_of_hidden_kinds()
         for change in changes:
             log.info("%s", change)
         for key in typed if resolved else given:

@@ -27,6 +27,7 @@ from pipeline.config.schema import (
 PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
+_NEAR = 0.8  # similarity of a misspelled value: a letter in five may be wrong
 
 
 def _invert_table(table: dict[str, str]) -> dict[str, str]:
@@ -469,7 +470,7 @@ def explain_validation_error(key: str, item: Any) -> str:
         names = re.findall(r"[\w.-]+", message.partition("expected one of ")[2])
         if not isinstance(value, list):
             meant = _VALUES.get(key, {}).get(str(value).lower())
-            close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
+            close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, _NEAR)
             meant = close[0] if close else None
         if key == "model.kind" and value in list_presets():
             message += f"; {value} is a preset: --config {value}"
@@ -530,7 +531,7 @@ def _guess_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
     if get_origin(kind) is Literal:
         names = [str(each) for each in get_args(kind)]
         close = [each for each in names if each.lower() == text.lower().replace("-", "_")]
-        close = close or difflib.get_close_matches(text.lower(), names, 1, 0.7)
+        close = close or difflib.get_close_matches(text.lower(), names, 1, _NEAR)
         return close[0] if close else None
     if kind is bool:
         words = _split_names({"enable enabled": "true", "disable disabled none null": "false"})

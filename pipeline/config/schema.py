@@ -7,10 +7,11 @@ Each option is declared once, beside its owner: options of models in `haed.optio
 - `kinds`: the kinds of its section that do, such as "lstm" for `model.main.units`.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache, reduce
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -18,6 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOptions
 
+log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
 CHUNKS_ONLY = {"models": "chunks"}
 
@@ -511,18 +513,44 @@ def load_kind(key: str, kind: str) -> None:
         kind: its name; nothing happens if this package has it, or no package.
 
     Raises:
-        ValueError: two packages have a kind of that name.
+        ValueError: two packages have a kind of that name, or its module cannot be imported.
     """
     table = KINDS[key]
     if kind in table.built_in or kind in table.option_classes or not table.group:
         return
     matches = list(entry_points(group=table.group, name=kind))
     if len({entry.value for entry in matches}) > 1:
-        raise ValueError(f"{key}={kind} is in more than one package: {', '.join(entry.value for entry in matches)}")
-    if matches and (options_class := getattr(matches[0].load(), "options_class", None)):
+        raise ValueError(f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}")
+    if not matches:
+        return
+    try:
+        kind_class = matches[0].load()
+    except Exception as error:  # whatever another package raises
+        reason = f"cannot be loaded: {type(error).__name__}: {error}"
+        raise ValueError(f"{key}={kind}: {describe_entry(matches[0])} {reason}") from error
+    if options_class := getattr(kind_class, "options_class", None):
+        if not (isinstance(options_class, type) and is_dataclass(options_class)):
+            raise ValueError(f"{key}={kind}: options_class of {describe_entry(matches[0])} is not a dataclass")
         table.option_classes[kind] = options_class
         schema_options.cache_clear()
         option_names.cache_clear()
+
+
+def describe_entry(entry: EntryPoint) -> str:
+    """Return what an entry point names, and the package that has it: `my_module:MyClass of my-package`."""
+    return f"{entry.value}{f' of {entry.dist.name}' if entry.dist else ''}"
+
+
+@cache
+def warn_of_hidden_kinds() -> None:
+    """Log, once, the kinds of other packages that are not used, since this package has kinds of the same names."""
+    installed = entry_points()
+    for key, table in KINDS.items():
+        for entry in installed.select(group=table.group) if table.group else ():
+            if entry.name in table.built_in:
+                log.warning(
+                    "%s=%s is a kind of haed: %s is not used, rename it", key, entry.name, describe_entry(entry)
+                )
 
 
 @cache
@@ -593,6 +621,8 @@ def _validator(section: type) -> TypeAdapter[Any]:
 def validate_options(values: Mapping[str, Any]) -> Options:
     """Return options from values by dotted key: texts become the types of the schema, whose bounds are checked.
 
+    A boolean is no number: it is checked as the text `true` or `false`.
+
     Raises:
         InvalidOptionsError: a key or value is wrong.
     """
@@ -604,6 +634,10 @@ def validate_options(values: Mapping[str, Any]) -> Options:
         except ValidationError as error:
             errors.extend({**item, "loc": (*place, *item["loc"][1:])} for item in error.errors(include_url=False))
 
+    values = {
+        key: str(value).lower() if isinstance(value, bool) and type_of(key) not in (str, str | None) else value
+        for key, value in values.items()
+    }
     parts: dict[str, Any] = {}
     for key, table in KINDS.items():
         if options_class := table.option_classes.get(str(values.get(key))):

@@ -272,3 +272,17 @@ def test_every_preset_is_told_from_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     for preset in list_presets():
         with pytest.raises(FileNotFoundError, match=f"`haed run --config {preset}` makes a run of it"):
             load_run_options(preset, [])
+
+
+@pytest.mark.parametrize("word", ["source.kind=database", "source.kind=dates", "chunker.kind=worlds_away"])
+def test_a_value_that_is_like_none_is_not_guessed(word: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_options(None, [word])
+    assert "expected one of" in str(refused.value) and "Write" not in str(refused.value)
+
+
+def test_a_boolean_is_no_number() -> None:
+    for key in ("seed", "sample.temperature", "threads"):
+        with pytest.raises(ConfigError, match=f"{key}=true: is not a "):
+            load_options(None, (), {key: True})
+    assert load_options(None, (), {"deterministic": False}).deterministic is False
