@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 from urllib.parse import quote, urlencode
@@ -36,6 +37,13 @@ from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.runs import NotFoundError, RunListing, ServedRuns, list_served_files, metrics_csv
 
 TOOLS = {"neighbours": "neighbours", "passages": "passages", "next": "next chunks", "samples": "samples"}
+# By tool: the class of its question, and what returns the function that answers one with an opened run.
+_QUESTIONS: dict[str, tuple[type, Callable[[Any], Callable[[Any], Any]]]] = {
+    "neighbours": (questions.NeighbourQuestion, questions.ask_neighbours),
+    "passages": (questions.PassageQuestion, questions.ask_passages),
+    "next": (questions.NextChunkQuestion, questions.ask_next_chunks),
+    "samples": (questions.SampleQuestion, questions.ask_samples),
+}
 
 
 def run_page_url(name: str, page: str = "", **question: Any) -> str:
@@ -123,7 +131,10 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
         Route("/runs/.pages/{file}", pages.serve_asset),
         Route("/runs/{name}/", pages.show_run),
         Route("/runs/{name}/live", pages.show_progress),
-        *(Route(f"/runs/{{name}}/{tool}", getattr(pages, tool)) for tool in TOOLS),
+        *(
+            Route(f"/runs/{{name}}/{tool}", partial(pages.answer_tool, tool, *kind))
+            for tool, kind in _QUESTIONS.items()
+        ),
         Route("/runs/{name}/files/{file:path}", pages.serve_file),
     ]
     mistakes = (NotFoundError, ValueError, OSError, FloatingPointError, ServerBusyError, HTTPException)
@@ -220,44 +231,16 @@ class _Pages:
                 return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=how)
         raise NotFoundError(f"{folder.path.name} has no file {name!r} that is served")
 
-    async def neighbours(self, request: Request) -> Response:
-        """Show the nearest chunks."""
-        return await self._answer_tool(
-            request, "neighbours", questions.NeighbourQuestion, questions.ask_neighbours, lambda asked: True
-        )
-
-    async def passages(self, request: Request) -> Response:
-        """Show the places in the corpus that are similar to a text."""
-        return await self._answer_tool(
-            request, "passages", questions.PassageQuestion, questions.ask_passages, _has_prompt
-        )
-
-    async def next(self, request: Request) -> Response:
-        """Show the most likely next chunks."""
-        return await self._answer_tool(
-            request, "next", questions.NextChunkQuestion, questions.ask_next_chunks, _has_prompt
-        )
-
-    async def samples(self, request: Request) -> Response:
-        """Show continuations of a prompt."""
-        return await self._answer_tool(request, "samples", questions.SampleQuestion, questions.ask_samples, _has_prompt)
-
-    async def _answer_tool(
-        self,
-        request: Request,
-        tool: str,
-        kind: type[T],
-        ask: Callable[[T], Callable[[Any], Any]],
-        is_asked: Callable[[Request], bool],
+    async def answer_tool(
+        self, tool: str, kind: type[T], ask: Callable[[T], Callable[[Any], Any]], request: Request
     ) -> Response:
-        """Show the form of a question, with the answer if the question was asked.
+        """Show the form of a question, with the answer if the question was asked. One for neighbours always is.
 
         Args:
-            request: the request.
             tool: name of the page and its template.
             kind: class of the question.
             ask: returns the function that answers a question with an opened run.
-            is_asked: whether a request asks the question.
+            request: the request.
         """
         folder = self._find_run(request)
         known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _is_chunk_model(folder)}
@@ -267,7 +250,7 @@ class _Pages:
         known["question"], status = kind(), 200
         try:
             known["question"] = _parse_question(kind, request)
-            if is_asked(request) or _wants_json(request):
+            if tool == "neighbours" or "prompt" in request.query_params or _wants_json(request):
                 asking = self._warm.ask_run(folder, ask(known["question"]))
                 if (answer := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
@@ -317,10 +300,6 @@ def _json_response(value: Any, status: int = 200) -> Response:
 
 def _wants_json(request: Request) -> bool:
     return request.query_params.get("format") == "json"
-
-
-def _has_prompt(request: Request) -> bool:
-    return "prompt" in request.query_params
 
 
 def _parse_question(kind: type[T], request: Request) -> T:
