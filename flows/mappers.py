@@ -1,82 +1,87 @@
-"""Sharding as Prefect tasks, one per part: on a local process pool, or on a Dask cluster."""
+"""Sharding as Prefect tasks, one per part. Each waits in a thread for a local process, or a Dask cluster, to write it."""
 
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prefect import task
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.filesystem import process_pool
 from data.sharding.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from pipeline.config import Options
+from pipeline.run.shards import open_dask_client
 
 _SMALL_BYTES = 1 << 24  # written within seconds
+_MOST_ON_DASK = 100  # parts that wait for a cluster at a time
 
 
 def as_tasks(options: Options) -> Mapper:
     """Return a mapper for `pipeline.run.shards.shard_source` that submits tasks in this flow run, with retries."""
 
     def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
-        ended: list[bool] = []  # no event, which Dask could not send about with a task
-        with _open_task_runner(options, parts) as (runner, call):
+        stopped = threading.Event()
+        by_name = {part.folder.name: part for part in parts}
 
-            def one(
-                part: Part,
-            ) -> Any:  # a task of its own, so that no part is a parameter, which is searched and sent about
-                @task(
-                    name="write shards",
-                    task_run_name="part {name}",
-                    retries=len(PAUSES),
-                    retry_delay_seconds=list(PAUSES),
-                    retry_condition_fn=lambda _, __, state: not ended and is_passing(state.data),
-                )
-                def write_shards(name: str) -> None:
-                    if ended:
-                        return
-                    try:
-                        call(write, part)
-                    except ChildProcessError as error:
-                        if not ended:
-                            raise
-                        raise ChildProcessError("the sharding was stopped, and this part with it") from error
+        @task(
+            name="write shards",
+            task_run_name="part {name}",
+            retries=len(PAUSES),
+            retry_delay_seconds=list(PAUSES),
+            retry_condition_fn=lambda _, __, state: not stopped.is_set() and is_passing(state.data),
+        )
+        def write_shards(name: str) -> None:
+            if stopped.is_set():
+                return
+            try:
+                call(write, by_name[name])
+            except (ChildProcessError, CancelledError) as error:
+                if not stopped.is_set():
+                    raise
+                raise ChildProcessError("the sharding was stopped, and this part with it") from error
 
-                return write_shards
-
-            futures = [runner.submit(one(part), {"name": part.folder.name}) for part in parts]
+        with (
+            _open_pool(options, parts) as (call, threads, stop),
+            ThreadPoolTaskRunner[Any](max_workers=threads) as runner,
+        ):
+            futures = [runner.submit(write_shards, {"name": name}) for name in by_name]
             try:
                 for future in futures:
                     future.result()
             except BaseException:  # Cancel does not wait for the parts that are being written
-                ended.append(True)
-                for process in [] if options.launcher.dask else multiprocessing.active_children():
-                    process.terminate()
+                stopped.set()
+                stop()
                 raise
 
     return map_parts
 
 
 @contextmanager
-def _open_task_runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRunner[Any], Any]]:
-    """Yield a task runner and a function with which its tasks call another.
-
-    The call happens in the task itself, or in a pool process that does not use Prefect.
-    """
+def _open_pool(
+    options: Options, parts: tuple[Part, ...]
+) -> Iterator[tuple[Callable[[Any, Part], object], int, Callable[[], None]]]:
+    """Yield a function that calls another for a part and waits, how many such calls at a time, and what ends them."""
     workers = min(options.shard.workers, len(parts))
     if options.launcher.dask:
-        with _dask_runner(options.launcher.dask, options.shard.workers) as runner:
-            yield runner, _call_directly
-        return
-    threads: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
-    if workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:  # nobody can end a thread
-        with threads as runner:
-            yield runner, _call_directly
+        with open_dask_client(options.launcher.dask, options.shard.workers) as client:
+            pool = client.get_executor(pure=False)
+            stop = partial(pool.shutdown, wait=False)
+            yield lambda write, part: pool.submit(write, part).result(), min(len(parts), _MOST_ON_DASK), stop
+    elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:
+        yield lambda write, part: write(part), 1, lambda: None  # nobody can end a thread
     else:
-        with _ProcessPool(workers) as pool, threads as runner:
-            yield runner, pool
+        with _ProcessPool(workers) as processes:
+            yield processes, workers, _terminate_children
+
+
+def _terminate_children() -> None:
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 class _ProcessPool:
@@ -101,24 +106,3 @@ class _ProcessPool:
                 if self._pool is pool:
                     self._pool = process_pool(self._workers)
             raise ChildProcessError(KILLED) from error
-
-
-def _call_directly(function: Any, part: Part) -> None:
-    function(part)
-
-
-def _dask_runner(address: str, workers: int) -> Any:
-    try:
-        from prefect_dask import DaskTaskRunner
-    except ImportError as error:
-        raise ValueError("launcher.dask needs prefect-dask: pip install 'haed[dask]'") from error
-    if address != "local":
-        return DaskTaskRunner(address=address)
-    return DaskTaskRunner(
-        cluster_kwargs={
-            "n_workers": workers,
-            "threads_per_worker": 1,
-            "host": "127.0.0.1",
-            "dashboard_address": "127.0.0.1:0",
-        }
-    )

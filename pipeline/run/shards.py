@@ -3,7 +3,8 @@
 import logging
 import os
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,24 +58,27 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
         return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, show_progress)
 
 
+@contextmanager
+def open_dask_client(address: str, workers: int) -> Iterator[Any]:
+    """Yield a client of a Dask cluster, or of a local one of `workers` processes if the address is `local`."""
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise ValueError("launcher.dask needs Dask: pip install 'haed[dask]'") from error
+    with ExitStack() as held:
+        if address == "local":
+            cluster = LocalCluster(
+                n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            )
+            address = held.enter_context(cluster)
+        yield held.enter_context(Client(address))
+
+
 def _on_dask(address: str, workers: int) -> Mapper:
-    """Return a mapper over a Dask cluster, or over a local one of `workers` processes."""
+    """Return a mapper over a Dask cluster, see `open_dask_client`."""
 
     def map_parts(write: Any, parts: Any) -> None:
-        try:
-            from distributed import Client, LocalCluster
-        except ImportError as error:
-            raise ValueError("launcher.dask needs Dask: pip install 'haed[dask]'") from error
-        if address == "local":
-            with (
-                LocalCluster(
-                    n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-                ) as cluster,
-                Client(cluster) as client,
-            ):
-                client.gather(client.map(write_persistently, parts, pure=False))
-            return
-        with Client(address) as client:
+        with open_dask_client(address, workers) as client:
             client.gather(client.map(write_persistently, parts, pure=False))
 
     return map_parts

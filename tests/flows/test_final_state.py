@@ -2,11 +2,17 @@
 
 import json
 import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import State
+from prefect.states import Paused, Running, Scheduled, Suspended
 
+from flows import lifecycle
 from flows.artifacts import _PipelineStatus
-from flows.lifecycle import _NoTracebacks, is_user_error
+from flows.lifecycle import FlowRunWatcher, _NoTracebacks, is_user_error
 from pipeline import config
 from pipeline.config import FinetuneOptions, PretrainOptions
 from pipeline.config.loading import parse_override
@@ -49,3 +55,31 @@ def test_the_live_line_is_of_all_phases_with_share_and_time_left_first() -> None
     assert whole.progress() == 0.875  # phase one ended early: it is done
     found = format_validation(3, {"step": 3, "seconds": 1.0, "validation/bits_per_token": 6.0, "loss": 2.0})
     assert found == "step 3: validation bits/token 6.0000" and not format_validation(3, {"step": 3})
+
+
+PAUSED, SUSPENDED = Paused(timeout_seconds=600), Suspended(timeout_seconds=600)
+
+
+@pytest.mark.parametrize(
+    ("seen", "now", "changes"),
+    [
+        (PAUSED, PAUSED, ["Suspended"]),  # Resume would expect its process to be alive
+        (SUSPENDED, SUSPENDED, []),
+        (PAUSED, Running(), ["Resuming"]),  # resumed while it saved
+        (SUSPENDED, Scheduled(name="Resuming"), []),
+    ],
+    ids=["paused", "suspended", "paused and resumed", "suspended and resumed"],
+)
+def test_a_stopped_run_can_be_resumed_also_while_it_saves(
+    seen: State, now: State, changes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda id: SimpleNamespace(state=now),
+        set_flow_run_state=lambda id, state, force: states.append(state.name),
+    )
+    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    watcher, run = FlowRunWatcher(), uuid4()
+    watcher._runs, watcher.stopped = [run], (run, seen)
+    watcher.finish_runs()
+    assert states == changes

@@ -32,7 +32,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str) -> None:
-    pytest.importorskip("prefect_dask")
+    pytest.importorskip("distributed")
     (tmp_path / "texts").mkdir()
     for number in range(3):
         (tmp_path / "texts" / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
