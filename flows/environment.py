@@ -1,7 +1,6 @@
 """Settings of Prefect, made before it is imported: quiet, offline, with its data beside the runs.
 
-Environment variables of the user take precedence, then the settings of the active profile. Sources: measurements with
-Prefect 3.8.8.
+Environment variables of the user take precedence, then the settings of the active profile. Sources: measurements.
 """
 
 import os
@@ -101,8 +100,8 @@ def keep_private(home: Path) -> None:
     with suppress(OSError):
         os.close(os.open(database, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     for path, mode in [*((path, 0o600) for path in kept), *((folder, 0o700) for folder in folders)]:
-        found = path.stat()
-        if found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX and found.st_mode & 0o077:
+        status = path.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX and status.st_mode & 0o077:
             with suppress(OSError):
                 path.chmod(mode)
 
@@ -118,8 +117,8 @@ def _check_addresses() -> None:
 def _read_active_profile(file: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and settings of the active profile."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-        name = os.environ.get("PREFECT_PROFILE") or found.get("active") or ""
-        return str(name), dict(found.get("profiles", {}).get(name, {}))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        name = os.environ.get("PREFECT_PROFILE") or content.get("active") or ""
+        return str(name), dict(content.get("profiles", {}).get(name, {}))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{file}: not readable as Prefect's profiles: {error}") from error

@@ -86,12 +86,12 @@ class StorableBodyMiddleware:
         body = b"".join(parts)
         if body and (reason := find_unstorable_value(body)):
             return await send_response(send, 422, json.dumps({"detail": reason}), "application/json")
-        given: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        left: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Any:
-            return given.pop() if given else await receive()
+        async def receive_again() -> Any:
+            return left.pop() if left else await receive()
 
-        await self._application(scope, again, send)
+        await self._application(scope, receive_again, send)
 
 
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
@@ -139,15 +139,15 @@ class PlainErrorMiddleware:
             body += message.get("body", b"")
             if message.get("more_body"):
                 return
-            said = body
+            answer = body
             if start["status"] in (400, 409, 422) or scope["path"].endswith("/validate"):
                 try:
-                    said = json.dumps(explain_errors(json.loads(body))).encode()
+                    answer = json.dumps(explain_errors(json.loads(body))).encode()
                 except ValueError:
                     pass
             kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-            await send(start | {"headers": [*kept, (b"content-length", str(len(said)).encode())]})
-            await send({"type": "http.response.body", "body": said})
+            await send(start | {"headers": [*kept, (b"content-length", str(len(answer)).encode())]})
+            await send({"type": "http.response.body", "body": answer})
 
         # Compressed answers could not be read.
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"accept-encoding"]
@@ -202,22 +202,22 @@ class RunPagesMiddleware:
                 send, 204 if known else 401, "", more=[(b"set-cookie", cookie.encode())] if known else ()
             )
         if not known and not self._has_cookie(headers):
-            asked = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
+            challenge = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
             return await send_response(
-                send, 401, "haed serve has a password: /enter asks for it, and lets a browser in\n", more=[asked]
+                send, 401, "haed serve has a password: /enter asks for it, and lets a browser in\n", more=[challenge]
             )
         await self._pages(scope, receive, send)
 
     def _has_password(self, headers: dict[bytes, str]) -> bool:
-        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        scheme, _, credentials = headers.get(b"authorization", "").partition(" ")
         try:
-            return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(given), self._secret)
+            return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(credentials), self._secret)
         except ValueError:
             return False
 
     def _has_cookie(self, headers: dict[bytes, str]) -> bool:
         try:
-            found = SimpleCookie(headers.get(b"cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get(b"cookie", "")).get(COOKIE)
         except CookieError:
             return False
-        return found is not None and hmac.compare_digest(found.value.encode(), self._token.encode())
+        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self._token.encode())
