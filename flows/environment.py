@@ -1,6 +1,6 @@
 """Settings of Prefect, made before it is imported: quiet, offline, with its data beside the runs.
 
-Environment variables of the user take precedence, then the settings of the active profile. Sources: measurements.
+Environment variables of the user take precedence, then the settings of the active profile.
 """
 
 import os
