@@ -22,7 +22,7 @@ from data.urls import redact_urls
 from flows.environment import keep_private
 from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
-from flows.serve import _own_server_target
+from flows.serve import _prepare_own_server
 from tests.flows.api import PATIENCE, until
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
@@ -120,7 +120,7 @@ def test_a_server_that_others_reach_asks_for_a_password(
         monkeypatch.delenv(f"PREFECT_{name}")
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    secret = _own_server_target(host, 4200, password=False).secret
+    _, secret = _prepare_own_server(host, 4200, password=False)
     assert bool(secret) == asks == (tmp_path / "password").exists()
     assert os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "") == secret
     assert not asks or mode(tmp_path / "password") == 0o600
