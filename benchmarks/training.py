@@ -8,8 +8,8 @@
    holds weights, gradients and moments. Without a folder, images are noise, and words the Python standard library's.
 2. The loss: queries × candidates of 256 dimensions, forward and backward, beside a softmax over the whole matrix where that
    fits; peak memory beyond inputs and gradients as a share of that matrix (float32).
-3. Utilisation (`--parts utilisation`, for a GPU): model FLOPs of a step of phase one (nothing decoded) and of phase two over
-   the rate of a matrix product on the same device, with a main model of 85 M parameters (100 M in all) on words.
+
+How much of the device's arithmetic a step uses is told by `haed profile`.
 """
 
 import argparse
@@ -35,7 +35,6 @@ from pipeline.config import load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import shard_source
-from pipeline.training.profile import product_rate
 from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer
 
@@ -193,41 +192,13 @@ def loss(arguments: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
-LARGE = "layers=12 width=768 heads=12 head_width=64 ffn=3072 positions=rotary".split()
-
-
-def utilisation(arguments: argparse.Namespace, folder: str) -> None:
-    print("\nModel FLOPs of a step over a matrix product's, 12 layers of 768")
-    source = sources(arguments, folder)["paper-wikitext103"]
-    size = [
-        *(f"model.main.{each}" for each in LARGE),
-        "model.encoder.width=768",
-        "iem.head=linear",
-        "batch.sequences=64",
-    ]
-    for arm in ARMS:
-        options = options_of("paper-wikitext103", source, arguments.device, [*size, *arguments.overrides])
-        trainer = trainer_of(arm, options, folder)
-        batches, spent = trainer.prepare_batches(), []
-        for repeat in range(3 * arguments.repeats + 2):
-            before = trainer.position.flops
-            took = seconds(partial(one_step, trainer, batches))
-            spent += [(took, trainer.position.flops - before)] if repeat > 1 else []
-        rate = sum(flops for _, flops in spent) / sum(took for took, _ in spent)
-        best = product_rate(trainer.compute)
-        count = sum(parameter.numel() for parameter in trainer.objective.system.parameters())
-        print(
-            f"  {arm}: {count / 1e6:.0f} M parameters, {rate / 1e12:.2f} of {best / 1e12:.2f} TFLOP/s: {rate / best:.0%}"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path)
     parser.add_argument("--words", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--parts", nargs="+", choices=("steps", "loss", "utilisation"), default=["steps", "loss"])
+    parser.add_argument("--parts", nargs="+", choices=("steps", "loss"), default=["steps", "loss"])
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
@@ -240,8 +211,6 @@ def main() -> None:
             loss(arguments)
         if "steps" in arguments.parts:
             steps(arguments, folder)
-        if "utilisation" in arguments.parts:
-            utilisation(arguments, folder)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,15 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from pipeline.arguments import CommandResult
-from pipeline.config import ConfigError, Phase, check_output_folder, list_presets, load_options, training_phases
+from pipeline.config import (
+    ConfigError,
+    Options,
+    Phase,
+    check_output_folder,
+    list_presets,
+    load_options,
+    training_phases,
+)
 from pipeline.run.files import read_json
 
 FOLDER = Path(__file__).parent
@@ -53,12 +61,17 @@ class Variant:
     only: tuple[Phase, ...] = ()
     package: str = ""
 
+    @cached_property
+    def settings(self) -> Options:
+        """Return the options of its preset with its own; not to be changed. A package has none."""
+        return load_options(self.preset, list(self.options))
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases that are trained, in order."""
         if self.package:
             return ("train",)
-        return self.only or training_phases(load_options(self.preset, list(self.options)).model.kind)
+        return self.only or training_phases(self.settings.model.kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,8 +98,7 @@ class RunnableVariant:
 
     def budget_shares(self) -> dict[Phase, float]:
         """Return each phase's share of the budget: that of the preset's seconds."""
-        preset = load_options(self.variant.preset, list(self.variant.options))
-        seconds = {phase: getattr(preset, phase).seconds or 1.0 for phase in self.variant.phases}
+        seconds = {phase: getattr(self.variant.settings, phase).seconds or 1.0 for phase in self.variant.phases}
         return {phase: each / sum(seconds.values()) for phase, each in seconds.items()}
 
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:

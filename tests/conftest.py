@@ -163,9 +163,10 @@ def sharded(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pipeline.config import load_options
     from pipeline.run.shards import shard_source
 
-    folder = tmp_path_factory.mktemp("sharded")
-    shard_source(load_options("quickstart", ["source.kind=text", f"source.path={text}", f"shards_dir={folder}"]))
-    return folder
+    def make(folder: Path) -> None:
+        shard_source(load_options("quickstart", ["source.kind=text", f"source.path={text}", f"shards_dir={folder}"]))
+
+    return made_once(tmp_path_factory, "sharded", make)
 
 
 @pytest.fixture
@@ -183,14 +184,17 @@ def mixing(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) 
     from pipeline.config import load_options
     from pipeline.training.stages import finetune, pretrain
 
-    place = tmp_path_factory.mktemp("mixing")
-    shutil.copytree(sharded, place / "shards")
-    asked = ["model.mixture.known=100", "iem.correction=inclusion", "finetune.iem_weight=1", "precision=fp32"]
-    where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-    made = load_options("quickstart", [*TINY, *where, *asked, "name=mixed", "evaluate.baselines=false"])
-    pretrain(made)
-    finetune(made)
-    return made
+    def load(place: Path) -> Options:
+        chosen = ["model.mixture.known=100", "iem.correction=inclusion", "finetune.iem_weight=1", "precision=fp32"]
+        where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
+        return load_options("quickstart", [*TINY, *where, *chosen, "name=mixed", "evaluate.baselines=false"])
+
+    def make(place: Path) -> None:
+        shutil.copytree(sharded, place / "shards")
+        pretrain(load(place))
+        finetune(load(place))
+
+    return load(made_once(tmp_path_factory, "mixing", make))
 
 
 @pytest.fixture
@@ -216,18 +220,21 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Options:
     from pipeline.run.shards import shard_source
     from pipeline.training.stages import train
 
-    place = tmp_path_factory.mktemp("pictures")
-    raster = np.empty((60, 3, 4, 4), np.uint8)
-    raster[:] = np.array([0, 60, 120, 180])[:, None]
-    for split in ("train", "val"):
-        np.savez(place / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
-    chosen = ["source.kind=images", f"source.path={place}", "source.pattern=*.npz", "chunker.kind=pixels"]
-    where = [f"runs_dir={place}/runs", f"shards_dir={place}/shards", "name=pictures"]
-    made = load_options("quickstart", [*TINY, *chosen, *where, "chunker.k=12", "train.steps=120", "validation.times=0"])
-    made.optimizer.learning_rate = made.optimizer.main_learning_rate = 0.02
-    shard_source(made)
-    train(made)
-    return made
+    def load(place: Path) -> Options:
+        chosen = ["source.kind=images", f"source.path={place}", "source.pattern=*.npz", "chunker.kind=pixels"]
+        chosen += ["chunker.k=12", "train.steps=120", "validation.times=0", "name=pictures"]
+        chosen += ["optimizer.learning_rate=0.02", "optimizer.main_learning_rate=0.02"]
+        return load_options("quickstart", [*TINY, *chosen, f"runs_dir={place}/runs", f"shards_dir={place}/shards"])
+
+    def make(place: Path) -> None:
+        raster = np.empty((60, 3, 4, 4), np.uint8)
+        raster[:] = np.array([0, 60, 120, 180])[:, None]
+        for split in ("train", "val"):
+            np.savez(place / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
+        shard_source(load(place))
+        train(load(place))
+
+    return load(made_once(tmp_path_factory, "pictures", make))
 
 
 @pytest.fixture

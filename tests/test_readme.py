@@ -1,11 +1,8 @@
 """Every command of the README, as it stands there, with small budgets by override; and its Python example."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from flows.cli import main
 from haed.options import SYSTEMS
 from pipeline.config import load_options
 from tests.conftest import TINY, of_kind
+from tests.flows.api import haed
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -80,12 +78,9 @@ def test_every_command(
 ) -> None:
     """In their order, each in the folder that those before have left."""
     monkeypatch.chdir(place)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
-        "PYTHONPATH": str(ROOT)
-    }
     arguments = small(command)
     if arguments[0] == "run":  # in a process of its own, as Prefect's temporary server ends with it
-        done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments], env=env, capture_output=True, text=True)
+        done = haed(place, *arguments)
         assert done.returncode == 0 and "bits/char" in done.stdout, done.stderr[-2000:]
     else:
         assert main(arguments) == 0, capsys.readouterr().err[-2000:]

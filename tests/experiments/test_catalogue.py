@@ -24,7 +24,7 @@ from haed.base import ChunkingSpec
 from haed.registry import make_system
 from pipeline import commands
 from pipeline.cli import main
-from pipeline.config import ConfigError, load_options
+from pipeline.config import ConfigError
 
 FILE = """
 source: nobody
@@ -45,11 +45,10 @@ def test_variants_are_configurations_and_claims_are_of_variants(name: str) -> No
     assert experiment.name == name and len(experiment.variants) > 1
     assert {variant.package for variant in experiment.variants if variant.package} <= set(PACKAGES)
     for variant in (variant for variant in experiment.variants if not variant.package):
-        options = load_options(variant.preset, list(variant.options))
-        assert variant.phases and all(getattr(options, phase).seconds for phase in variant.phases)
+        assert variant.phases and all(getattr(variant.settings, phase).seconds for phase in variant.phases)
     for variant in experiment.full:
-        options = load_options(variant.preset, list(variant.options))
-        assert all((limits := getattr(options, phase)).steps or limits.epochs for phase in variant.phases)
+        limits = [getattr(variant.settings, phase) for phase in variant.phases]
+        assert all(each.steps or each.epochs for each in limits)
         assert variant.preset.startswith("paper-")
     assert set(experiment.measures) <= set(MEASURES)
 
@@ -81,7 +80,7 @@ def test_training_and_what_is_beside_it_keep_to_the_budget(name: str, budget: st
 
 def test_systems_are_of_equal_size_beside_tables() -> None:
     for variant in load_experiment("systems").variants:
-        options = load_options(variant.preset, list(variant.options))
+        options = variant.settings
         chunking = ChunkingSpec(options.chunker.k, 256, False, options.batch.context)
         with torch.device("meta"):
             system = make_system(options.model, options.iem, chunking)

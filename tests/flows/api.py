@@ -1,11 +1,33 @@
 """Prefect's API as the UI calls it."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 900  # seconds, which only what hangs takes, however much else the machine does
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment of a process of ours that starts in another folder: nothing of Prefect but what is given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    return kept | {"PYTHONPATH": str(ROOT)} | more
+
+
+def haed(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder, and returns what it says."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    return subprocess.run(command, cwd=place, env=clean_environment(**environment), capture_output=True, text=True)
+
+
+def has_begun(metrics: Path) -> bool:
+    """Whether a first step was done: before it there is nothing to save, and a signal ends a training at once."""
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def call(address: str, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:

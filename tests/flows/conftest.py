@@ -17,7 +17,7 @@ from flows.deployments import deployment_suffix
 from flows.environment import DEFAULTS
 from flows.server import is_server_healthy
 from tests.conftest import TINY, made_once
-from tests.flows.api import PATIENCE, call, until
+from tests.flows.api import PATIENCE, call, clean_environment, until
 
 SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
 
@@ -37,16 +37,14 @@ class Served:
     def start(self, *arguments: str) -> None:
         """Returns when every flow is registered and can be triggered; without arguments, with those of last time."""
         self.arguments = arguments or self.arguments
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT") and k not in DEFAULTS}
+        clean = {name: value for name, value in clean_environment().items() if name not in DEFAULTS}
         command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(self.port)]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--tensorboard-port", str(self.board), *self.arguments],
                 cwd=self.folder,
                 # trainings of other tests are none of ours
-                env=clean
-                | {"PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.folder)}
-                | {"PREFECT_RUNNER_POLL_FREQUENCY": "1"},
+                env=clean | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(self.folder), "PREFECT_RUNNER_POLL_FREQUENCY": "1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -109,9 +107,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of Prefect's server, which takes ten seconds to make: once for all workers of pytest."""
 
     def make(folder: Path) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
         command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-        done = subprocess.run(command, env=clean | {"PREFECT_HOME": str(folder)}, capture_output=True, text=True)
+        environment = clean_environment(PREFECT_HOME=str(folder))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert [file.name for file in folder.glob("prefect.db*")] == ["prefect.db"]  # no journal is left beside it
 
@@ -139,12 +137,11 @@ def api(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     home = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1"}
     command = [sys.executable, "-m", "flows.server", "prefect", "--port", str(port)]
     with (
         open(folder / "log", "wb") as log,
-        subprocess.Popen(command, env=clean | home, stdout=log, stderr=log) as server,
+        subprocess.Popen(command, env=clean_environment(**home), stdout=log, stderr=log) as server,
     ):
         until(PATIENCE, lambda: is_server_healthy(f"http://127.0.0.1:{port}"))
         yield f"http://127.0.0.1:{port}/api"

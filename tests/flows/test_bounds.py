@@ -1,7 +1,6 @@
 """What may be typed into a form has bounds, and Prefect's server keeps and lists whatever is within them."""
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.flows import FLOWS
 from flows.forms import add_run_choices
+from tests.flows.api import clean_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]
 
 
@@ -120,6 +119,6 @@ def check() -> None:
 def test_a_server_keeps_the_extremes_of_every_form_and_lists_them(tmp_path: Path, api: str) -> None:
     # Prefect's client leaves threads behind, which workers that are forked from this process later would trip over.
     script = "from tests.flows.test_bounds import check; check()"
-    environment = os.environ | {"PREFECT_API_URL": api, "PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = clean_environment(PREFECT_API_URL=api, PREFECT_HOME=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -20,17 +20,7 @@ from pipeline.commands import COMMANDS
 from pipeline.config import load_options
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import of_kind
-from tests.flows.api import PATIENCE, until
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def haed(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    return subprocess.run(
-        command, cwd=place, env=clean | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True, text=True
-    )
+from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, until
 
 
 @pytest.mark.parametrize(
@@ -89,7 +79,7 @@ def test_the_flow_of_contributing_takes_a_run_and_ends_with_its_summary(whole: P
     end = "state = measure_size('run', return_state=True)\nprint(state.name, state.message, state.result())\n"
     (tmp_path / "sizes.py").write_text(f"{module[0]}\n\n{end}")
     shutil.copytree(whole / "runs", tmp_path / "runs")
-    environment = os.environ | {"PREFECT_API_URL": api, "PYTHONPATH": str(ROOT)}
+    environment = clean_environment(PREFECT_API_URL=api)
     done = subprocess.run(
         [sys.executable, "sizes.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
@@ -129,21 +119,11 @@ def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path
 @pytest.mark.timeout(1800)
 def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny: list[str], tmp_path: Path) -> None:
     """As `timeout`, a batch system or a container's end sends it: the server must not be gone before the flow."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli",
-        "run",
-        *tiny,
-        "name=ended",
-        "pretrain.steps=100000",
-        "validation.times=0",
-    ]
+    words = [*tiny, "name=ended", "pretrain.steps=100000", "validation.times=0", "checkpoint.every_steps=10"]
     with subprocess.Popen(
-        [*command, "checkpoint.every_steps=10"],
+        [sys.executable, "-m", "flows.cli", "run", *words],
         cwd=tmp_path,
-        env=clean | {"PYTHONPATH": str(ROOT)},
+        env=clean_environment(),
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -11,17 +11,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.api import PATIENCE, call, until
+from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ARGUMENTS = ("--trainings", "0")
 ENDLESS = ["train.steps=1000000", "checkpoint.every_steps=1000000", "checkpoint.every_seconds=null"]
-
-
-def has_begun(metrics: Path) -> bool:
-    """Whether a first step was done: before it there is nothing to save, and a signal ends a training at once."""
-    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def lines(served: Served, run: str) -> list[str]:
@@ -46,10 +41,11 @@ SLOW = [
     "model.decoder.width=384",
     "model.decoder.ffn=1536",
 ]  # seconds a step
-ENDS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
-    "SIGTERM": lambda process: process.terminate(),
-    "Ctrl-C in a terminal": lambda process: os.killpg(process.pid, signal.SIGINT),
-    "kill -9": lambda process: process.kill(),
+# How it ends, and the trainings that run then: one of a moment a step, or one whose step outlives every patience.
+ENDS: dict[str, tuple[Callable[[subprocess.Popen[bytes]], None], dict[str, list[str]]]] = {
+    "SIGTERM": (lambda process: process.terminate(), {"slow": SLOW, "fast": []}),
+    "Ctrl-C in a terminal": (lambda process: os.killpg(process.pid, signal.SIGINT), {"quick": []}),
+    "kill -9": (lambda process: process.kill(), {"heavy": SLOW}),
 }
 
 
@@ -58,11 +54,12 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
     served: Served,
 ) -> None:
     """What saves is the end alone, as nothing else is due. Beside kill -9 there are an evaluation and a `haed run`."""
-    for turn, (how, end) in enumerate(ENDS.items()):
-        runs = {}
-        for name, more in ((f"slow{turn}", SLOW), (f"fast{turn}", [])):
-            runs[name] = served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, *more, f"name={name}"]})
-        for name in runs:
+    for how, (end, trainings) in ENDS.items():
+        runs = {
+            name: served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, *more, f"name={name}"]})
+            for name, more in trainings.items()
+        }
+        for name in trainings:
             metrics = served.folder / "runs" / name / "train/metrics.jsonl"
             until(PATIENCE, lambda metrics=metrics: has_begun(metrics))
         family = psutil.Process(served.process.pid).children(recursive=True)
@@ -73,7 +70,7 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
         status = served.process.wait(PATIENCE)
         assert not psutil.wait_procs(family, PATIENCE)[1], how
         assert status == (-signal.SIGKILL if how == "kill -9" else 0), how
-        for name in (f"slow{turn}", f"fast{turn}"):
+        for name in trainings:
             assert (served.folder / "runs" / name / "train/checkpoints/latest").is_file(), (how, name)
         served.start()
         assert {name: served.state(run) for name, run in runs.items()} == dict.fromkeys(runs, "CRASHED"), how
@@ -88,8 +85,7 @@ def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
     of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
     stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
     until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, stage)))
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
-    where = clean | {"PREFECT_API_URL": f"{served.address}/api", "PYTHONPATH": os.getcwd()}
+    where = clean_environment(PREFECT_API_URL=f"{served.address}/api")
     command = [sys.executable, "-m", "flows.cli", "run", *SETTINGS, "name=direct", "pretrain.steps=1000000"]
     with (
         open(served.folder / "direct", "wb") as said,

@@ -1,14 +1,14 @@
 """The user's own Prefect profile counts; what is set in the environment counts more."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.flows.api import clean_environment, haed
+
 SCRIPT = """
 import json, os
 from flows.environment import prepare
@@ -49,11 +49,10 @@ def test_a_profile_counts(given: dict[str, str], expected: list[object], said: s
     file.write_text(PROFILES)
     work = tmp_path / "work"
     work.mkdir()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=work,
-        env=clean | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)} | given,
+        env=clean_environment(**({"HOME": str(tmp_path)} | given)),
         capture_output=True,
         text=True,
     )
@@ -66,15 +65,7 @@ def test_a_profile_counts(given: dict[str, str], expected: list[object], said: s
 def test_a_file_of_profiles_that_is_none_is_said_in_a_line(tmp_path: Path) -> None:
     (tmp_path / ".prefect").mkdir()
     (tmp_path / ".prefect/profiles.toml").write_text("active = [")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", "any"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=clean | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = haed(tmp_path, "deploy", "--pool", "any", HOME=str(tmp_path))
     assert done.returncode == 2 and "not readable as Prefect's profiles" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -85,10 +76,7 @@ def test_no_password_in_the_address_of_a_server(tmp_path: Path) -> None:
         {"PREFECT_API_URL": "http://me:hunter2@127.0.0.1:1/api"},
         {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")},
     ):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-        command = [sys.executable, "-m", "flows.cli", "serve", "--no-server"]
-        environment = clean | {"PYTHONPATH": str(ROOT)} | given
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = haed(tmp_path, "serve", "--no-server", **given)
         assert done.returncode == 2 and "set PREFECT_API_AUTH_STRING" in done.stderr
         assert "hunter2" not in done.stdout + done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -100,13 +88,6 @@ def test_a_server_of_a_profile_is_used_and_missed(command: str, tmp_path: Path) 
     (tmp_path / ".prefect").mkdir()
     profile = PROFILES.replace("http://team.example/api", "http://127.0.0.2:9/api")
     (tmp_path / ".prefect/profiles.toml").write_text(profile)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *command.split()],
-        cwd=tmp_path,
-        env=clean | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PREFECT_CLIENT_MAX_RETRIES": "0"},
-        capture_output=True,
-        text=True,
-    )
+    done = haed(tmp_path, *command.split(), HOME=str(tmp_path), PREFECT_CLIENT_MAX_RETRIES="0")
     assert done.returncode == 1 and "error: no Prefect server answers at http://127.0.0.2:9/api" in done.stderr
     assert "Prefect profile 'team'" in done.stderr and "Traceback" not in done.stderr

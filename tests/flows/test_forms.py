@@ -77,29 +77,3 @@ def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> No
         "null: by overrides"
         in TypeAdapter(optional_copy(FinetuneOptions)).json_schema()["properties"]["steps"]["description"]
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("haed", {"source": "https://me:hunter2@host/x"}),
-        ("pretrain", {"source": "https://hunter2@host/x"}),
-        ("haed", {"sources": {"path": "s3://KEY:hunter2@bucket/x"}}),
-        ("shard", {"overrides": ["seed=1", "source.path=https://me:hunter2@host/x"]}),
-        ("haed", {"overrides": ["source.path=https://host/x?X-Amz-Signature=hunter2"]}),
-        ("evaluate", {"overrides": ["source.path=https://me:hunter2@host/x"]}),
-    ],
-)
-def test_a_password_is_refused_before_the_server_keeps_it(name: str, given: dict[str, Any]) -> None:
-    from prefect.utilities.schema_tools import validate  # by which the server checks what is submitted
-
-    from flows.flows import FLOWS
-
-    (flow,) = (each for each in FLOWS if each.name == name)
-    schema = flow.parameters.model_dump_for_openapi()
-    with pytest.raises(Exception, match="does not match"):
-        validate(given, schema, raise_on_error=True, preprocess=True, ignore_required=True)
-    plain = {"overrides": ["source.path=https://host/x", "name=a@b"], "source": "https://host:80/x@y"}
-    plain |= {"sources": {"path": "s3://bucket"}} if "sources" in schema["properties"] else {}
-    plain = {key: value for key, value in plain.items() if key in schema["properties"]}
-    validate(plain, schema, raise_on_error=True, preprocess=True, ignore_required=True)

@@ -1,13 +1,14 @@
 """Sharding as tasks of a flow run, on a real Prefect server: over processes here, and over a Dask cluster."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.flows.api import clean_environment
 
 SCRIPT = """
 import json, sys
@@ -38,11 +39,10 @@ def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str)
         (tmp_path / "texts" / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
     (tmp_path / "script.py").write_text(SCRIPT)
     settings = ["source.kind=text", f"source.path={tmp_path / 'texts'}", "shard.workers=2", "shard.megabytes=1"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, "script.py", *settings],
         cwd=tmp_path,
-        env=environment | {"PREFECT_API_URL": api, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        env=clean_environment(PREFECT_API_URL=api),
         capture_output=True,
         text=True,
     )

@@ -1,12 +1,8 @@
 """What an operator expects of `haed serve`: what was set stays, and other folders are left alone."""
 
-import json
-import os
 import signal
 import sqlite3
 import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date
@@ -17,7 +13,7 @@ import pytest
 
 from flows.deployments import deployment_suffix
 from flows.lifecycle import is_server_healthy
-from tests.flows.api import PATIENCE, call, until
+from tests.flows.api import PATIENCE, call, haed, until
 from tests.flows.conftest import SETTINGS, Served, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -28,12 +24,6 @@ NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
 def standing(text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for the tests of this module, with a schedule."""
     yield from serving(text, database, tmp_path_factory.mktemp("standing"), *NIGHTLY)
-
-
-def patch(served: Served, path: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(f"{served.address}/api{path}", json.dumps(body).encode(), method="PATCH")
-    request.add_header("Content-Type", "application/json")
-    urllib.request.urlopen(request, timeout=PATIENCE).close()
 
 
 def test_what_was_typed_counts_even_if_it_is_the_default_and_the_log_says_so(standing: Served) -> None:
@@ -52,8 +42,18 @@ def test_what_was_typed_counts_even_if_it_is_the_default_and_the_log_says_so(sta
 
 def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Served, tmp_path: Path) -> None:
     ids = standing.deployments()
-    patch(standing, f"/deployments/{ids['shard']}", {"tags": ["shard", "mine"], "concurrency_limit": 3, "paused": True})
-    patch(standing, f"/deployments/{ids['train']}", {"parameters": {"name": "standard"}, "description": "ours"})
+    call(
+        standing.address,
+        f"/deployments/{ids['shard']}",
+        {"tags": ["shard", "mine"], "concurrency_limit": 3, "paused": True},
+        "PATCH",
+    )
+    call(
+        standing.address,
+        f"/deployments/{ids['train']}",
+        {"parameters": {"name": "standard"}, "description": "ours"},
+        "PATCH",
+    )
     daily = {"schedule": {"cron": "30 1 * * *", "timezone": "UTC"}, "active": False}
     call(standing.address, f"/deployments/{ids['index']}/schedules", [daily])  # type: ignore[arg-type]
     names = ("name", "tags", "paused", "global_concurrency_limit", "parameters", "description")
@@ -120,12 +120,9 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
 def test_deploy_takes_images_variables_and_a_limit_and_keeps_them(standing: Served) -> None:
     for name, kind in (("near", "process"), ("far", "docker")):
         call(standing.address, "/work_pools/", {"name": name, "type": kind})
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
-    where = clean | {"PREFECT_API_URL": f"{standing.address}/api", "PYTHONPATH": os.getcwd()}
 
     def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.cli", "deploy", *arguments]
-        return subprocess.run(command, cwd=standing.folder, env=where, capture_output=True, text=True)
+        return haed(standing.folder, "deploy", *arguments, PREFECT_API_URL=f"{standing.address}/api")
 
     refused = deploy("--pool", "near", "--image", "haed:1")
     assert refused.returncode == 1 and "whose workers start no images" in refused.stderr
@@ -138,7 +135,7 @@ def test_deploy_takes_images_variables_and_a_limit_and_keeps_them(standing: Serv
     assert variables["env"]["WHERE"] == "7" and variables["env"]["HAED_TRAININGS"] == "1"
     assert call(standing.address, "/work_pools/far")["concurrency_limit"] == 2
 
-    patch(standing, f"/deployments/{found['id']}", {"tags": ["haed", "mine"], "concurrency_limit": 1})
+    call(standing.address, f"/deployments/{found['id']}", {"tags": ["haed", "mine"], "concurrency_limit": 1}, "PATCH")
     again = deploy("--pool", "far", "--image", "haed:2")
     assert again.returncode == 0, again.stderr
     found = call(standing.address, "/deployments/name/haed/haed-far")

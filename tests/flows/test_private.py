@@ -23,9 +23,11 @@ from flows.environment import keep_private
 from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
 from flows.serve import _prepare_own_server
-from tests.flows.api import PATIENCE, until
+from tests.flows.api import PATIENCE, clean_environment, until
+from tests.flows.test_bounds import inner
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
+TYPED += ["https://hunter2@host/x"]
 
 
 def mode(path: Path) -> int:
@@ -46,26 +48,13 @@ def test_every_pattern_of_a_form_has_words() -> None:
     assert found == set(WORDS)
 
 
-def texts(schema: Any, definitions: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema of a text that may be anything, with where it stands."""
-    if isinstance(schema, dict):
-        if "$ref" in schema:
-            yield from texts(definitions[schema["$ref"].rpartition("/")[2]], definitions, path)
-        if schema.get("type") == "string" and "enum" not in schema:
-            yield path, schema
-        for name, part in schema.items():
-            yield from texts(part, definitions, f"{path}.{name}")
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from texts(part, definitions, path)
-
-
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: str(flow.name))
 def test_no_text_of_any_form_takes_an_address_with_a_password(flow: Any) -> None:
     made = parameter_schema(flow).model_dump()
-    found = list(texts(made["properties"], made.get("definitions") or {}, flow.name))
-    assert found
-    for place, schema in found:
+    found = list(inner({"properties": made["properties"]}, made.get("definitions") or {}, flow.name))
+    texts = [(place, each) for place, each in found if each.get("type") == "string" and "enum" not in each]
+    assert texts
+    for place, schema in texts:
         assert schema.get("pattern") in WORDS, place
 
 
@@ -135,9 +124,8 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
         port, board = one.getsockname()[1], other.getsockname()[1]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
-    where = clean | {"PREFECT_HOME": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
-    where["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = "https://ours.example"
+    ours = {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "https://ours.example"}
+    where = clean_environment(PREFECT_HOME=str(home), PYTHONUNBUFFERED="1", **ours)
     command = [sys.executable, "-m", "flows.cli", "serve", "--password", "--port", str(port)]
     command += ["--tensorboard-port", str(board)]
     with (

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from flows.deployments import deployment_suffix
-from tests.flows.api import PATIENCE, call, until
+from tests.flows.api import PATIENCE, call, clean_environment, haed, has_begun, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -143,10 +143,9 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
 
     # A worker's own choice is a temporary folder, which it deletes with all that a run has written.
     call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})
-    where = os.environ | {"PREFECT_API_URL": f"{served.address}/api", "PYTHONPATH": os.getcwd()}
+    api = f"{served.address}/api"
     for pool, status in (("none", 1), ("gpus", 0)):
-        command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", pool]
-        done = subprocess.run(command, cwd=served.folder, env=where, capture_output=True, text=True)
+        done = haed(served.folder, "deploy", "--pool", pool, PREFECT_API_URL=api)
         assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
         assert len(done.stdout.splitlines()) == (len(FLOWS) if status == 0 else 0)
         assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
@@ -158,14 +157,10 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
     elsewhere = served.folder / "elsewhere"
     elsewhere.mkdir()
-    done = subprocess.run(command, cwd=elsewhere, env=where, capture_output=True, text=True)
+    environment = clean_environment(PREFECT_API_URL=api)
+    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert served.state(run) == "COMPLETED", done.stderr
     assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())
-
-
-def has_begun(metrics: Path) -> bool:
-    """Whether a first step was done: before it there is nothing to save, and a signal ends a training at once."""
-    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 @pytest.mark.usefixtures("corpus")

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import webdataset as wds
 
 from data import shards
 from data.chunkers import ONE, Chunker, WordChunker
@@ -28,11 +27,9 @@ from data.sharding.corpora import Corpora
 from data.sharding.parts import Part, write_part
 from data.sources import files
 from data.sources.source import Input, Piece, Source
-from data.vocabulary import count_distinct_chunks
 from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
 from pipeline.run.shards import check_source
-from tests.conftest import SHARED
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -72,17 +69,6 @@ def test_round_trip_manifest_and_any_number_of_workers(folder: Path, tmp_path: P
     for entry in json.loads((one.folder / "manifest.json").read_text())["shards"]:
         content = (one.folder / entry["file"]).read_bytes()
         assert len(content) == entry["file_bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
-
-
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # webdataset leaves the file to the collector
-def test_webdataset_reads_the_shards(folder: Path, tmp_path: Path) -> None:
-    corpus = sharded(folder, tmp_path)
-    shard_file = str(corpus.folder / corpus.shards_of("valid")[0].file)
-    (sample,) = list(wds.WebDataset(shard_file, shardshuffle=False).decode())
-    assert bytes(sample["tokens.npy"]) == (folder / "valid.txt").read_bytes()
-    assert sample["lengths.npy"].sum() == len(sample["tokens.npy"]) and sample["sample.json"]["names"] == ["valid.txt"]
 
 
 def test_keys_are_unique_over_a_corpus(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,32 +166,6 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path, tmp_path: Path) ->
     write_json(corpus.folder / "manifest.json", manifest)
     with pytest.raises(ValueError, match="outside its folder"):
         Corpus.open(corpus.folder)
-
-
-def test_empty_and_missing_sources(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "nothing.txt").touch()
-    with pytest.raises(ValueError, match="has no data"):
-        sharded(tmp_path / "empty", tmp_path / "shards")
-    with pytest.raises(FileNotFoundError, match="no such file or folder"):
-        sharded(tmp_path / "nowhere", tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
-
-
-def test_distinct_chunks_are_counted(folder: Path, tmp_path: Path) -> None:
-    found = count_distinct_chunks(sharded(folder, tmp_path), "valid")
-    rows = [row.tobytes()[:n] for row, n in zip(found.tokens, found.lengths, strict=True)]
-    assert dict(zip(rows, found.counts.tolist(), strict=True)) == {b"some ": 100, b"text\n": 100}
-
-
-def test_wikitext_documents_begin_at_titles(tmp_path: Path) -> None:
-    source = SHARED / "wikitext-2"
-    if not source.is_dir():
-        pytest.skip("WikiText-2 is not in ../shared/data")
-    corpus = sharded(source, tmp_path, kind="wikitext", pattern="*.txt")
-    assert [corpus.split_counts(split).documents for split in ("train", "valid", "test")] == [600, 60, 60]
-    for split in ("train", "valid", "test"):
-        assert b"".join(corpus.iterate_originals(split)) == (source / f"{split}.txt").read_bytes()
 
 
 def test_tar_members_have_no_owner_or_time(folder: Path, tmp_path: Path) -> None:

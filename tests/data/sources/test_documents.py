@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.sources.documents import split_at_headings
 from data.sources.source import hashed_split
 from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
@@ -30,13 +28,6 @@ def test_json_lines(tmp_path: Path, suffix: str, size: int) -> None:
         assert [data for _, data in found[split]] == wanted and wanted
     names = [name for each in found.values() for name, _ in each]
     assert len(set(names)) == len(TEXTS)
-
-
-def test_lines_of_empty_text_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": ""}\n\n{"text": null}\n')
-    options = SourceOptions(kind="jsonl", path=str(tmp_path))
-    corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
-    assert "lines of empty text were left out: 2" in corpus.manifest["splits"]["notes"]
 
 
 def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:

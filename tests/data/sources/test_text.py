@@ -10,7 +10,7 @@ import pytest
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-from data.sources.files import list_files, open_stream, zstd
+from data.sources.files import open_stream, zstd
 from data.sources.source import Source, make_source, named_split
 from tests.conftest import SHARED
 
@@ -57,13 +57,6 @@ def test_one_text_is_cut_in_three_alike_plain_or_compressed(tmp_path: Path, suff
     assert [len(found[split]) for split in ("train", "valid", "test")] == [1, 1, 1]
 
 
-def test_compressed_files_may_hold_several_streams(tmp_path: Path) -> None:
-    for suffix, compress in COMPRESS.items():
-        (tmp_path / f"train{suffix or '.txt'}").write_bytes(compress(b"one\n") + compress(b"two\n"))
-    found = documents(source("text", tmp_path))
-    assert [data for _, data in found["train"]] == [b"one\ntwo\n"] * 5
-
-
 @pytest.mark.parametrize("held", [1 << 20, 1000])
 def test_a_compressed_file_is_read_by_its_worker_and_once_if_that_will_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
@@ -107,20 +100,6 @@ def test_a_window_of_xz_that_asks_for_too_much_memory_is_refused(tmp_path: Path)
     (tmp_path / "train.xz").write_bytes(lzma.compress(b"text", filters=filters))
     with pytest.raises(ValueError, match="train.xz cannot be read: [Mm]emory"):
         documents(source("text", tmp_path))
-
-
-def test_folders_globs_and_hidden_files(tmp_path: Path) -> None:
-    for name in ("a/train/x.txt", "a/test/y.txt", "a/valid/z.md", "a/.git/config", "a/train/.hidden"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    found = documents(source("text", tmp_path / "a"))
-    assert {split: [name for name, _ in each] for split, each in found.items()} == {
-        "train": ["train/x.txt"],
-        "valid": ["valid/z.md"],
-        "test": ["test/y.txt"],
-    }
-    names = [file.name for file in list_files(str(tmp_path / "a" / "**" / "*.txt"), "**/*", "text")]
-    assert names == ["test/y.txt", "train/x.txt"]
 
 
 def test_names_of_splits() -> None:
@@ -194,15 +173,6 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, suffix: 
     assert all(part.decode() for part in parts) and b"".join(parts) == text
     (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](b"\x80" * 100_000))  # no UTF-8
     assert len(joined(documents(source("text", tmp_path), 1_000), "train")) == 90_000
-
-
-def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_bytes(b"x" * 100)
-    made = source("text", tmp_path)
-    (item,) = made.inputs(1 << 20, 1)
-    (tmp_path / "train.txt").write_bytes(b"x" * 50)
-    with pytest.raises(ValueError, match="changed while it was being read"):
-        list(made.read(item))
 
 
 @pytest.mark.parametrize(

@@ -137,35 +137,6 @@ def test_only_the_chunk_before_in_the_document_is_seen() -> None:
         assert torch.equal(one, two) == begins
 
 
-@pytest.mark.parametrize("kind", ["lstm", "transformer", "previous", "hred", "megabyte", "reader"])
-def test_greedy_sampling_with_caches_agrees_with_the_likelihood(kind: str) -> None:
-    """The likeliest symbol at each step of the cached sampler is the likeliest by scoring whole windows afresh."""
-    model = small(kind, context=6)
-    given = windows(1, 2, 3, 3)
-    with torch.no_grad():
-        sampler = ChunkSampler(model, given)
-        for _ in range(3):
-            inputs = torch.cat([model.main.start[None], model.extract_vectors(given, "chunks")])[None]
-            torch.testing.assert_close(sampler.prediction, model.main.step(inputs, None)[:, -1])
-            before = Chunks(given.tokens[0, -1:], given.lengths[0, -1:])
-            state = model.decoder.initial_state(sampler.prediction, before)
-            first = model.decoder.step(state, torch.tensor([3])).softmax(-1)[0, :3]  # the end is masked
-            for symbol in range(3):
-                decided = model.decision_log_likelihood(
-                    grown(given, torch.tensor([[symbol, 0, 0]]), torch.tensor([1]))
-                )[0, -1, 0]
-                torch.testing.assert_close(decided, (first / first.sum())[symbol].log())
-            drawn = sampler.draw_chunk(Draw(temperature=0))
-            given = grown(given, drawn.tokens, drawn.lengths)
-
-
-def grown(given: TokenBatch, tokens: torch.Tensor, lengths: torch.Tensor) -> TokenBatch:
-    """One chunk (1, K) more."""
-    return TokenBatch.from_chunks(
-        torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, lengths[None]], 1)
-    )
-
-
 @pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
 def test_prompts_continued_together_and_one_by_one_agree(decoder: str) -> None:
     """Chunks that end early leave the batch of the decoder, and the others do not notice."""
@@ -205,20 +176,6 @@ def test_sampling_goes_on_past_the_context_and_repeats_with_a_seed() -> None:
         assert chunks[0].tokens[:, 0].tolist() == [1, 1]
         written.append(torch.cat([drawn.tokens for drawn in chunks]))
     assert torch.equal(*written)
-
-
-def test_top_p_and_top_k_keep_the_likeliest() -> None:
-    logits = torch.tensor([[0.0, 3.0, 2.0, -1.0]]).repeat(500, 1)
-    generator = torch.Generator().manual_seed(0)
-    assert set(Draw(top_k=2, generator=generator)(logits).tolist()) == {1, 2}
-    assert set(Draw(top_p=0.1, generator=generator)(logits).tolist()) == {1}
-    assert set(Draw(temperature=0)(logits).tolist()) == {1}
-
-
-def test_a_main_model_narrower_than_its_input_is_refused() -> None:
-    options = ModelOptions(encoder=EncoderOptions(width=32), main=MainOptions(width=16))
-    with pytest.raises(ValueError, match=r"model\.main\.width is 16"):
-        HAED(options, IEMOptions(), ChunkingSpec(3, 3, False, 4))
 
 
 def test_the_scale_learns_by_shares_of_itself_and_stays_positive() -> None:

@@ -113,7 +113,7 @@ def readable(options: Options) -> bool:
 def test_every_option_of_text_is_read_back_as_it_was_written(key: str, tmp_path: Path) -> None:
     tried = 0
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(st.data())
     def check_option(data: st.DataObject) -> None:
         nonlocal tried
@@ -259,15 +259,6 @@ def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
     path.write_text(json.dumps({"seed": 3, "source": {"path": "1e3", "cut": True}, "threads": None}))
     options = load_options(path)
     assert (options.seed, options.source.path, options.source.cut, options.threads) == (3, "1e3", True, None)
-
-
-def test_aliases_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.yaml"
-    lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lists += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    path.write_text("\n".join(lists))
-    with pytest.raises(ConfigError, match="bomb.yaml has more than 10,000 values"):
-        load_options(path)
 
 
 def test_references_that_stand_for_millions_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pipeline.config import (
     training_phases,
 )
 from pipeline.run.memory import check_system
-from tests.conftest import MORE, TINY, TOKENS
+from tests.conftest import MORE, TOKENS
 
 FAST = ("quickstart", "top-down")  # one of each kind of phases
 
@@ -233,10 +233,6 @@ def test_every_option_is_described() -> None:
                 assert metadata and metadata[0].description, prefix + field.name
 
     check(Options, "")
-
-
-def test_tiny_overrides_are_valid() -> None:
-    assert load_options("quickstart", TINY).model.main.width == 16
 
 
 def test_a_whole_number_may_be_written_with_zeros_behind_the_point_and_between_digits() -> None:

@@ -61,6 +61,18 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+def test_a_best_checkpoint_that_cannot_be_taken_is_replaced_by_the_newest(wrong: str, best_first: Path) -> None:
+    place, (spoil, expected) = best_first / "finetune" / "checkpoints", WRONG[wrong]
+    spoil(place)
+    copy = shutil.copytree(best_first, best_first.with_name("copy"))  # whose sums nobody knows
+    for run in (best_first, copy):
+        chosen = choose_checkpoint(run / "finetune" / "checkpoints")
+        assert chosen.step == 4 and re.search(expected, chosen.fallback or "")
+        assert RunFolder(run).select_checkpoint().digest == open_run(run).digest == chosen.digest
+        assert Checkpoints(place).load_best().digest == chosen.digest  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wrong", ["weights", "missing"])
 def test_all_readers_use_one_checkpoint_and_say_which(
     wrong: str, best_first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +82,6 @@ def test_all_readers_use_one_checkpoint_and_say_which(
     for command in ("index", "evaluate"):  # of the best
         assert main([command, str(run)]) == 0
     spoil(place)
-    shutil.copytree(run, run.with_name("copy"))  # whose sums nobody knows
 
     def told(*words: str) -> str:
         """Of a command that succeeds, what it says on standard error: the fall-back once."""
@@ -81,11 +92,6 @@ def test_all_readers_use_one_checkpoint_and_say_which(
         return found.out
 
     digest = choose_checkpoint(place).digest
-    assert RunFolder(run).select_checkpoint().digest == open_run(run).digest == digest
-    assert Checkpoints(place).load_best().digest == digest  # type: ignore[union-attr]
-    assert (
-        RunFolder(run.with_name("copy")).select_checkpoint().digest == open_run(run.with_name("copy")).digest == digest
-    )
     assert main(["neighbours", str(run), "def "]) == 1  # of the checkpoint before
     advice = re.search(r"run `(haed index .*?)` again", capsys.readouterr().err)
     assert advice is not None

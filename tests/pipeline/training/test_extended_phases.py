@@ -113,16 +113,6 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
     assert "validation.windows changed: validations are not compared" in caplog.text
 
 
-def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    rates = options.optimizer
-    rates.learning_rate = rates.main_learning_rate = rates.table_learning_rate = 1e-30
-    options.train.patience, options.validation.times = 1, 4
-    assert train(options).steps < 4
-    with caplog.at_level("INFO"):
-        train(options)
-    assert "the phase ended by train.patience=1; raise that for it to go on" in caplog.text
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_phase_two_starts_from_the_checkpoint_of_phase_one_that_validated_best(
     elsewhere: bool, options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

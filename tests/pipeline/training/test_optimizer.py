@@ -170,6 +170,8 @@ def test_a_phase_ends_when_validation_does_not_improve(options: Options, caplog:
     assert found.steps == 2 * len(bits) < 40 and min(bits) == bits[-3] and "the phase ends here" in caplog.text
     recorded = [line["step"] for line in stripped(options, "train") if "loss" in line]
     assert recorded[-1] == found.steps and recorded == sorted(set(recorded))  # its last steps too, once
-    assert train(options).steps == found.steps  # it stays ended
+    with caplog.at_level(logging.INFO):
+        assert train(options).steps == found.steps  # it stays ended
+    assert "the phase ended by train.patience=2; raise that for it to go on" in caplog.text
     options.train.patience = 0
     assert train(options).steps == 40

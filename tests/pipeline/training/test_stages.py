@@ -172,37 +172,6 @@ def test_a_second_is_one_of_the_clock_whatever_the_threads(
     assert all(record["seconds"] >= 0.1 * record["step"] for record in records)
 
 
-def test_resume_never_and_required(options: Options) -> None:
-    options.resume = "required"
-    with pytest.raises(ValueError, match="has no checkpoint"):
-        train(options)
-    assert not (Path(options.runs_dir) / options.name).exists()
-    options.resume = "auto"
-    train(options)
-    options.resume = "never"
-    with pytest.raises(ValueError, match="has a checkpoint"):
-        train(options)
-
-
-def test_a_checkpoint_of_another_model_is_refused(options: Options) -> None:
-    train(options)
-    options.model.main.layers = 2
-    with pytest.raises(ValueError, match=r"model\.main\.layers=1, this run has model\.main\.layers=2"):
-        train(options)
-
-
-def test_phase_two_without_phase_one(options: Options) -> None:
-    with pytest.raises(FileNotFoundError, match="no phase one to start from"):
-        finetune(options)
-
-
-def test_without_shards(options: Options) -> None:
-    options.chunker.k = 9
-    with pytest.raises(FileNotFoundError, match="run `haed shard`"):
-        train(options)
-    assert not (Path(options.runs_dir) / options.name).exists()
-
-
 def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     options.checkpoint.every_steps = 2
     train(options)
@@ -227,14 +196,6 @@ def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
     assert (folder / "best").read_text().strip() == "step-00000012"
 
 
-def test_two_processes_cannot_train_one_run(options: Options) -> None:
-    train(options)
-    with RunFolder.find(Path(options.runs_dir) / options.name).lock():
-        options.train.steps = 8
-        with pytest.raises(BlockingIOError, match="in use by process"):
-            train(options)
-
-
 def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
     from pipeline.run.shards import shard_source
 
@@ -254,9 +215,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
         train(options)
 
 
-@pytest.mark.parametrize(("log_every", "wrong"), [(100, "gradient_norm"), (1, "gradient_norm")])
+@pytest.mark.parametrize("log_every", [100, 1])
 def test_no_checkpoint_is_written_of_what_is_not_finite(
-    options: Options, monkeypatch: pytest.MonkeyPatch, log_every: int, wrong: str
+    options: Options, monkeypatch: pytest.MonkeyPatch, log_every: int
 ) -> None:
     from pipeline.training import trainer
 
@@ -271,7 +232,7 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
         return update(self)
 
     monkeypatch.setattr(trainer.Trainer, "update", spoiled)
-    with pytest.raises(NonFiniteLossError, match=rf"at step 4: .*{wrong}"):
+    with pytest.raises(NonFiniteLossError, match="at step 4: .*gradient_norm"):
         train(options)
     assert newest(options, "train").name == "step-00000003"
     monkeypatch.setattr(trainer.Trainer, "update", update)

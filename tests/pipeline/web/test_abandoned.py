@@ -183,7 +183,8 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
     serving.hold()
     clients = [serving.send(SHORT) for _ in range(MOST_WAITING - 1)]
     wait_for(lambda: serving.warm.waiting == MOST_WAITING)
-    assert serving.ask(SHORT)[0] == 503
+    status, answer = serving.ask(SHORT)
+    assert status == 503 and "wait already" in answer["error"]
     for client in clients:
         client.close()
     wait_for(lambda: serving.warm.waiting == 1)

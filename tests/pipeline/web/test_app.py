@@ -18,7 +18,7 @@ from pipeline.run.metrics import encode_record
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.app import make_application
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
-from pipeline.web.model_cache import MOST_WAITING, ModelCache
+from pipeline.web.model_cache import ModelCache
 from pipeline.web.runs import ServedRuns
 
 HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
@@ -151,11 +151,6 @@ def test_a_query_of_several_chunks_and_passages_say_what_was_asked(site: Site, r
     places = site.ask("passages?prompt=import+&count=3")["value"]["neighbours"]
     assert len(places) == 3 and places[0]["name"].endswith(".py")
     assert places[0]["name"] in site.get("/runs/run/passages?prompt=import+").text
-
-
-def test_too_many_questions_are_told_to_come_again(site: Site) -> None:
-    site.warm.waiting = MOST_WAITING
-    assert "wait already" in site.ask("next?prompt=a", 503)["error"]
 
 
 ELSEWHERE = [
