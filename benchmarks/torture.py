@@ -88,7 +88,8 @@ class Bench:
         )
 
     def environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(ROOT)}
+        """Threads that wait leave the cores to others: where they spin beside other work, a step takes ten times as long."""
+        return os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
 
     def command(self, stage: str, name: str, more: list[str]) -> list[str]:
         return [sys.executable, "-m", "pipeline", stage, *self.settings, *more, f"name={name}", "--json"]
