@@ -53,6 +53,7 @@ COMMANDS = {
     "neighbours": ["neighbours", "runs/run", "def "],
     "shard": ["shard", "runs/run"],
     "cat": ["cat", "corpus"],
+    "profile": ["profile", "runs/run", "--steps", "1"],
     "finetune": ["finetune", "runs/run"],
 }
 

@@ -274,3 +274,16 @@ def test_a_cublas_setting_of_the_users_own_is_no_error(
     assert not is_cublas_deterministic(gpu) and not is_cublas_deterministic(gpu)
     assert [message.split(":")[0] for message in caplog.messages] == ["CUBLAS_WORKSPACE_CONFIG="]
     assert setup_compute(options).deterministic
+
+
+# The short form of benchmarks/torture.py: SIGKILL at random moments, resumption, the same bits.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("case", "stage"), [("workers", "pretrain")])
+def test_killed_and_resumed(case: str, stage: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "torture.py"), "--kills", "1", "--steps", "60"]
+    done = subprocess.run([*command, "--cases", case, "--stages", stage], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1].split()[:3] == [case, stage, "1"]
