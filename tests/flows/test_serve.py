@@ -35,7 +35,7 @@ FLOWS = {
     "compare",
     "report",
 }
-STEPS = 250  # enough to be killed at a tenth of them
+STEPS = 120  # enough to be killed at a tenth of them
 
 
 def retry(served: Served, run: str) -> None:
