@@ -31,12 +31,12 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 import numpy as np
 
+from data.build import shard
 from data.chunkers import make_chunker
 from data.corpus import Corpus
 from data.filesystem import write_json
 from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.shards import Sample, ShardFile
 
 SAMPLE, FILE, STEPS = 1 << 20, 16, 200

@@ -278,7 +278,7 @@ def encode_checked_json(value: Any) -> bytes:
 def verify_checksums(
     value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False
 ) -> Any:
-    """Verify the checksums of a value made by `sealed`, and return it without them.
+    """Verify the checksums of a value made by `add_checksums`, and return it without them.
 
     Args:
         value: a mapping, or a list of mappings.
@@ -304,7 +304,7 @@ def verify_checksums(
 def read_json(
     path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "", several: bool = False
 ) -> Any:
-    """Read and verify a JSON file that we wrote. See `read_bytes`, `parse_json` and `unsealed` for the errors."""
+    """Read and verify a JSON file that we wrote. See `read_bytes`, `parse_json` and `verify_checksums` for the errors."""
     return verify_checksums(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
 
 

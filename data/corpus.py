@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypedDict, cast
+from typing import IO, Annotated, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from data.checked import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.chunkers import Chunker, make_chunker
 from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions
-from data.remote.storage import RemoteFolder
+from data.remote import RemoteFolder
 from data.shards import CorruptShardError, Sample, Shard, read_shard
 from data.sources.source import make_source, restore_options
 from data.sources.splits import Allotted
@@ -25,6 +25,7 @@ from data.urls import check_folder, check_url, is_remote
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 FORMAT = 3  # of shards and manifests
+_PartShards = Annotated[int, Field(ge=0, lt=10**6, strict=True)]
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Corpus:
         folder: folder of its files; for a URL, its folder in the cache.
         manifest: contents of manifest.json.
         shards: its shards.
+        parts: number of shards of each split that each part of the source gave.
         digest: of source, chunker and settings.
         statistics: of each split.
         chunker_version: version of the chunker that split it.
@@ -101,6 +103,7 @@ class Corpus:
             self.chunker_version = int(manifest["chunker_version"])
             self.form = TypeAdapter(dict[str, int]).validate_python(manifest.get("form", {}))
             self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
+            self.parts = TypeAdapter(list[dict[str, _PartShards]]).validate_python(manifest["parts"])
             shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
             self.shards = TypeAdapter(list[Shard]).validate_python(shards)
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]
@@ -176,7 +179,7 @@ class Corpus:
         """Return the samples of a shard, in memory. Its checksum is verified on first use in a process.
 
         Raises:
-            Damaged: it is missing, truncated or changed.
+            CorruptShardError: it is missing, truncated or changed.
             OSError: it cannot be fetched or read.
         """
         return self.open_shard(shard)[0]

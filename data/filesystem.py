@@ -191,7 +191,7 @@ def acquire_lock(path: Path, waiting: Callable[[str], None] | None = None, patie
 
 @contextmanager
 def file_lock(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold a lock file that names its holder, and guard its folder. The file is removed afterwards. See `hold`."""
+    """Hold a lock file that names its holder, and guard its folder. The file is removed afterwards. See `acquire_lock`."""
     with acquire_lock(path, waiting) as file:
         try:
             with add_path_to_errors(path):
@@ -211,7 +211,9 @@ def read_lock_holder(path: Path) -> str | None:
     try:
         with open_file(path) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # another process waits for this moment; see `hold`
+                fcntl.flock(
+                    file, fcntl.LOCK_SH | fcntl.LOCK_NB
+                )  # another process waits for this moment; see `acquire_lock`
             except BlockingIOError:
                 return file.read(1000).decode(errors="replace")
     except (OSError, CorruptFileError):

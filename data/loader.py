@@ -80,7 +80,7 @@ class _Stream:
         """Copy at most `size` chunks, from `begin` on, into tokens (T, K), lengths (T,) and starts (T,).
 
         Raises:
-            Damaged: the file was truncated since it was opened.
+            CorruptShardError: the file was truncated since it was opened.
         """
         at, stop = 0, min(begin + size, int(self.firsts[-1]))
         while begin < stop:
@@ -180,7 +180,7 @@ class Loader:
 
     @property
     def epochs_passed(self) -> float:
-        """Passes over the data so far, or since `begin` was called."""
+        """Passes over the data so far, or since `restart_epoch_count` was called."""
         return (self._epoch * self.windows_per_epoch + self._consumed - self._began) / self.windows_per_epoch
 
     def restart_epoch_count(self) -> None:
@@ -210,7 +210,7 @@ class Loader:
         A worker of torch's DataLoader yields every n-th batch, so that all workers together yield each batch once.
 
         Raises:
-            Damaged: a shard is damaged, and `loader.damaged` is stop.
+            CorruptShardError: a shard is damaged, and `loader.damaged` is stop.
         """
         start = self._epoch * self.windows_per_epoch + self._consumed  # in windows over all epochs
         step = self.sequences * self.ranks
@@ -233,7 +233,7 @@ class Loader:
         started.
 
         Raises:
-            Damaged: a shard is damaged, and `loader.damaged` is stop.
+            CorruptShardError: a shard is damaged, and `loader.damaged` is stop.
         """
         step, (share, shares) = self.sequences * self.ranks, _worker_share()
         first = self._epoch * self.windows_per_epoch

@@ -16,14 +16,14 @@ LARGEST_CHUNK = 255  # tokens; lengths are stored as bytes
 SOURCES = {
     "stdlib": "data.sources.text:StdlibSource",
     "text": "data.sources.text:TextSource",
-    "jsonl": "data.sources.documents:JsonLinesSource",
-    "wikitext": "data.sources.documents:WikiTextSource",
+    "jsonl": "data.sources.text:JsonLinesSource",
+    "wikitext": "data.sources.text:WikiTextSource",
     "enwik8": "data.sources.text:Enwik8Source",
     "stdin": "data.sources.text:TextSource",
     "images": "data.sources.images:ImageSource",
     "audio": "data.sources.audio:AudioSource",
     "datasets": "data.sources.huggingface:DatasetsSource",
-    "webdataset": "data.sources.tars:WebDatasetSource",
+    "webdataset": "data.sources.webdataset:WebDatasetSource",
     "shards": "",  # already sharded, nothing to read
 }
 CHUNKERS = {

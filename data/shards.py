@@ -288,7 +288,7 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
         shard: its entry in the manifest; if given, checksum and counts are verified.
 
     Raises:
-        Damaged: it is not what was written.
+        CorruptShardError: it is not what was written.
     """
     if shard is not None and hashlib.sha256(content).hexdigest() != shard.sha256:
         _raise_first_damage(path, content, shard)
@@ -303,7 +303,7 @@ def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[S
     """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
 
     Raises:
-        Damaged: at the offset of the first member that is not what was written.
+        CorruptShardError: at the offset of the first member that is not what was written.
     """
     parts: dict[str, Any] = {}
     end = at = 0
@@ -364,7 +364,7 @@ def _parse_npy(body: memoryview, dtype: Any) -> np.ndarray:
 
 
 def _raise_first_damage(path: Path | str, content: bytes, shard: Shard) -> None:
-    """Raise Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
+    """Raise CorruptShardError for a shard whose sha256 is wrong, with the first place that shows why."""
     for _ in _read_samples(path, content, checked=True):
         pass
     if len(content) != shard.file_bytes:

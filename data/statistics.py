@@ -99,7 +99,7 @@ class Frequencies:
 
     @property
     def distinct_count(self) -> int:
-        """Number of distinct chunks; an estimate with a standard error of 0.4 % unless `exact`."""
+        """Number of distinct chunks; an estimate with a standard error of 0.4 % unless `is_exact`."""
         if self.is_exact:
             return len(self.keys)
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
@@ -212,7 +212,7 @@ class Statistics:
         self.frequencies.merge_counts(other.frequencies)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the whole state as arrays for a file, which `of_arrays` reads back."""
+        """Return the whole state as arrays for a file, which `from_arrays` reads back."""
         self._count_waiting()
         return {
             "lengths": self.lengths,
@@ -225,7 +225,7 @@ class Statistics:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
-        """Restore statistics from the result of `arrays`."""
+        """Restore statistics from the result of `to_arrays`."""
         made = cls()
         made.lengths, made.documents = arrays["lengths"], arrays["documents"]
         made.shortest, made.longest, made._head, made._last = (int(x) for x in arrays["ends"])

@@ -220,7 +220,7 @@ def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> 
 def frequent_words(corpus: Corpus, number: int) -> list[str]:
     """Return some frequent chunks of the train split if it is text.
 
-    Only its first megabytes are counted. See `telling`.
+    Only its first megabytes are counted. See `select_telling_chunks`.
     """
     first = list(islice(_iterate_samples(corpus, "train"), _LOOKED_AT))
     found = _count_samples(first, corpus.build_chunker().k)

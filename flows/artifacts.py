@@ -26,7 +26,7 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from data.sharding.progress import ShardingProgress
+from data.parts import ShardingProgress
 from pipeline.config import Options, PhaseOptions
 from pipeline.console import make_printable, markdown_text
 from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_validation

@@ -13,7 +13,7 @@ from prefect import task
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.filesystem import process_pool
-from data.sharding.parts import KILLED, PAUSES, Mapper, Part, is_passing
+from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from pipeline.config import Options
 from pipeline.run.shards import open_dask_client
 

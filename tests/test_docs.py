@@ -14,9 +14,9 @@ import pytest
 import torch
 import webdataset
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.shards import CorruptShardError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import data.remote
 from data.corpus import Corpus
 from data.filesystem import write_json
-from data.remote import storage
 from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
 from pipeline.run.checkpoints import CorruptCheckpointError
@@ -255,7 +255,7 @@ def test_addresses_in_a_strangers_run_are_not_opened(
 def test_an_address_in_a_run_is_said_before_it_is_opened(
     whole: Path, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage, "ATTEMPTS", 1)
+    monkeypatch.setattr(data.remote, "ATTEMPTS", 1)
     shutil.copytree(whole / "runs", tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     url = "http://127.0.0.1:1/x"

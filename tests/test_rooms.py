@@ -25,7 +25,9 @@ ORDER = {
         "shards",
         "remote",
         "corpus",
-        "vocabulary loader sharding",
+        "vocabulary loader parts",
+        "corpora",
+        "build",
     ],
     "pipeline": [
         "console signals",

@@ -12,16 +12,14 @@ import hashlib
 import io
 import struct
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import IO, NamedTuple
 
 import numpy as np
 
-from data.sources.files import BLOCK, FREE, File, is_tar, iterate_members, read_whole
-from data.sources.source import FormatMismatchError, Input, Piece, Source
-from data.sources.splits import SPLITS
+from data.sources.file_type import detect_foreign_format
+from data.sources.files import BLOCK, FREE, is_tar, read_whole
+from data.sources.source import FormatMismatchError, Input, MediaSource, Piece
 
-RECORDINGS = (".wav", ".wave", ".flac")
 _FRAMES = 1 << 18
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE  # tags of WAV
 _GUID = bytes.fromhex("000000001000800000aa00389b71")  # behind the tag, in an extensible format
@@ -45,18 +43,6 @@ _CONVERTED = {
     "ULAW": "recordings in µ-law were decoded to 16 bits",
 }
 _ADVICE = "convert it into plain PCM of 16 bits, with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav` say"
-_OTHERS = {  # formats of files named .wav
-    b"RIFX": "big-endian",
-    b"FORM": "AIFF",
-    b"riff": "Wave64",
-    b"NIST_1A": "a NIST file",
-    b"ID3": "MP3",
-    b"\xff\xfb": "MP3",
-    b"OggS": "Ogg",
-    b"fLaC": "FLAC",
-    b".snd": "a recording of Sun",
-    b"caff": "CAF",
-}
 _LONG = 0xFFFFFFFF  # marks a size that RF64 stores elsewhere
 _LONGEST_FORMAT = 256
 _FLAC_HEADER = 42
@@ -87,43 +73,21 @@ def decode_pcm16(tokens: np.ndarray) -> np.ndarray:
     return (np.frombuffer(tokens.tobytes(), ">u2").astype(np.int32) - 32768).astype(np.int16)
 
 
-class AudioSource(Source):
+class AudioSource(MediaSource):
     """A source of recordings of one rate and number of channels.
 
     If paths do not name a split, a hash of the file decides, and in tars a hash of the recording's first frames.
     """
 
+    suffixes, noun = (".wav", ".wave", ".flac"), "recordings"
+    missing = "no .wav or .flac file and no tar: convert other recordings, with `ffmpeg -i OLD.mp3 NEW.wav` say"
     needs = "chunker.kind=fixed, and chunker.k= to the samples of a chunk (twice as many with source.encoding=pcm16)"
     unlike = "convert them to one rate and number of channels, or pick those of one kind by source.pattern="
-
-    def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Yield every file. A tar is read by one worker, and files other than WAV and FLAC are left out."""
-        files = [file for file in self.files if file.path.lower().endswith(RECORDINGS) or is_tar(file.path)]
-        if not files:
-            raise ValueError(
-                f"source.path={self.options.path} has no .wav or .flac file and no tar: convert other recordings, with "
-                "`ffmpeg -i OLD.mp3 NEW.wav` say"
-            )
-        self.leave_out_others(files, "no recordings")
-        for file, splits in self.places(files).items():
-            yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
-
-    def is_single_file(self, file: File) -> bool:
-        """Return if the file is a recording and no tar."""
-        return not is_tar(file.path)
-
-    def accepts(self, name: str) -> bool:
-        """Return if a member of a tar is a recording, and not hidden like the notes that macOS adds."""
-        path = PurePosixPath(name)
-        return path.suffix.lower() in RECORDINGS and not path.name.startswith(".")
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the encoded recordings of a file or a tar, in pieces."""
         if is_tar(item.path):
-            for name, content, size in iterate_members(item.path, self.options.expansion, self.remarks):
-                if not self.accepts(name):
-                    self.remarks["members of tars were left out: hidden, or no recordings"] += 1
-                    continue
+            for name, content, size in self.iterate_tar_documents(item.path):
                 if _is_flac(name):  # its decoder seeks, and a member of a tar cannot
                     content = io.BytesIO(read_whole(content, size, f"{item.path}: {name}"))
                 yield from self._read_recording(content, size, f"{item.name}/{name}", item)
@@ -250,7 +214,7 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
     """
     head = _read_exactly(file, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
-        what = next((what for magic, what in _OTHERS.items() if head.startswith(magic)), "")
+        what, _ = detect_foreign_format(head) or ("", "")
         raise ValueError(f"it {f'is {what}, and ' if what else ''}does not begin with RIFF and WAVE: {_ADVICE}")
     said, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
     sound = 0

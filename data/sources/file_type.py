@@ -1,6 +1,7 @@
-"""Detection of files that are not UTF-8 text, by their first bytes.
+"""Checks that files and members of tars are text: by their first bytes, and, while they are read, piece by piece.
 
-Read as text, they would teach a model headers and compressed bytes.
+What is no text would teach a model headers and compressed bytes. It is refused by its first bytes. What is odd about a
+text (NUL bytes, another encoding, a byte order mark, line endings) is noted, and its bytes are read as they are.
 """
 
 import codecs
@@ -8,9 +9,14 @@ import re
 import shlex
 import tarfile
 import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from data.sources.files import SUFFIXES, open_stream
+from data.sources.source import Piece
+from data.sources.splits import some_of
 
 _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
@@ -124,6 +130,15 @@ _THEN = {
 _BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # in the header of a tar
 _RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
+_KEPT = 100  # maximum names of a kind that a part keeps
+_LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
+_CUT = re.compile(r"@\d+$")
+_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_NOTES = {
+    "NUL": "NUL bytes, which no text has; the bytes are read as they are",
+    "encoding": "bytes that are no UTF-8 (another encoding, or binary); the bytes are read as they are",
+    "mark": "a byte order mark of UTF-8 at the beginning, which is read as text",
+}
 
 
 def detect_foreign_format(head: bytes) -> tuple[str, str] | None:
@@ -318,3 +333,118 @@ def check_text(path: str, expansion: int) -> str | None:
     with open_stream(path, expansion) as stream:
         head = stream.read(HEAD)
     return check_head(head, display_path(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)
+
+
+@dataclass
+class OddTexts:
+    """The number of texts with an oddity, and the first of their names."""
+
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TextFindings:
+    """The findings in the texts of a part.
+
+    Attributes:
+        lines: number of lines by line ending.
+        odd: texts by their oddity. A text that began in an earlier part is named, but counted only while names are few.
+    """
+
+    lines: Counter[str] = field(default_factory=Counter)
+    odd: dict[str, OddTexts] = field(default_factory=dict)
+
+    def add_text(self, reason: str, name: str, is_new: bool) -> None:
+        """Add a text, unless its name is known."""
+        texts = self.odd.setdefault(reason, OddTexts())
+        if name not in texts.names:
+            texts.count += len(texts.names) < _KEPT or is_new
+            texts.names = [*texts.names, name][:_KEPT]
+
+
+class TextInspector:
+    """A checker of the texts of a part, piece by piece.
+
+    Args:
+        skip: bytes at the beginning of each text that were checked before; there only line endings are counted.
+        whole_files: a text is a file, whose name may end in an offset.
+    """
+
+    def __init__(self, skip: int, whole_files: bool) -> None:
+        self.found, self.skip, self.whole_files = TextFindings(), skip, whole_files
+        self._begin_text(None, False)
+
+    def _begin_text(self, name: str | None, goes_on: bool) -> None:
+        self._name, self._goes_on = name, goes_on  # it began in an earlier part
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._known: set[str] = set()
+        self._position, self._ends_in_cr = 0, False
+
+    def inspect_piece(self, piece: Piece) -> None:
+        """Check the next piece."""
+        if not piece.continues or self._name is None:
+            self._begin_text(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
+        odd: list[str] = []
+        self._count_ends(piece.data, odd)
+        self._find_oddities(piece.data, odd)
+        for reason in odd:
+            if reason not in self._known:
+                self._known.add(reason)
+                self.found.add_text(reason, str(self._name), not self._goes_on)
+        self._position += len(piece.data)
+
+    def _find_oddities(self, data: bytes, odd: list[str]) -> None:
+        """Add the oddities of a piece, except for line endings."""
+        seen = 0 if self._goes_on else max(0, self.skip - self._position)  # bytes checked and reported before
+        if b"\0" in data:
+            if b"\0" in data[:seen]:
+                self._known.add("NUL")
+            odd.append("NUL")
+        if not self._position and not self._goes_on and data.startswith(codecs.BOM_UTF8):
+            odd.append("mark")
+        if "encoding" in self._known:
+            return
+        try:
+            # A range of a file may begin inside of a character.
+            self._decoder.decode(data.lstrip(_INSIDE) if self._goes_on and not self._position else data)
+        except UnicodeDecodeError as error:
+            if error.end <= seen:
+                self._known.add("encoding")
+            odd.append("encoding")
+
+    def _count_ends(self, data: bytes, odd: list[str]) -> None:
+        lines, feeds = self.found.lines, data.count(b"\n")
+        if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
+            lines[_CR] -= 1
+            lines[_CRLF] += 1
+            feeds -= 1
+        if b"\r" in data:
+            pairs = data.count(b"\r\n")
+            lines[_CRLF] += pairs
+            lines[_CR] += data.count(b"\r") - pairs
+            feeds -= pairs
+            odd.append(_ENDS)
+        lines[_LF] += feeds
+        self._ends_in_cr = data.endswith(b"\r")
+
+
+def describe_findings(looks: Sequence[TextFindings]) -> Iterator[str]:
+    """Yield a sentence for each oddity in the texts of all parts, in their order."""
+    lines = sum((each.lines for each in looks), Counter[str]())
+    for reason in dict.fromkeys(reason for each in looks for reason in each.odd):
+        found = [each.odd[reason] for each in looks if reason in each.odd]
+        names = list(dict.fromkeys(name for each in found for name in each.names))
+        all_named = all(each.count == len(each.names) for each in found)
+        count = len(names) if all_named else sum(each.count for each in found)
+        what = some_of(names, count, "texts")
+        if reason != _ENDS:
+            yield f"{what}: {_NOTES[reason]}"
+            continue
+        total = lines.total()
+        ends = [f"{lines[_CRLF]:,} end in CRLF (Windows)"] * bool(lines[_CRLF])
+        ends += [f"{lines[_CR]:,} end in CR alone (old Mac)"] * bool(lines[_CR])
+        yield (
+            f"{what}: of all {total:,} lines {' and '.join(ends)}. A word before them makes another chunk than before LF, and "
+            "prompts have LF: source.newlines=lf makes all ends LF"
+        )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from data.options import SourceOptions
@@ -107,7 +108,7 @@ def _holds_strings(column: Any) -> bool:
 def _explain_column(where: str, columns: Mapping[str, Any], field: str) -> str:
     """Return what is wrong with a column that holds no strings, and which column could be read instead."""
     if field not in columns:
-        there = ", ".join(f"{name!r} of {_describe_column(column)}" for name, column in list(columns.items())[:_NAMED])
+        there = ", ".join(f"{name!r}: {_describe_column(column)}" for name, column in list(columns.items())[:_NAMED])
         more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
         wrong = f"{where}, has no column {field!r}. It has {there or 'none'}{more}"
     else:
@@ -130,15 +131,8 @@ def _find_cause(error: BaseException) -> str:
 
 
 def _describe_column(column: Any) -> str:
-    """Return a description of a column of a data set, for people."""
-    kind, dtype = type(column).__name__, getattr(column, "dtype", None)
-    if isinstance(column, dict):
-        return f"records ({', '.join(list(column)[:_NAMED])})"
-    if kind == "Value":
-        return {"null": "nothing but nulls", "binary": "bytes (binary)"}.get(str(dtype), str(dtype))
-    if kind in ("List", "LargeList", "Sequence"):
-        return f"lists of {_describe_column(column.feature)}"
-    return f"{kind} ({dtype})" if isinstance(dtype, str) else kind
+    """Return the type of a column in the words of `datasets`, shortened."""
+    return shorten(str(column), 80, placeholder=" …")
 
 
 @lru_cache(maxsize=2)

@@ -1,24 +1,30 @@
 """Pictures: PNG and JPEG in folders or tars, and batch files of ImageNet32 and CIFAR-10. A document is an RGB raster.
 
 Its order is rows from top to bottom, pixels from left to right, red, green and blue of each (H·W·3 bytes).
+
+Decoders are made for browsers: they fill a missing part with black or grey without a warning. Here it is an error. The
+data of a PNG are counted. The entropy-coded data of a JPEG cannot be counted without decoding them. So `check_jpeg`
+returns the same file with other bytes behind each stretch of such data. A decoder that needs these bytes returns
+another raster.
 """
 
 import io
+import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from math import isqrt
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.sources.complete import TRUNCATED, check_jpeg, check_png
 from data.sources.file_type import HEAD, TO_PNG, detect_foreign_format
-from data.sources.files import FREE, File, bound_stream, is_tar, iterate_members, read_whole
+from data.sources.files import FREE, File, bound_stream, is_tar, read_whole
 from data.sources.safe_pickle import read_rows
-from data.sources.source import Input, Piece, Source
-from data.sources.splits import SPLITS, named_split
+from data.sources.source import Input, MediaSource, Piece
+from data.sources.splits import named_split
 
 PICTURES = (".png", ".jpg", ".jpeg")
 LARGEST_PICTURE = 1 << 26  # pixels
@@ -27,35 +33,44 @@ _PNG_DEPTH = 24  # offset in a PNG of the number of bits per value
 _ORIENTATION = 274  # the tag of EXIF
 _ROWS = 256
 _LARGEST_ROW = 1 << 24
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
+_INDEXED = 3
+# First column and row, and their steps, of the seven passes of an interlaced PNG (ISO/IEC 15948, section 8.2).
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # supported frames, all Huffman-coded
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
+_BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length: TEM and RST0 to RST7
+_COEFFICIENTS = 64
+_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+# A decoder that has no data left goes on with zeros. What begins with a one decodes otherwise; in a progressive file one bit
+# may stand for a whole scan's end, so there two more are tried. None has 0xff, which begins a marker.
+_OTHER = tuple(bytes(first ^ 37 * number % 89 for number in range(64)) for first in (0xA5, 0x5A, 0x93))
+TRUNCATED = "it ends before its last pixel: it was truncated, or written by a program that broke off"
 
 
-class ImageSource(Source):
-    """A source of pictures of one shape.
+class ImageSource(MediaSource):
+    """A source of pictures of one shape: files, members of tars, and rows of batch files.
 
     If paths name train and val but no test, val is test, and a hash takes valid out of train.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = PICTURES
+    noun = "pictures"
+    missing = (
+        "no PNG, JPEG, tar, .npz or pickled batch file: convert other pictures, with `magick OLD.webp NEW.png` say"
+    )
     unlike = "set source.image_size= to resample them"
     needs = "chunker.kind=pixels (chunker.k=12 are four pixels), and batch.context= to the chunks of a picture"
 
-    def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Yield every picture, batch file and tar.
-
-        One worker reads a whole batch file or tar; other files are left out.
-        """
-        files = [file for file in self.files if _is_picture(file) or _is_batch(file) or is_tar(file.path)]
-        if not files:
-            raise ValueError(
-                f"source.path={self.options.path} has no PNG, JPEG, tar, .npz or pickled batch file: convert other pictures, "
-                "with `magick OLD.webp NEW.png` say"
-            )
-        self.leave_out_others(files, "no pictures")
-        for file, splits in self.places(files).items():
-            yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
+    def is_chosen(self, file: File) -> bool:
+        """Return if the file is a picture, a tar or a batch file."""
+        return super().is_chosen(file) or _is_batch(file)
 
     def decoder_versions(self) -> dict[str, str]:
         """Return the versions of Pillow and its JPEG decoder, if there are pictures to decode."""
-        if not any(_is_picture(file) or is_tar(file.path) for file in self.files):
+        if not any(self.is_single_file(file) or is_tar(file.path) for file in self.files):
             return {}
         from PIL import __version__, features
 
@@ -67,15 +82,6 @@ class ImageSource(Source):
         batch = PurePosixPath(name).name.startswith("data_batch")
         return named_split(name) or ("train" if batch else None)
 
-    def is_single_file(self, file: File) -> bool:
-        """Return if the file is a picture, and no batch file or tar."""
-        return _is_picture(file)
-
-    def accepts(self, name: str) -> bool:
-        """Return if a member of a tar is a picture, and not hidden like the notes that macOS adds."""
-        path = PurePosixPath(name)
-        return path.suffix.lower() in PICTURES and not path.name.startswith(".")
-
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the rasters of a picture, a batch file or a tar."""
         for name, (height, width), raster in self._read_rasters(item):
@@ -85,12 +91,9 @@ class ImageSource(Source):
     def _read_rasters(self, item: Input) -> Iterator[tuple[str, tuple[int, int], bytes]]:
         """Yield name, height and width, and raster of each picture."""
         if is_tar(item.path):
-            for name, content, size in iterate_members(item.path, self.options.expansion, self.remarks):
-                if not self.accepts(name):
-                    self.remarks["members of tars were left out: hidden, or no pictures"] += 1
-                else:
-                    whole = read_whole(content, size, f"{item.path}: {name}")
-                    yield f"{item.name}/{name}", *self._decode_picture(whole, f"{item.path}: {name}")
+            for name, content, size in self.iterate_tar_documents(item.path):
+                whole = read_whole(content, size, f"{item.path}: {name}")
+                yield f"{item.name}/{name}", *self._decode_picture(whole, f"{item.path}: {name}")
         elif PurePosixPath(item.path.lower()).suffix in PICTURES:
             with open(item.path, "rb") as file:
                 whole = read_whole(file, item.size, item.path)
@@ -183,10 +186,6 @@ class ImageSource(Source):
             self.remarks[note] += holds
 
 
-def _is_picture(file: File) -> bool:
-    return file.path.lower().endswith(PICTURES)
-
-
 def _is_batch(file: File) -> bool:
     """Return if a file is a .npz or a pickle.
 
@@ -246,3 +245,206 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     if fortran:
         raise ValueError("its array is in Fortran's order")
     return shape, dtype
+
+
+class Palette(NamedTuple):
+    """The number of colours in a PNG's palette (None without a palette), and the number of bytes behind its end."""
+
+    colours: int | None
+    behind: int
+
+
+def check_png(content: bytes) -> Palette:
+    """Compare the contents of a PNG with its header: checksums, bytes of its rows, palette and end.
+
+    Returns:
+        The number of its palette's colours, beyond which a pixel may not point, and the number of bytes behind its end.
+
+    Raises:
+        ValueError: something is missing, damaged or too much.
+    """
+    header, palette, rows, behind = b"", None, list[bytes](), 0
+    for kind, body, end in _png_chunks(content):
+        if kind == b"IHDR":
+            header = body
+        elif kind == b"PLTE" and not rows:
+            if not body or len(body) % 3 or len(body) > 3 * 256:
+                raise ValueError(f"its palette has {len(body):,} bytes, which are no 1 to 256 colours")
+            palette = len(body) // 3
+        elif kind == b"IDAT":
+            rows.append(body)
+        elif kind == b"IEND":
+            behind = len(content) - end
+    if len(header) != 13:
+        raise ValueError("it has no header (IHDR)")
+    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    if colour not in _CHANNELS:
+        raise ValueError(f"its colour type {colour} is none of a PNG")
+    if colour == _INDEXED and palette is None:
+        raise ValueError("its pixels name the colours of a palette, and it has none")
+    _check_rows(b"".join(rows), _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced)))
+    return Palette(palette if colour == _INDEXED else None, behind)
+
+
+def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yield kind, body and end of each chunk of a PNG, up to its last."""
+    at, kind = len(_PNG_HEAD), b""
+    while kind != b"IEND":
+        size, kind = struct.unpack_from(">I4s", content, at) if at + 8 <= len(content) else (0, b"")
+        body, end = content[at + 8 : at + 8 + size], at + 12 + size
+        if not kind or end > len(content):
+            raise ValueError(f"{TRUNCATED} (it has no end, IEND)")
+        if zlib.crc32(body, zlib.crc32(kind)) != int.from_bytes(content[end - 4 : end], "big"):
+            raise ValueError(f"it is damaged: the checksum of its part {kind.decode('latin-1')!r} is another")
+        yield kind, body, end
+        at = end
+
+
+def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
+    """Return the bytes of all rows of a PNG, each with its filter byte; of its seven passes if it is interlaced."""
+    total = 0
+    for column, row, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+        wide, high = -(-(width - column) // across), -(-(height - row) // down)
+        total += high * (1 + -(-wide * bits // 8)) if wide > 0 and high > 0 else 0
+    return total
+
+
+def _check_rows(compressed: bytes, size: int) -> None:
+    """Raise ValueError if the zlib stream does not decompress to exactly `size` bytes."""
+    inflater = zlib.decompressobj()
+    try:
+        found = len(inflater.decompress(compressed, size + 1))
+        if found <= size:
+            found += len(
+                inflater.decompress(inflater.unconsumed_tail, 1)
+            )  # gives nothing, but checks the checksum of the stream
+    except zlib.error as error:
+        raise ValueError(f"it is damaged: {error}") from error
+    if found < size or not inflater.eof:
+        raise ValueError(
+            f"{TRUNCATED} (its rows have {found:,} of {size:,} bytes)" if found <= size else _too_much(size)
+        )
+    if found > size or inflater.unused_data:
+        raise ValueError(_too_much(size))
+
+
+def _too_much(size: int) -> str:
+    return f"its data go on behind its last row, of {size:,} bytes in all: its header is damaged, or that of another picture"
+
+
+class Jpeg(NamedTuple):
+    """Copies of a JPEG with other bytes where its data end, and the number of bytes behind its end."""
+
+    padded: tuple[bytes, ...]
+    behind: int
+
+
+class _Frame(NamedTuple):
+    """The size of a JPEG in pixels, and the sampling factors of its components by number."""
+
+    kind: int
+    width: int
+    height: int
+    sampling: dict[int, tuple[int, int]]
+
+    def count_units(self, components: list[int]) -> int:
+        """Return the number of coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
+        across, down = (max(each[axis] for each in self.sampling.values()) for axis in (0, 1))
+        own = self.sampling[components[0]] if len(components) == 1 else (1, 1)
+        if len(components) == 1:
+            wide, high = -(-self.width * own[0] // across), -(-self.height * own[1] // down)
+            return -(-wide // 8) * -(-high // 8)
+        return -(-self.width // (8 * across)) * -(-self.height // (8 * down))
+
+
+def check_jpeg(content: bytes) -> Jpeg:
+    """Check that a JPEG has all scans, restart markers and its end.
+
+    Returns:
+        Copies with other bytes behind each stretch of entropy-coded data, and the number of bytes behind its end. The
+            picture is whole if all copies decode to the same raster as the original.
+
+    Raises:
+        ValueError: something is missing, or the kind of JPEG cannot be checked.
+    """
+    frame: _Frame | None = None
+    left: dict[int, list[int | None]] = {}  # by component, missing bits of each coefficient
+    parts: list[bytes | None] = [content[:2]]  # None: where other bytes go
+    at, interval = 2, 0
+    while True:
+        found = _MARKER.search(content, at)
+        marker = found[1][0] if found else _EOI
+        if found is None or (marker != _EOI and marker not in _BARE and found.end() + 2 > len(content)):
+            raise ValueError(f"{TRUNCATED} (it has no end, EOI)")
+        if marker == _EOI:
+            break
+        end = found.end()
+        if marker not in _BARE and marker != _SOI:
+            end += int.from_bytes(content[end : end + 2], "big")
+        body = content[found.end() + 2 : end]
+        parts.append(content[found.start() : end])
+        at = end
+        try:
+            if marker in _FRAMES:
+                frame = _read_frame(marker, body)
+                left = {component: [None] * _COEFFICIENTS for component in frame.sampling}
+            elif marker == _DRI:
+                interval = int.from_bytes(body[:2], "big")
+            elif marker == _SOS and frame:
+                components = _read_scan(frame, body, left)
+                stretches, at = _read_data(content, end)
+                _check_restarts(stretches, frame.count_units(components), interval)
+                parts += [part for data, restart in stretches for part in (data, None, restart)]
+        except (IndexError, KeyError) as error:
+            raise ValueError("it is damaged: the header of its frame or of a scan is not whole") from error
+    if not left or any(bits != 0 for each in left.values() for bits in each):
+        raise ValueError(f"{TRUNCATED} (it lacks scans)")
+    parts.append(content[found.start() : found.end()])
+    fills = _OTHER if frame and frame.kind == _PROGRESSIVE else _OTHER[:1]
+    padded = tuple(b"".join(fill if part is None else part for part in parts) for fill in fills)
+    return Jpeg(padded, len(content) - found.end())
+
+
+def _read_frame(marker: int, body: bytes) -> _Frame:
+    if marker not in (*_SEQUENTIAL, _PROGRESSIVE):
+        raise ValueError("it is neither a baseline nor a progressive JPEG: convert it into one, or into PNG")
+    sampling = {body[at]: (body[at + 1] >> 4, body[at + 1] & 15) for at in range(6, 6 + 3 * body[5], 3)}
+    if not sampling or any(not 1 <= factor <= 4 for pair in sampling.values() for factor in pair):
+        raise ValueError("it is damaged: the header of its frame is none")
+    return _Frame(marker, int.from_bytes(body[3:5], "big"), int.from_bytes(body[1:3], "big"), sampling)
+
+
+def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) -> list[int]:
+    """Return the components of a scan, and record in `left` the bits that are still missing after it."""
+    count = body[0]
+    components = [body[1 + 2 * number] for number in range(count)]
+    first, last, precision = body[1 + 2 * count], body[2 + 2 * count], body[3 + 2 * count] & 15
+    if frame.kind != _PROGRESSIVE:
+        first, last, precision = 0, _COEFFICIENTS - 1, 0
+    for component in components:
+        for coefficient in range(first, last + 1):
+            left[component][coefficient] = precision
+    return components
+
+
+def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]:
+    """Return stretches of entropy-coded data and their end.
+
+    Each stretch comes with the restart marker behind it; the last has none.
+    """
+    stretches = []
+    for found in _MARKER.finditer(content, at):
+        restart = found[1][0] in range(0xD0, 0xD8)
+        stretches.append((content[at : found.start()], found[0] if restart else b""))
+        at = found.end() if restart else found.start()
+        if not restart:
+            break
+    return stretches, at
+
+
+def _check_restarts(stretches: list[tuple[bytes, bytes]], units: int, interval: int) -> None:
+    """Raise ValueError if restart markers are missing, since a decoder fills in the data between them."""
+    restarts = [restart[-1] - 0xD0 for _, restart in stretches if restart]
+    wanted = -(-units // interval) - 1 if interval else 0
+    if len(restarts) < wanted or restarts != [number % 8 for number in range(len(restarts))]:
+        raise ValueError(f"{TRUNCATED} ({len(restarts):,} of {wanted:,} restart markers, or not in order)")

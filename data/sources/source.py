@@ -21,13 +21,23 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
 from data.checked import add_path_to_errors
 from data.filesystem import available_threads
 from data.options import SOURCES, ChunkerOptions, SourceOptions, known_name_validator
-from data.sources.files import File, is_about, is_beside, is_tar, iterate_members, list_files, open_stream, read_blocks
+from data.sources.files import (
+    File,
+    Member,
+    is_about,
+    is_beside,
+    is_tar,
+    iterate_members,
+    list_files,
+    open_stream,
+    read_blocks,
+)
 from data.sources.splits import (
     SPLITS,
     Places,
@@ -97,8 +107,7 @@ class Source(ABC):
         options_class: dataclass of its options, with those of its own kind.
         record: files by split, as `inputs` found them.
         remarks: what `read` changed or left out, and how often.
-        form: name of a document, and the form that all documents have (see `same`).
-        totals: decompressed size in bytes of the files whose contents were hashed.
+        form: name of a document, and the form that all documents have (see `check_consistent_format`).
         once: files with the same content are read once.
         unlike: advice for documents of several forms.
         needs: for sources other than text, the chunker to set.
@@ -122,7 +131,6 @@ class Source(ABC):
         self.record = Record()
         self.remarks: Counter[str] = Counter()
         self.form: Form | None = None
-        self.totals: dict[File, int] = {}
         self._contents: dict[File, bytes] = {}
 
     @cached_property
@@ -212,7 +220,7 @@ class Source(ABC):
 
         See `data.sources.splits`.
 
-        `inputs` calls it. A file that holds one document (`single`) gets one split. A tar gets none if its members'
+        `inputs` calls it. A file that holds one document (`is_single_file`) gets one split. A tar gets none if its members'
         paths state splits: its input then has `stated`. Repeated files are left out if `once` is set.
 
         Raises:
@@ -266,13 +274,6 @@ class Source(ABC):
         folder = file.name.rpartition("/")[0]
         return not self.prose or self.stated_split(f"{folder}/-" if folder else "-") is None
 
-    def leave_out_others(self, files: list[File], reason: str) -> None:
-        """Record the files of the source that are not among these."""
-        chosen = set(files)
-        for file in self.files:
-            if file not in chosen:
-                self.record.leave_out(reason, file.name)
-
     def stated_split(self, name: str) -> str | None:
         """Return the split that a relative path states, if it states one."""
         return named_split(name)
@@ -320,15 +321,13 @@ class Source(ABC):
         return [(file, self._contents[file]) for file in files]
 
     def _hash_content(self, file: File) -> bytes:
-        content, total = hashlib.sha256(), 0
+        content = hashlib.sha256()
         unified = self.is_text and self.options.newlines == "lf"  # then copies are equal whatever their line endings
         with open_stream(file.path, self.options.expansion) as stream:
             for block in read_blocks(stream):
                 while unified and block.endswith(b"\r") and (after := stream.read(1)):
                     block += after
-                total += len(block)
                 content.update(as_lf(block) if unified else block)
-        self.totals[file] = total
         return content.digest()
 
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
@@ -382,6 +381,53 @@ class Source(ABC):
             raise FormatMismatchError(self.form, (name, form), self.unlike)
 
 
+class MediaSource(Source):
+    """A source whose documents are files of certain suffixes, or such members of tars. One worker reads a tar.
+
+    Attributes:
+        suffixes: of the files that are documents.
+        noun: the documents, for people.
+        missing: end of the error where there is no such file.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    noun: ClassVar[str]
+    missing: ClassVar[str]
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Yield every file that holds documents. Others are left out."""
+        files = [file for file in self.files if self.is_chosen(file)]
+        if not files:
+            raise ValueError(f"source.path={self.options.path} has {self.missing}")
+        chosen = set(files)
+        for file in self.files:
+            if file not in chosen:
+                self.record.leave_out(f"no {self.noun}", file.name)
+        for file, splits in self.places(files).items():
+            yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
+
+    def is_chosen(self, file: File) -> bool:
+        """Return if the file holds documents."""
+        return self.is_single_file(file) or is_tar(file.path)
+
+    def is_single_file(self, file: File) -> bool:
+        """Return if the file is a document, by its suffix."""
+        return file.path.lower().endswith(self.suffixes)
+
+    def accepts(self, name: str) -> bool:
+        """Return if a member of a tar is a document by its suffix, and not hidden like the notes that macOS adds."""
+        path = PurePosixPath(name)
+        return path.suffix.lower() in self.suffixes and not path.name.startswith(".")
+
+    def iterate_tar_documents(self, path: str) -> Iterator[Member]:
+        """Yield the members of a tar that are documents. Others are counted."""
+        for member in iterate_members(path, self.options.expansion, self.remarks):
+            if self.accepts(member.name):
+                yield member
+            else:
+                self.remarks[f"members of tars were left out: hidden, or no {self.noun}"] += 1
+
+
 class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
 
@@ -416,15 +462,8 @@ def make_source(options: SourceOptions) -> Source:
     """Create the source of `options`.
 
     Raises:
-        ValueError: there is no source of that kind, or a pattern is not a regular expression.
+        ValueError: there is no source of that kind.
     """
-    for name in ("valid_pattern", "test_pattern"):
-        try:
-            re.compile(getattr(options, name) or "")
-        except re.error as error:
-            raise ValueError(
-                f"source.{name}={getattr(options, name)!r} is not a regular expression: {error}"
-            ) from error
     made: Source = load_plugin_class(options.kind, SOURCES, "haed.sources")(options)
     return made
 

@@ -1,30 +1,39 @@
-"""Sources of text whose files are documents: files, enwik8, the Python standard library's own sources.
+"""Sources of text: a document per file, a text cut by offset, JSON lines and WikiText.
 
 Plain files are divided into ranges, so that many workers share one file. Compressed files are read from start to end.
 """
 
-import io
+import codecs
+import json
+import os
 import re
+import reprlib
+import shlex
 import sysconfig
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
-from data.sources.file_type import HEAD, check_text
-from data.sources.files import File, is_about, is_compressed, open_stream, read_blocks
-from data.sources.source import Input, Piece, Source
+from data.sources.file_type import HEAD, check_text, convert_by, describe_doubt, display_path
+from data.sources.files import LARGEST_DOCUMENT, File, is_about, is_compressed, open_stream, read_blocks
+from data.sources.source import Input, Piece, Source, as_lf
 from data.sources.splits import SPLITS, Places, some_of
 
 _WINDOW = 1 << 16  # bytes to search for a good place to cut
-_HELD = 32 << 20  # bytes of a compressed file that are kept while its size is found
 INFLATED = 4  # assumed compression ratio, only used to balance the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _TEXT = re.compile(rb"[\n\r](?=\S)")  # every chunker begins a chunk at text after a line ending
 _BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end in LF, CRLF or CR
+_LONGEST_HEADING = 1100
+_JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
+_VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # beginnings of a JSON value
+_COMPACT = "jq -c ."
+# A title between blank lines. Headings of sections have more = signs. Lines may end in CRLF.
+_HEADING = re.compile(rb"(?<=\n) ?\r?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\r?\n(?= ?\r?\n)")
 
 
 class Texts(Source):
@@ -62,6 +71,13 @@ class Texts(Source):
         for what, names in odd.items():
             self.record.notes.append(f"{some_of(names, len(names))}: {what}; the bytes are read as they are")
 
+    def open_range(self, item: Input) -> IO[bytes]:
+        """Open the file of an input, decompressed, at the beginning of its range."""
+        stream = open_stream(item.path, self.options.expansion)
+        if item.start:
+            stream.seek(item.start)
+        return stream
+
 
 class TextSource(Texts):
     """A source with a document per file.
@@ -94,8 +110,7 @@ class TextSource(Texts):
         for file, splits in self.places(self.files).items():
             whole = len(splits) == 1
             if is_compressed(file.path):
-                total = None if whole else self.totals.get(file)  # if unknown, the worker measures it
-                yield Input(file.name, file.path, file.size * INFLATED, splits, 0, total)
+                yield Input(file.name, file.path, file.size * INFLATED, splits)
                 continue
             parts = [(splits[0], 0, file.size)] if whole else list(self._split_parts(file, splits))
             for part, start, stop in parts:
@@ -113,9 +128,7 @@ class TextSource(Texts):
         if len(item.splits) > 1:
             yield from self._read_compressed(item)
             return
-        with open_stream(item.path, self.options.expansion) as stream:
-            if item.start:
-                stream.seek(item.start)
+        with self.open_range(item) as stream:
             continues, passed = item.continues, 0
             for block in read_blocks(stream, None if item.stop is None else item.stop - item.start):
                 yield Piece(item.name, item.splits[0], block, continues)
@@ -148,41 +161,24 @@ class TextSource(Texts):
                 start = stop
 
     def _read_compressed(self, item: Input) -> Iterator[Piece]:
-        """Yield the parts of a compressed file, whose size decides where it is cut.
-
-        Only a large one is read twice for this.
-        """
-        total = item.stop
-        if total is None:
-            with open_stream(item.path, self.options.expansion) as stream:
-                content = stream.read(_HELD)
-                if len(content) < _HELD:
-                    yield from self._read_parts(io.BytesIO(content), item, len(content))
-                    return
-                total = len(content) + sum(len(block) for block in read_blocks(stream))
-                del content
+        """Yield the parts of a compressed file. It is read twice, since its size decides where it is cut."""
         with open_stream(item.path, self.options.expansion) as stream:
-            yield from self._read_parts(stream, item, total)
-
-    def _read_parts(self, stream: IO[bytes], item: Input, total: int) -> Iterator[Piece]:
-        """Yield the parts of a stream of known size."""
-        start = position = 0
-        rest = b""
-        for split, target in zip(item.splits, (*self.split_targets(total, item.splits), total), strict=True):
-            title = f"{item.name}@{start}"
-            head, rest = rest[: max(0, target - position)], rest[max(0, target - position) :]
-            continues = False
-            for block in chain((head,), read_blocks(stream, max(0, target - position - len(head)))):
-                if block:
-                    yield Piece(title, split, block, continues)
-                    continues, position = True, position + len(block)
-            if target < total:
-                rest += stream.read(_WINDOW - len(rest))
-                cut = self.find_cut(rest)
-                if cut:
-                    yield Piece(title, split, rest[:cut], continues)
-                rest, position = rest[cut:], position + cut
-            start = position
+            total = sum(len(block) for block in read_blocks(stream))
+        with open_stream(item.path, self.options.expansion) as stream:
+            position, rest = 0, b""
+            for split, target in zip(item.splits, (*self.split_targets(total, item.splits), total), strict=True):
+                title, continues = f"{item.name}@{position}", False
+                head, rest = rest[: max(0, target - position)], rest[max(0, target - position) :]
+                for block in chain((head,), read_blocks(stream, max(0, target - position - len(head)))):
+                    if block:
+                        yield Piece(title, split, block, continues)
+                        continues, position = True, position + len(block)
+                if target < total:
+                    rest += stream.read(_WINDOW - len(rest))
+                    cut = self.find_cut(rest)
+                    if cut:
+                        yield Piece(title, split, rest[:cut], continues)
+                    rest, position = rest[cut:], position + cut
 
 
 def _after_line(window: bytes) -> int:
@@ -280,3 +276,286 @@ class Enwik8Source(TextSource):
     def find_cut(self, window: bytes) -> int:
         """Return 0: the cut is exactly at the target."""
         return 0
+
+
+class _Documents(Texts):
+    """A source whose files hold several documents each. A plain file is divided into ranges at document boundaries."""
+
+    prose = False
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Yield ranges of plain files that begin where documents do. A compressed file is read by one worker."""
+        for file, splits in self.places(self.files).items():
+            if is_compressed(file.path):
+                yield Input(file.name, file.path, file.size * INFLATED, splits)
+                continue
+            with open(file.path, "rb") as stream:
+                start = 0
+                while start < file.size:
+                    stop = self.next_document(stream, start + size) if start + size < file.size else file.size
+                    yield Input(file.name, file.path, stop - start, splits, start, stop)
+                    start = stop
+
+    def next_document(self, stream: IO[bytes], at: int) -> int:
+        """Return the offset of the first document that begins after `at`, or the end of the file."""
+        raise NotImplementedError
+
+
+class JsonLinesSource(_Documents):
+    """A source of JSON lines: an object per line, with the text in the field `source.field`.
+
+    A document's split is a hash of its text, so the same text is never in two splits. Lone surrogates, which JSON can
+    write and UTF-8 cannot, become the three bytes that they would have.
+    """
+
+    def is_note(self, file: File) -> bool:
+        """Return False for files of JSON; see `Source.is_note` for others."""
+        return not _JSON.search(file.name) and super().is_note(file)
+
+    def look_at(self, files: list[File]) -> None:
+        """Refuse also files that are not UTF-8, and JSON that is not in lines."""
+        super().look_at(files)
+        for file in files:
+            with open_stream(file.path, self.options.expansion) as stream:
+                head = stream.read(HEAD)
+            if odd := describe_doubt(head):
+                raise ValueError(f"{display_path(file.path)} is {odd}; JSON has to be UTF-8")
+            check_lines(head, file.path, self.options.field)
+
+    def next_document(self, stream: IO[bytes], at: int) -> int:
+        """Return the offset of the next line."""
+        stream.seek(at)
+        stream.readline(LARGEST_DOCUMENT + 1)
+        return stream.tell()
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """Yield a document per line."""
+        with self.open_range(item) as stream:
+            at = item.start
+            while item.stop is None or at < item.stop:
+                line = stream.readline(LARGEST_DOCUMENT + 1)
+                if not line:
+                    return
+                if line.strip():
+                    name = f"{item.name}@{at}"
+                    where = f"{item.path}, the line at byte {at:,}"
+                    if len(line) > LARGEST_DOCUMENT:
+                        raise ValueError(
+                            f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have"
+                        )
+                    text = self.convert_newlines(
+                        extract_json_text(line, self.options.field, where, path=item.path, remarks=self.remarks)
+                    )
+                    if text:
+                        yield Piece(name, self.split_of(name, item.splits, text), text)
+                    self.remarks["lines of empty text were left out"] += not text
+                at += len(line)
+
+
+def check_lines(head: bytes, path: str, field: str) -> None:
+    """Refuse a JSON file that has no object per line.
+
+    Args:
+        head: its first bytes.
+        path: of the file.
+        field: name of the field for the texts.
+
+    Raises:
+        ValueError: it is one array, or an object over several lines. The message has the command that converts it into
+            lines.
+    """
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    first, end, rest = text.partition(b"\n")
+    try:
+        value = json.loads(first, parse_int=float)
+        is_array = isinstance(value, list) and (not rest.strip() or any(isinstance(each, dict) for each in value))
+        is_long = False
+    except (ValueError, RecursionError):
+        is_array = text[:1] == b"["
+        is_long = text[:1] == b"{" and bool(end) and first.rstrip()[-1:] in (b"{", b"[", b",", b":")
+    if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
+        raise ValueError(f"{display_path(path)} is a JSON array with nothing in it")
+    if is_long and _is_object(first.rstrip().removesuffix(b",")):
+        what, command = "has commas between its JSON objects, not an object per line", "sed 's/,[[:space:]]*$//'"
+    elif text[:1] == b"\x1e":
+        what, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
+    elif text and not _VALUE.match(text):
+        raise ValueError(
+            f"{display_path(path)} is no JSON, it begins with {reprlib.repr(first[:40].decode(errors='replace'))}: pick files by "
+            "source.pattern=, or read it as it is: source.kind=text, for CSV source.kind=datasets"
+        )
+    elif is_array:
+        strings = re.match(rb'\[(\s*\[)?\s*"', text)
+        items = ".[][]" if strings and strings[1] else ".[]"
+        command = f"jq -c {shlex.quote(f'{items} | {_wrap_in_field(field)}')}" if strings else "jq -c '.[]'"
+        what = "is one JSON array, not an object per line"
+    elif is_long:
+        what, command = "has a JSON object over several lines, not one per line", _COMPACT
+    else:
+        return
+    raise ValueError(f"{display_path(path)} {what}: convert it by `{convert_by(command, path)}`")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line, parse_int=float), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _wrap_in_field(field: str) -> str:
+    """Return a jq expression that wraps a string as a field of an object."""
+    return f"{{{json.dumps(field)}: .}}"
+
+
+def extract_json_text(
+    content: bytes,
+    field: str,
+    where: str,
+    option: str = "source.field=",
+    path: str = "",
+    remarks: Counter[str] | None = None,
+) -> bytes:
+    """Return the text in a field of a JSON object, as UTF-8; empty for null.
+
+    Args:
+        content: the object, as it is written.
+        field: name of the field.
+        where: the object's place, for errors.
+        option: option to change for another field, for errors.
+        path: of a file of JSON lines, for commands that convert it.
+        remarks: counts objects that have the field twice.
+
+    Raises:
+        ValueError: it is no JSON, has no such field, or no text in it.
+    """
+    record = _read_json(content, where, path)
+    if not isinstance(record, dict):
+        how = f'write objects such as {{"{field}": "…"}}'
+        if isinstance(record, str) and path:
+            how = f"convert it by `{convert_by(f'jq -c {shlex.quote(_wrap_in_field(field))}', path)}`"
+        raise ValueError(f"{where} has no field {field!r} (no object): {how}")
+    if field not in record:
+        fields = ", ".join(map(repr, list(record)[:10])) or "none"
+        lists = [
+            name for name, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
+        how = ""
+        if path and lists:
+            command = f"jq -c {shlex.quote(f'.[{json.dumps(lists[0])}][]')}"
+            how = f"; or make a line of each in {lists[0]!r} by `{convert_by(command, path)}`"
+        raise ValueError(f"{where} has no field {field!r} (it has {fields}): set {option}{how}")
+    text = record[field]
+    if not isinstance(text, str | None):
+        others = [name for name, value in record.items() if isinstance(value, str)]
+        how = f"set {option}" + (f" to {' or '.join(map(repr, others[:5]))}" if others else ", or write texts there")
+        raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {how}")
+    if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
+        pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
+        remarks["lines have the field twice: its last value was taken"] += [key for key, _ in pairs].count(field) > 1
+    return (text or "").encode("utf-8", "surrogatepass")
+
+
+def _read_json(content: bytes, where: str, path: str) -> Any:
+    """Parse a text in JSON.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        try:
+            return json.loads(content)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise
+        except ValueError:  # an integer, in any field, of more digits than Python parses
+            return json.loads(content, parse_int=float)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8, as JSON has to be: {describe_doubt(content)}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise ValueError(
+                f"{where} is JSON in too many brackets: take what is nested so deeply out of it"
+            ) from error
+        several = path and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+        how = f"; if values follow each other without ends of lines, convert it by `{convert_by(_COMPACT, path)}`"
+        raise ValueError(f"{where} is not JSON: {error}{how if several else ''}") from error
+
+
+class WikiTextSource(_Documents):
+    """A source of WikiText, tokenised or raw: a document from each ` = Title = ` to the next.
+
+    File names state the splits, or else a hash decides.
+    """
+
+    def next_document(self, stream: IO[bytes], at: int) -> int:
+        """Return the offset of the next heading."""
+        stream.seek(at)
+        stream.readline()
+        begin = stream.tell()
+        for start, first, _ in split_at_headings(read_blocks(stream), begin):
+            if first and start > begin:
+                return start
+        return stream.tell()
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """Yield a document from each heading to the next, in pieces. A hash of its beginning decides its split."""
+        return self.convert_piece_newlines(self._read_sections(item))
+
+    def _read_sections(self, item: Input) -> Iterator[Piece]:
+        with self.open_range(item) as stream:
+            size = None if item.stop is None else item.stop - item.start
+            split, titles = "", 0
+            for at, first, data in split_at_headings(read_blocks(stream, size), item.start):
+                name = f"{item.name}@{at}"
+                if first:
+                    split = self.split_of(name, item.splits, self._split_key(data))
+                    titles += _HEADING.search(b"\n\n" + data[:_LONGEST_HEADING]) is not None
+                yield Piece(name, split, data, not first)
+        whole = not item.start and item.stop in (None, os.path.getsize(item.path))
+        self.remarks["files have no heading such as ` = Title = `: each is one document"] += whole and not titles
+
+    def _split_key(self, data: bytes) -> bytes:
+        """Return the beginning of a document, whose hash is its split.
+
+        It does not depend on line endings if they become LF.
+        """
+        head = data[:_LONGEST_HEADING]
+        return as_lf(head)[: _LONGEST_HEADING // 2] if self.options.newlines == "lf" else head
+
+
+class Section(NamedTuple):
+    """A piece of a document: the offset of the document, `first` for its first piece, and the bytes."""
+
+    document: int
+    first: bool
+    data: bytes
+
+
+def split_at_headings(stream: Iterator[bytes], start: int) -> Iterator[Section]:
+    """Split WikiText at its headings.
+
+    Args:
+        stream: the text in blocks; its first byte begins a line.
+        start: offset of that byte.
+    """
+    buffer, base, begin, first = b"\n", start - 1, start, True  # buffer[0] is the byte before, for the look-behind
+    block: bytes | None = b""
+    while block is not None:
+        block = next(stream, None)
+        buffer += block or b""
+        safe = len(buffer) if block is None else max(1, len(buffer) - _LONGEST_HEADING)
+        at = 1
+        for match in _HEADING.finditer(buffer, 1):
+            if match.start() >= safe:
+                break
+            if match.start() > at:
+                yield Section(begin, first, buffer[at : match.start()])
+            elif first:
+                continue  # at the very start: no other document before it
+            begin, first, at = base + match.start(), True, match.start()
+        if first and block is not None and safe - at < _LONGEST_HEADING:
+            safe = at  # keep a first piece long enough to hash, wherever blocks end
+        if safe > at:
+            yield Section(begin, first, buffer[at:safe])
+            first = False
+        base, buffer = base + safe - 1, buffer[safe - 1 :]

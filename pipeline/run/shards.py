@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data.build import check_chunker, open_built_corpus
+from data.build import shard as shard_corpus
+from data.corpora import Corpora, is_piped
 from data.corpus import Corpus, Counts
-from data.sharding.build import check_chunker, open_built_corpus
-from data.sharding.build import shard as shard_corpus
-from data.sharding.corpora import Corpora, is_piped
-from data.sharding.parts import Mapper, write_persistently
-from data.sharding.progress import Listener, ShardingProgress
+from data.parts import Listener, Mapper, ShardingProgress, write_persistently
 from data.sources.source import SPLITS, make_source
 from data.urls import is_remote
 from pipeline.config import Options
@@ -29,7 +28,7 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
 
     Args:
         options: the run's options.
-        mapper: maps the work over parts, see `data.sharding.build.shard`; None uses local processes, or
+        mapper: maps the work over parts, see `data.build.shard`; None uses local processes, or
             `launcher.dask`.
         listener: called with the progress twice a second.
 

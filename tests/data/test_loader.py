@@ -11,12 +11,11 @@ import numpy as np
 import psutil
 import pytest
 
-from data import shards
+from data import build, shards
+from data.build import shard
 from data.corpus import Corpus
 from data.loader import Batch, Loader
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
-from data.sharding import build
-from data.sharding.build import shard
 from data.shards import CorruptShardError
 from data.sources import files
 

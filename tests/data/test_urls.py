@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.urls import check_folder, check_scheduler, check_url, redact_urls
 from pipeline.cli import main
 from tests.conftest import Listener

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from data import shards, vocabulary
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.shards import CorruptShardError, Sample
 from data.vocabulary import (
     DistinctChunks,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.sources import audio
 from data.sources.audio import decode_mulaw, decode_pcm16, encode_mulaw, encode_pcm16
 from tests.conftest import SHARED

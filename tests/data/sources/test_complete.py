@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.options import SourceOptions
-from data.sources.complete import _row_bytes
-from data.sources.images import ImageSource
+from data.sources.images import ImageSource, _row_bytes
 from tests.data.sources.test_images import sharded
 
 GENERATOR = np.random.default_rng(0)

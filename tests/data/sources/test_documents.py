@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sources.documents import split_at_headings
 from data.sources.source import hashed_split
+from data.sources.text import split_at_headings
 from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
 
 
@@ -54,7 +54,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> Non
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data.sources.documents.LARGEST_DOCUMENT", 1000)
+    monkeypatch.setattr("data.sources.text.LARGEST_DOCUMENT", 1000)
     (tmp_path / "train.jsonl").write_bytes(b'{"text": "' + b"x" * 5000)
     with pytest.raises(ValueError, match="longer than the 1,000 bytes"):
         documents(source("jsonl", tmp_path))

@@ -1,7 +1,6 @@
 """Hugging Face data sets, from local folders: the real library, no network."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.sources.huggingface import DatasetsSource
 from data.sources.source import hashed_split
 
@@ -50,24 +49,24 @@ def test_one_split_is_shared_out_by_hash(tmp_path: Path) -> None:
         assert list(corpus.iterate_originals(split)) == wanted and wanted
 
 
-COLUMNS = {
-    "int64": pa.array([1, 2]),
-    "float64": pa.array([1.5, None]),
-    "bool": pa.array([True, False]),
-    "lists of string": pa.array([["a"], []]),
-    "lists of records (role, content)": pa.array([[{"role": "user", "content": "x"}], []]),
-    "nothing but nulls": pa.nulls(2),
-    "bytes (binary)": pa.array([b"a", b"b"]),
-    "large_binary": pa.array([b"a", b"b"], pa.large_binary()),
-    "records (text, n)": pa.array([{"text": "a", "n": 1}, None]),
-}
+COLUMNS = [
+    ("int64", pa.array([1, 2])),
+    ("float64", pa.array([1.5, None])),
+    ("bool", pa.array([True, False])),
+    ("List.*string", pa.array([["a"], []])),
+    ("List.*role.*string.*content", pa.array([[{"role": "user", "content": "x"}], []])),
+    ("null", pa.nulls(2)),
+    ("binary", pa.array([b"a", b"b"])),
+    ("large_binary", pa.array([b"a", b"b"], pa.large_binary())),
+    ("'text': .*string.*int64", pa.array([{"text": "a", "n": 1}, None])),
+]
 
 
-@pytest.mark.parametrize("holds", COLUMNS)
-def test_a_column_of_no_strings_is_named_with_what_it_holds(tmp_path: Path, holds: str) -> None:
-    said = f"column 'text' holds {re.escape(holds)}, not strings. "
+@pytest.mark.parametrize(("type_", "column"), COLUMNS, ids=[name for name, _ in COLUMNS])
+def test_a_column_of_no_strings_is_named_with_its_type(tmp_path: Path, type_: str, column: pa.Array) -> None:
+    said = f"column 'text' holds .*{type_}.*, not strings. "
     for number, (more, advice) in enumerate((({"body": ["a", "b"]}, "Set source.field=body"), ({}, "No column holds"))):
-        rows = datasets.Dataset(pa.table({"text": COLUMNS[holds], **more}))
+        rows = datasets.Dataset(pa.table({"text": column, **more}))
         rows.save_to_disk(tmp_path / str(number))
         with pytest.raises(ValueError, match=f"split 'all': {said}{advice}"):
             sharded(tmp_path / str(number), tmp_path / "shards")
@@ -77,10 +76,10 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"text": ["a"], "title": ["b"], "label": [1]})
     labels = datasets.ClassLabel(names=["no", "yes"])
     rows.cast_column("label", labels).save_to_disk(tmp_path / "saved")
-    there = r"It has 'text' of string, 'title' of string, 'label' of ClassLabel \(int64\)"
+    there = "It has 'text': Value.*string.*, 'title': Value.*string.*, 'label': ClassLabel.*'yes'.*"
     with pytest.raises(ValueError, match=f"has no column 'body'. {there}. Set source.field=text, or 'title'"):
         sharded(tmp_path / "saved", tmp_path / "shards", field="body")
-    with pytest.raises(ValueError, match="column 'label' holds ClassLabel .int64., not strings. Set source.field=text"):
+    with pytest.raises(ValueError, match="column 'label' holds ClassLabel.*, not strings. Set source.field=text"):
         sharded(tmp_path / "saved", tmp_path / "shards", field="label")
 
 

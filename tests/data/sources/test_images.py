@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.sources.images import _read_batches
 from data.sources.safe_pickle import read_rows
 from data.sources.source import make_source

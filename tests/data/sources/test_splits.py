@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from data.sources.files import zstd
 from data.sources.splits import LISTED, Record, hashed_split
 from tests.data.sources.test_audio import wav
@@ -314,7 +314,7 @@ def test_every_sharding_says_which_file_went_where(tmp_path: Path, caplog: pytes
     for _ in range(2):  # also where it finds them finished
         caplog.clear()
         manifest = sharded(folder, tmp_path / "shards").manifest["splits"]
-        assert [record.getMessage() for record in caplog.records if record.name == "data.sharding.build"] == [
+        assert [record.getMessage() for record in caplog.records if record.name == "data.build"] == [
             "splits: as the paths state",
             "  test: test.txt",
             "  train: train-0.txt, train-1.txt, train-2.txt, … (5 files)",

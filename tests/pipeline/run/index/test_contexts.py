@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import Options, load_options

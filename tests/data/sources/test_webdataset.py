@@ -14,9 +14,9 @@ import pytest
 import webdataset as wds
 from PIL import Image
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from tests.data.sources.test_audio import wav
 from tests.data.sources.test_text import COMPRESS
 
@@ -137,7 +137,7 @@ def test_members_that_were_compressed_twice_are_refused(tmp_path: Path) -> None:
 
 def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone, and many that together are out of proportion to their tar."""
-    monkeypatch.setattr("data.sources.tars.FREE", 1 << 20)
+    monkeypatch.setattr("data.sources.webdataset.FREE", 1 << 20)
     bomb = gzip.compress(bytes(3 << 20) + b"end")
     for name, samples in {"one": [{"txt.gz": bomb}], "many": [{"txt.gz": gzip.compress(bytes(800_000))}] * 9}.items():
         with pytest.raises(ValueError, match="txt.gz holds more than .* a decompression bomb.*source.expansion"):

@@ -3,32 +3,33 @@
 The plan is a function of the source alone, so any number of workers, here or elsewhere, writes the same bytes. A part
 is written into a folder of its own, with a record at the end. After an interruption, a part with a record is not
 written again. When all parts have one, the shards move to their places, and the manifest makes the corpus complete.
+
+Missing or damaged shards are rebuilt by their parts, which the same source gives again.
 """
 
 import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from data.checked import MANY, read_json
+from data.checked import CorruptFileError, add_path_to_errors, open_file
 from data.chunkers import chunker_class
+from data.corpora import Corpora, iterate_manifests, save_stdin, sweep_spools
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
 from data.filesystem import file_lock, guard_folder, remove_folder, remove_unlocked_files, sync_folder, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.corpora import Corpora
-from data.sharding.look import describe_findings
-from data.sharding.parts import Mapper, Part, PartRecord, Plan, write_part, write_parts
-from data.sharding.progress import UNFINISHED, Listener, ProgressMonitor
-from data.sharding.repair import find_damaged_shards, format_names, locate_shards, rebuild_shards
-from data.sharding.spool import save_stdin, sweep_spools
+from data.parts import UNFINISHED, Listener, Mapper, Part, PartRecord, Plan, ProgressMonitor, write_part, write_parts
 from data.shards import Shard
+from data.sources.file_type import describe_findings
 from data.sources.source import FormatMismatchError, Input, Source, make_source
 from data.sources.splits import SPLITS, Allotted, describe_splits, some_of
 from data.statistics import Statistics
@@ -118,19 +119,14 @@ def _stamp_inputs(inputs: list[Input]) -> str:
 def _note_change(head: Manifest, shards_dir: Path) -> None:
     """Add a note if the last corpus of the same path was split differently, so that documents have changed splits."""
     path, by = head["source"]["path"], head["splits"]["by"]
-    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.lstat().st_mtime_ns, reverse=True)
-    for manifest in found[:_EARLIER] if path not in (None, "-") else ():
-        try:
-            earlier = read_json(manifest, MANY)
-            same = earlier["source"]["kind"] == head["source"]["kind"]
-            same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
-            before = earlier["splits"]["by"]
-        except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # it cannot be compared
-        if same:
+    for folder, earlier in islice(iterate_manifests(shards_dir), _EARLIER) if path not in (None, "-") else ():
+        with suppress(KeyError, TypeError, AttributeError):  # it cannot be compared
+            source, before = earlier["source"], earlier["splits"]["by"]
+            if source["kind"] != head["source"]["kind"] or Path(source["path"] or "").resolve() != Path(path).resolve():
+                continue
             if before != by:
                 head["splits"]["notes"].append(
-                    f"{manifest.parent} was split in another way ({before}, now {by}), so documents have moved between "
+                    f"{folder} was split in another way ({before}, now {by}), so documents have moved between "
                     "splits: do not compare runs on the two"
                     + ("; source.cut=true cuts again" if before == "cut" else "")
                 )
@@ -170,7 +166,7 @@ def finish_corpus(work: Plan) -> Corpus:
     made = [each.shards_by_name for each in records]
     shards: list[Shard] = []
     for name, (at, own) in locate_shards(parts).items():
-        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` moved it
+        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish_corpus` moved it
             os.replace(work.parts[at].folder / own, work.folder / name)
         shards.append(replace(made[at][own], file=name))
     statistics = {}
@@ -318,7 +314,7 @@ def shard(
                 log.info("%s is being sharded by %s: waiting for it", folder, holder)
 
             with file_lock(shards_dir / f".{folder.name}.lock", waiting):
-                corpus = _open_if_whole(folder, corpora) or _make_corpus(corpora, options, mapper, listener)
+                corpus = _open_if_whole(folder, corpora) or _build_corpus(corpora, mapper, listener)
                 remove_folder(parts)
         corpora.remember_corpus(folder)
         return corpus
@@ -351,40 +347,30 @@ def open_built_corpus(folder: Path, chunker: ChunkerOptions) -> Corpus:
         raise ValueError(f"{error}; delete {MANIFEST} and run `haed shard` again to have it made anew") from error
 
 
-def _make_corpus(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None) -> Corpus:
-    """Make the missing parts of a corpus, which is locked by the caller.
+def _build_corpus(corpora: Corpora, mapper: Mapper | None, listener: Listener | None) -> Corpus:
+    """Write the missing parts of a corpus, finish it, rebuild damaged shards, and return it. The caller has its lock.
 
     Raises:
         ValueError: the source changed meanwhile; nothing is kept then.
     """
-    work = make_plan(corpora)
+    options, work = corpora.options, make_plan(corpora)
     _log_splits(work.head)
     place = work.folder / "parts"
     place.mkdir(parents=True, exist_ok=True)
-    with guard_folder(work.folder):
-        return _fill_parts(work, place, corpora, options, mapper, listener)
-
-
-def _fill_parts(
-    work: Plan, place: Path, corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None
-) -> Corpus:
-    """Write the missing parts into `place`, finish the corpus, rebuild damaged shards, and return it."""
-    for leftover in place.glob(f"*{UNFINISHED}"):
-        remove_folder(leftover)
 
     def write(parts: tuple[Part, ...]) -> None:
         largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # else a large one may come last
-        told = ProgressMonitor(place, {part.folder.name: part.size for part in parts}).report_to(listener)
+        reporting = ProgressMonitor(place, {part.folder.name: part.size for part in parts}).report_to(listener)
         todo = tuple(part for part in largest_first if not part.is_done)
         error: ValueError | None = None
         try:
             if mapper is None or not todo:
-                write_parts(todo, options.workers, told)
+                write_parts(todo, options.workers, reporting)
             else:
-                with told:
+                with reporting:
                     mapper(write_part, todo)
-        except ValueError as found:  # perhaps since the source is being changed
-            error = found
+        except ValueError as caught:  # perhaps since the source is being changed
+            error = caught
         if changed := corpora.find_changed_file():
             remove_folder(place)
             with suppress(OSError):
@@ -395,16 +381,18 @@ def _fill_parts(
         if error:
             raise error
 
-    if not os.path.lexists(work.folder / MANIFEST):
-        write(work.parts)
-        corpus = finish_corpus(work)
-    else:
-        corpus = open_built_corpus(work.folder, work.parts[0].chunker)
-    names = find_damaged_shards(corpus, options)
-    if names:
-        place.mkdir(exist_ok=True)
-        log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, format_names(names))
-        rebuild_shards(work, corpus, names, write)
+    with guard_folder(work.folder):
+        for leftover in place.glob(f"*{UNFINISHED}"):
+            remove_folder(leftover)
+        if not os.path.lexists(work.folder / MANIFEST):
+            write(work.parts)
+            corpus = finish_corpus(work)
+        else:
+            corpus = open_built_corpus(work.folder, corpora.chunker)
+        if names := find_damaged_shards(corpus, options):
+            place.mkdir(exist_ok=True)
+            log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, format_names(names))
+            rebuild_shards(work, corpus, names, write)
     return corpus
 
 
@@ -439,3 +427,80 @@ def _warn_of_lost_shards(corpora: Corpora) -> None:
                 folder,
                 format_names(names),
             )
+
+
+def find_damaged_shards(corpus: Corpus, options: ShardOptions) -> list[str]:
+    """Return the files of shards that are missing or differ from the manifest.
+
+    Sizes are compared; with `verify`, also sha256.
+    """
+
+    def is_whole(shard: Shard) -> bool:
+        path = corpus.folder / shard.file
+        try:
+            if path.stat().st_size != shard.file_bytes:
+                return False
+            if options.verify:
+                with add_path_to_errors(path), open_file(path) as file:
+                    return hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
+        except (FileNotFoundError, CorruptFileError):
+            return False
+        return True
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        return [s.file for s, whole in zip(corpus.shards, pool.map(is_whole, corpus.shards), strict=True) if not whole]
+
+
+def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Part, ...]], None]) -> None:
+    """Rebuild shards from the parts of the source that they come from.
+
+    Args:
+        work: plan of the corpus.
+        corpus: the corpus.
+        names: file names of the missing or damaged shards.
+        write: writes parts.
+
+    Raises:
+        ValueError: the rebuilt shards differ from the manifest.
+    """
+    places = locate_shards(corpus.parts) if len(corpus.parts) == len(work.parts) else {}
+    parts = tuple(work.parts[at] for at in sorted({places[name][0] for name in names if name in places}))
+    for part in parts:
+        remove_folder(part.folder)  # an interrupted attempt may have moved some of it
+    write(parts)
+    wanted = {shard.file: shard.sha256 for shard in corpus.shards}
+    for name in names:
+        at, name_there = places.get(name, (0, ""))
+        made = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
+        if made is None or made.sha256 != wanted[name]:
+            raise ValueError(
+                f"{corpus.folder}/{name} comes out otherwise than {MANIFEST} says, though its source is the same: was it "
+                f"made by another version? Delete {MANIFEST} and run `haed shard` again to have all shards made anew"
+            )
+    for name in names:
+        at, name_there = places[name]
+        os.replace(work.parts[at].folder / name_there, work.folder / name)
+    sync_folder(work.folder)
+    remove_folder(work.folder / "parts")
+
+
+def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
+    """Map each shard of a corpus to the number of the part that makes it and its file name there.
+
+    Args:
+        parts: the number of shards of each split in each part.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for split in SPLITS:
+        owners = [(at, own) for at, counts in enumerate(parts) for own in range(counts.get(split, 0))]
+        found |= {_shard_name(split, number): (at, _shard_name(split, own)) for number, (at, own) in enumerate(owners)}
+    return found
+
+
+def _shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.tar"
+
+
+def format_names(names: list[str]) -> str:
+    """Return the first of some names, for people."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

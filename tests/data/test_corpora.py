@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from data.build import shard
+from data.corpora import NOTES, Corpora
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
-from data.sharding.corpora import NOTES, Corpora
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.build import shard
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
 from tests.data.sources.test_audio import wav
 
 

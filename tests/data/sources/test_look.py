@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.options import SourceOptions
-from data.sharding.look import TextFindings, TextInspector, describe_findings
+from data.sources.file_type import TextFindings, TextInspector, describe_findings
 from data.sources.source import Piece, Source, make_source
 
 PARTS = ["a", "é", "\U0001f642", "\n", "\r", "\r\n", "\0"]

@@ -16,22 +16,21 @@ import numpy as np
 import psutil
 import pytest
 
-from data import shards
+from data import build, shards
+from data.build import finish_corpus, make_plan, shard
 from data.chunkers import ONE, Chunker, WordChunker
+from data.corpora import Corpora
 from data.corpus import Corpus
 from data.filesystem import FolderLostError, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding import build
-from data.sharding.build import finish_corpus, make_plan, shard
-from data.sharding.corpora import Corpora
-from data.sharding.parts import Part, write_part
+from data.parts import Part, write_part
 from data.sources import files
 from data.sources.source import Input, Piece, Source
 from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
 from pipeline.run.shards import check_source
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def sharded(path: Path, into: Path, workers: int = 1, kind: str = "text", **options: object) -> Corpus:
@@ -200,7 +199,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
+from data.build import shard
 if __name__ == "__main__":
     source = SourceOptions(kind="text", path=sys.argv[1])
     shard(source, ChunkerOptions(), ShardOptions(workers=2, megabytes=1), Path(sys.argv[2]))

@@ -25,9 +25,20 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from data.checked import open_file
+from data.filesystem import acquire_lock, is_still, remove_unlocked_files
 from data.shards import CorruptShardError, Shard
 from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+ATTEMPTS = 8
+_BLOCK = 1 << 20
+_LARGEST_MANIFEST = 256 << 20
+_ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
+_TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
+# Disk errors: full, quota exceeded, file too large, read-only, broken.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that are worth a retry
 FOLDER = "haed-cache"
 _MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: backup programs skip such a folder
 _MARKED = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards that haed fetched; this folder may be deleted.\n"
@@ -76,11 +87,9 @@ class ShardCache:
                 _mark_used(found)
                 return found
             try:
-                made = _lock_partial(partial)
+                made = acquire_lock(partial)
             except FileNotFoundError:
                 self._make_folder()
-                continue
-            if made is None:
                 continue
             try:
                 if path.exists():  # another process finished it after the check above
@@ -103,7 +112,7 @@ class ShardCache:
     def discard_file(self, sha256: str, file: IO[bytes]) -> None:
         """Remove this file, which is damaged, unless another was made in its place since."""
         path = self.folder / f"{sha256}.tar"
-        if _is_same_file(path, file):
+        if is_still(path, file.fileno()):
             path.unlink(missing_ok=True)
 
     def _make_room(self, wanted: int, keep: Path | None = None) -> None:
@@ -111,20 +120,18 @@ class ShardCache:
 
         Leftovers of killed processes go first, then the least recently used files.
         """
-        found: list[tuple[int, int, Path]] = []
+        remove_unlocked_files(path for path in self.folder.glob("*.partial") if _OURS.fullmatch(path.name))
+        removable: list[tuple[int, int, Path]] = []
         used = wanted
         for entry in os.scandir(self.folder):
             if not _OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
-            path = Path(entry.path)
             with suppress(FileNotFoundError):
-                if path.suffix == ".partial" and _remove_if_abandoned(path):
-                    continue
-                status = path.stat()
+                path, status = Path(entry.path), entry.stat()
                 used += status.st_size
                 if path.suffix == ".tar" and path != keep:
-                    found.append((status.st_atime_ns, status.st_size, path))
-        for _, size, path in sorted(found):
+                    removable.append((status.st_atime_ns, status.st_size, path))
+        for _, size, path in sorted(removable):
             if used <= self.limit:
                 return
             with suppress(PermissionError):  # it belongs to another user
@@ -132,56 +139,10 @@ class ShardCache:
                 used -= size
 
 
-def _lock_partial(partial: Path) -> IO[bytes] | None:
-    """Open and lock a partial file; return None if another process finished or abandoned it while this one waited."""
-    file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if _is_same_file(partial, file):
-            return file
-    except BaseException:
-        file.close()
-        raise
-    file.close()
-    return None
-
-
-def _remove_if_abandoned(partial: Path) -> bool:
-    """Remove a partial file that no process is writing. Return if it was abandoned."""
-    try:
-        with open(partial, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(partial, file):
-                partial.unlink()
-            return True
-    except (BlockingIOError, PermissionError):
-        return False
-
-
-def _is_same_file(path: Path, file: IO[bytes]) -> bool:
-    """Return if the path names the open file now."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
 def _mark_used(file: IO[bytes]) -> None:
     """Set the access time to now. The modification time stays: a reader recognises a checked file by it."""
     with suppress(PermissionError):  # it belongs to another user
         os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
-
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-ATTEMPTS = 8
-_BLOCK = 1 << 20
-_LARGEST_MANIFEST = 256 << 20
-_ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
-_TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
-# Disk errors: full, quota exceeded, file too large, read-only, broken.
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that are worth a retry
 
 
 class RemoteFolder:
@@ -238,7 +199,7 @@ class RemoteFolder:
 
         Raises:
             FileNotFoundError: it is not there.
-            Damaged: the fetched content is not what the manifest says.
+            CorruptShardError: the fetched content is not what the manifest says.
             ValueError: it is larger than the whole cache.
             OSError: it cannot be fetched or stored.
         """

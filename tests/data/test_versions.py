@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.build import shard
-from data.sharding.parts import Mapper, Part
+from data.parts import Mapper, Part
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(40_000))
 

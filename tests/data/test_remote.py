@@ -18,11 +18,11 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
+import data.remote
+from data.build import shard
 from data.corpus import Corpus
 from data.loader import Loader
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
-from data.remote import storage
-from data.sharding.build import shard
 from data.shards import CorruptShardError
 from pipeline.cli import main
 from pipeline.run.run_directory import RunFolder
@@ -170,8 +170,8 @@ def test_a_shard_that_is_larger_than_the_cache_and_a_bound_is_not_fetched(
 ) -> None:
     remote = Corpus.open(server, options(tmp_path, cache_gigabytes=1e-9))
     first = remote.shards_of("train")[0]
-    assert storage._ANY_SHARD == 4 << 30
-    monkeypatch.setattr(storage, "_ANY_SHARD", first.file_bytes - 1)
+    assert data.remote._ANY_SHARD == 4 << 30
+    monkeypatch.setattr(data.remote, "_ANY_SHARD", first.file_bytes - 1)
     served = Unreliable.served.total()
     with pytest.raises(ValueError, match="train-00000.tar has .* bytes.*: raise loader.cache_gigabytes"):
         remote.read(first)
@@ -286,7 +286,7 @@ def test_what_is_not_there_is_said_at_once(server: str, tmp_path: Path) -> None:
 
 
 def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "ATTEMPTS", 2)
+    monkeypatch.setattr(data.remote, "ATTEMPTS", 2)
     folder = tmp_path / "served"
     folder.mkdir()
     for path in corpus.folder.iterdir():

@@ -5,6 +5,8 @@ the manifests record the options of each corpus.
 
 Besides the source and the settings, other packages' code determines the bytes of shards. So its versions are part of
 the digest.
+
+Standard input and named pipes are copied into the folder of all corpora first, so that they can be read twice.
 """
 
 import hashlib
@@ -13,20 +15,28 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from data.checked import MANY, read_json
+from data.checked import MANY, add_path_to_errors, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
-from data.filesystem import file_lock, remove_unlocked_files, write_json
+from data.filesystem import acquire_lock, file_lock, remove_folder, remove_unlocked_files, write_json
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions
-from data.sources.files import NOTES
+from data.parts import UNFINISHED
+from data.sources.files import NOTES, read_blocks
 from data.sources.source import Source, load_plugin_class, make_source, restore_options, source_title
+
+log = logging.getLogger(__name__)
+_KEPT = 1000
+_FOLDER = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{12}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def collect_versions(source: Source, chunker: str) -> dict[str, str]:
@@ -52,12 +62,6 @@ def _package_version(entry: EntryPoint) -> str:
     content = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "built in"
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "no package"
     return f"{package}, {entry.value}, {content}"
-
-
-log = logging.getLogger(__name__)
-_KEPT = 1000
-_FOLDER = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{12}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Corpora:
@@ -172,17 +176,13 @@ class Corpora:
 
     def _find_by_manifest(self) -> Iterator[Path]:
         """Yield corpora whose manifests record the same options, the newest first."""
-        manifests = self.shards_dir.glob(f"*/{MANIFEST}")
         wanted = replace(self.source, path="-") if self.piped else self.source
-        for path in sorted(manifests, key=lambda each: each.lstat().st_mtime_ns, reverse=True):
-            try:
-                found = read_json(path, MANY)
-                source = restore_options(found["source"], SourceOptions, SOURCES, "haed.sources")
-                chunker = restore_options(found["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
-                if (source, chunker, found["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
-                    yield path.parent
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue
+        for folder, manifest in iterate_manifests(self.shards_dir):
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                source = restore_options(manifest["source"], SourceOptions, SOURCES, "haed.sources")
+                chunker = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
+                if (source, chunker, manifest["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
+                    yield folder
 
     def _read_notes(self) -> dict[str, list[str]]:
         """Return the notes: by digest, the name of a corpus and the stamp of the source that it was made from."""
@@ -211,6 +211,14 @@ class Corpora:
             log.warning("%s is not kept: %s", path, error)
 
 
+def iterate_manifests(shards_dir: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the folders of corpora with their manifests, the newest first. Manifests that cannot be read are skipped."""
+    paths = shards_dir.glob(f"*/{MANIFEST}")
+    for path in sorted(paths, key=lambda each: each.lstat().st_mtime_ns, reverse=True):
+        with suppress(OSError, ValueError):
+            yield path.parent, read_json(path, MANY)
+
+
 def _is_note(key: str, entry: Any) -> bool:
     if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(value, str) for value in entry)):
         return False
@@ -224,3 +232,49 @@ def _hash_settings(settings: dict[str, Any], content: Any) -> str:
 def is_piped(source: SourceOptions) -> bool:
     """Return if the source can be read only once: standard input, or a named pipe such as a shell's `<(…)`."""
     return source.kind == "stdin" or source.path == "-" or (source.path is not None and Path(source.path).is_fifo())
+
+
+def sweep_spools(shards_dir: Path) -> None:
+    """Remove leftovers of killed processes: copies of standard input, unfinished parts, and lock files."""
+    if shards_dir.is_dir():
+        with suppress(OSError), file_lock(shards_dir / ".stdin.lock"):  # it may be read-only
+            for folder in shards_dir.glob(".stdin-*/"):
+                remove_unlocked_files([folder / "stdin"])
+                if not (folder / "stdin").exists():
+                    remove_folder(folder)
+        remove_unlocked_files(shards_dir.glob(".*.lock"), _remove_halves)
+
+
+def _remove_halves(lock: Path) -> None:
+    """Remove unfinished parts of a corpus that no process works on. Finished parts stay, for whoever continues."""
+    for half in lock.with_name(lock.name[1 : -len(".lock")]).glob(f"parts/*{UNFINISHED}"):
+        remove_folder(half)
+
+
+@contextmanager
+def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOptions]:
+    """Copy a pipe into a file first: it can be read only once, and its size decides where it is split."""
+    if not is_piped(source):
+        yield source
+        return
+    is_named_pipe = source.path is not None and Path(source.path).is_fifo()
+    if source.kind == "stdin" and not is_named_pipe and source.path not in (None, "-"):
+        raise ValueError(f"source.kind=stdin reads standard input, not source.path={source.path}: use source.kind=text")
+    if not is_named_pipe and (sys.stdin is None or sys.stdin.isatty()):
+        raise ValueError(f"source.kind={source.kind} reads standard input: pipe a text into the command")
+    shards_dir.mkdir(parents=True, exist_ok=True)
+    with file_lock(shards_dir / ".stdin.lock"):  # see `sweep_spools`
+        spool = Path(tempfile.mkdtemp(dir=shards_dir, prefix=".stdin-")) / "stdin"
+        held = acquire_lock(spool)
+    try:
+        with held as file:
+            with add_path_to_errors(spool):
+                with open(str(source.path), "rb") if is_named_pipe else nullcontext(sys.stdin.buffer) as stream:
+                    for block in read_blocks(stream):
+                        file.write(block)
+                file.flush()
+            if not spool.stat().st_size:
+                raise ValueError(f"{source.path if is_named_pipe else 'standard input'} was empty")
+            yield replace(source, path=str(spool))
+    finally:
+        remove_folder(spool.parent)

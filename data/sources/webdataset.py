@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from data.sources.documents import extract_json_text
 from data.sources.file_type import HEAD, check_head
 from data.sources.files import FREE, File, is_compressed, is_tar, iterate_members, read_whole
 from data.sources.images import PICTURES, ImageSource
 from data.sources.source import Input, Piece
+from data.sources.text import extract_json_text
 
 _PARTS = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")  # key and extension: the name ends at its first dot
 _FIELD = re.compile(r"\.?(json(?:\.(?:gz|xz|bz2|zst)(?=\.|$))?)\.(.+)", re.IGNORECASE)  # of a .json, perhaps compressed
@@ -27,23 +27,15 @@ class WebDatasetSource(ImageSource):
     the document decides.
     """
 
+    suffixes, noun, missing = (), "tars", "no tar"
     needs, is_text = "", True  # until a sample is a picture
     looked_at = HEAD
     _chosen: tuple[str, str] | None = None
     _odd = 0
 
-    def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Yield every tar, each read by one worker. Other files are left out."""
-        files = [file for file in self.files if is_tar(file.path)]
-        if not files:
-            raise ValueError(f"source.path={self.options.path} has no tar")
-        self.leave_out_others(files, "no tars")
-        for file, splits in self.places(files).items():
-            yield Input(file.name, file.path, file.size, splits)
-
-    def is_single_file(self, file: File) -> bool:
-        """Return False: a tar has many samples."""
-        return False
+    def is_chosen(self, file: File) -> bool:
+        """Return if the file is a tar."""
+        return is_tar(file.path)
 
     def _list_tar_documents(self, file: File) -> list[tuple[str, str | None]]:
         """Return nothing: names of samples state no splits."""

@@ -1,25 +1,28 @@
 """Parts, the units of work of sharding: each is written in any process, here or elsewhere, into a folder of its own.
 
 A part exists as a whole, with a record, or not at all. After an interruption, an existing one is not written again.
+Progress is measured from the files on disk. So it is the same for processes, tasks of a flow and a cluster.
 """
 
+import contextvars
 import errno
 import hashlib
 import io
 import logging
 import os
 import tarfile
+import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from data.checked import MANY, CorruptFileError, add_path_to_errors, read_bytes, read_json
 from data.chunkers import make_chunker
@@ -34,9 +37,8 @@ from data.filesystem import (
     write_json,
 )
 from data.options import ChunkerOptions, SourceOptions
-from data.sharding.look import TextFindings, TextInspector
-from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
+from data.sources.file_type import TextFindings, TextInspector
 from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ _FINAL = {  # system errors that a retry does not help
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
 }
+SECONDS = 0.5
+UNFINISHED = ".partial"
 RECORD = "part.json"
 KILLED = "a process that wrote shards was killed, perhaps for want of memory"
 
@@ -114,16 +118,11 @@ class PartRecord:
             FileNotFoundError: the part is not finished.
             CorruptFileError: its record is damaged.
         """
-        found = read_json(part.folder / RECORD)
-        shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
-        looked = TextFindings(Counter(found["lines"]), found["odd"])
-        return cls(shards, found["form"], found["remarks"], looked, found["stamp"], found["sums"])
+        return TypeAdapter(cls).validate_python(read_json(part.folder / RECORD))
 
     def write_record(self, folder: Path) -> None:
         """Write the record into the folder of the part."""
-        entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
-        entries |= {"form": self.form, "remarks": self.remarks, "lines": self.looked.lines, "odd": self.looked.odd}
-        write_json(folder / RECORD, entries | {"stamp": self.stamp, "sums": self.sums})
+        write_json(folder / RECORD, TypeAdapter(type(self)).dump_python(self, mode="json"))
 
     def read_statistics(self, part: Part, split: str) -> bytes:
         """Return the contents of the statistics file of a split of that part.
@@ -250,20 +249,20 @@ def is_passing(error: object) -> bool:
     return isinstance(error, OSError) and not isinstance(error, FolderLostError) and error.errno not in _FINAL
 
 
-def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextManager[None]) -> None:
+def write_parts(parts: tuple[Part, ...], workers: int, reporting: AbstractContextManager[None]) -> None:
     """Write parts in this process and `workers` − 1 others.
 
     This process starts while the others are starting, and takes parts that they have not begun.
     """
     if len(parts) <= 1 or not allowed_workers(workers - 1):
-        with told:
+        with reporting:
             for part in parts:
                 write_persistently(part)
         return
     with process_pool(min(workers, len(parts)) - 1) as pool:
         futures = [pool.submit(write_persistently, part) for part in parts]
         try:
-            with told:  # it starts a thread, so only after the processes
+            with reporting:  # it starts a thread, so only after the processes
                 for future, part in reversed(list(zip(futures, parts, strict=True))):
                     if future.cancel():
                         write_persistently(part)
@@ -275,3 +274,101 @@ def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextMana
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@dataclass(frozen=True)
+class ShardingProgress:
+    """The progress of a sharding.
+
+    Attributes:
+        done: number of finished parts.
+        parts: number of all parts.
+        share: fraction of the work that is done, in [0, 1].
+        written: bytes of shards.
+        rate: bytes of shards per second since this process began.
+        left: estimated seconds left, or None.
+    """
+
+    done: int
+    parts: int
+    share: float
+    written: int
+    rate: float
+    left: float | None
+
+    def format_line(self, what: str) -> str:
+        """Return the progress as a line for people: share done, time left, then `what` is sharded, and how far."""
+        words = [f"{self.share:.0%}"]
+        words += [f"{self.left:,.0f} s left"] if self.left is not None and self.done < self.parts else []
+        words += [what, f"part {self.done:,} of {self.parts:,}", f"{self.written / 1e6:,.0f} MB"]
+        words += [f"{self.rate / 1e6:,.1f} MB/s"] if self.rate else []
+        return " · ".join(words)
+
+
+Listener = Callable[[ShardingProgress], None]
+
+
+class ProgressMonitor:
+    """A monitor of the folder of the parts.
+
+    Args:
+        folder: contains finished parts under their names, and unfinished ones with a suffix.
+        sizes: bytes of the source that each part covers.
+    """
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        self._folder, self._sizes = folder, sizes
+        self._finished: dict[str, int] = {}
+        self._began, self._first = time.monotonic(), (0, 0.0)
+        found = self.measure_progress()
+        self._first = found.written, found.share
+
+    def measure_progress(self) -> ShardingProgress:
+        """Measure the progress."""
+        unfinished: dict[str, int] = {}
+        for path in self._folder.iterdir():
+            name = path.name.partition(".")[0]
+            if path.name.endswith(UNFINISHED):
+                unfinished[name] = max(_count_shard_bytes(path), unfinished.get(name, 0))
+            elif name in self._sizes and name not in self._finished:
+                self._finished[name] = _count_shard_bytes(path)
+        live = {name: size for name, size in unfinished.items() if name in self._sizes and name not in self._finished}
+        work = float(sum(self._sizes[name] for name in self._finished))
+        work += sum(
+            min(0.9 * self._sizes[name], size) for name, size in live.items()
+        )  # nearly as large as their source
+        written, share = sum(self._finished.values()) + sum(live.values()), work / max(1, sum(self._sizes.values()))
+        seconds = max(1e-6, time.monotonic() - self._began)
+        gained = share - self._first[1]
+        left = (1 - share) * seconds / gained if gained > 0 else None
+        rate = max(0, written - self._first[0]) / seconds
+        return ShardingProgress(len(self._finished), len(self._sizes), share, written, rate, left)
+
+    @contextmanager
+    def report_to(self, listener: Listener | None) -> Iterator[None]:
+        """Run a thread that calls the listener twice a second, and once more at the end."""
+        if listener is None:
+            yield
+            return
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(SECONDS):
+                listener(self.measure_progress())
+
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(tell,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        listener(self.measure_progress())
+
+
+def _count_shard_bytes(folder: Path) -> int:
+    """Return the bytes of the shards in a folder, which may disappear meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".tar")
+    except OSError:
+        return 0

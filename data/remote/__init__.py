@@ -1,1 +1,0 @@
-"""Shards behind a URL, and their cache on this machine."""

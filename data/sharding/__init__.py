@@ -1,1 +1,0 @@
-"""Conversion of a source into a corpus of shards."""
