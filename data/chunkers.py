@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions
-from data.sources.source import load_plugin_class
+from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions, load_plugin_class
 
 ONE = np.zeros(1, np.int64)
 

@@ -28,10 +28,18 @@ from data.checked import MANY, add_path_to_errors, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
 from data.filesystem import acquire_lock, file_lock, remove_folder, remove_unlocked_files, write_json
-from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions
+from data.options import (
+    CHUNKERS,
+    SOURCES,
+    ChunkerOptions,
+    ShardOptions,
+    SourceOptions,
+    load_plugin_class,
+    restore_options,
+)
 from data.parts import UNFINISHED
 from data.sources.files import NOTES, read_blocks
-from data.sources.source import Source, load_plugin_class, make_source, restore_options, source_title
+from data.sources.source import Source, make_source, source_title
 
 log = logging.getLogger(__name__)
 _KEPT = 1000

@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from data.checked import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.chunkers import Chunker, make_chunker
-from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions
+from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions, restore_options
 from data.remote import RemoteFolder
 from data.shards import CorruptShardError, Sample, Shard, read_shard
-from data.sources.source import make_source, restore_options
+from data.sources.source import make_source
 from data.sources.splits import Allotted
 from data.statistics import Summary
 from data.urls import check_folder, check_url, is_remote

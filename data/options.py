@@ -3,10 +3,12 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -222,3 +224,37 @@ class LoaderOptions:
     cache_gigabytes: Annotated[
         float, Field(gt=0, le=1e6, description="bound on that folder; the longest unused goes first")
     ] = 50.0
+
+
+_Options = TypeVar("_Options", SourceOptions, ChunkerOptions)
+
+
+def load_plugin_class(name: str, table: dict[str, str], group: str) -> type:
+    """Return the class of that name, built in or from an entry point.
+
+    Raises:
+        ValueError: there is none, or two packages have one each.
+    """
+    known_name_validator(table, group)(name)
+    if name in table:
+        module, _, attribute = table[name].partition(":")
+        found: type = getattr(import_module(module), attribute)
+        return found
+    (entry, *others) = entry_points(group=group, name=name)
+    if any(other.value != entry.value for other in others):
+        raise ValueError(f"{name!r} is in more than one package: {', '.join(each.value for each in (entry, *others))}")
+    loaded: type = entry.load()
+    return loaded
+
+
+def restore_options(record: dict[str, Any], base: type[_Options], table: dict[str, str], group: str) -> _Options:
+    """Return the options that a manifest records, as the `options_class` of their kind.
+
+    Without the package of the kind, they are of the base class. Recorded options that the class lacks are left out.
+    """
+    options_class = base
+    if record["kind"] not in table:
+        with suppress(ValueError, ImportError, AttributeError):
+            options_class = getattr(load_plugin_class(record["kind"], table, group), "options_class", base)
+    names = {field.name for field in dataclasses.fields(options_class)}
+    return options_class(**{name: value for name, value in record.items() if name in names})

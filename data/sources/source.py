@@ -16,17 +16,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from data.checked import add_path_to_errors
 from data.filesystem import available_threads
-from data.options import SOURCES, ChunkerOptions, SourceOptions, known_name_validator
+from data.options import SOURCES, SourceOptions, load_plugin_class
 from data.sources.files import (
     File,
     Member,
@@ -50,7 +47,6 @@ from data.sources.splits import (
 )
 
 UNIFIED = "ends of lines (CRLF or CR) became LF"
-Options = TypeVar("Options", SourceOptions, ChunkerOptions)
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
 _THREADS = 8  # maximum threads that read files in parallel
@@ -466,37 +462,6 @@ def make_source(options: SourceOptions) -> Source:
     """
     made: Source = load_plugin_class(options.kind, SOURCES, "haed.sources")(options)
     return made
-
-
-def load_plugin_class(name: str, table: dict[str, str], group: str) -> type:
-    """Return the class of that name, built in or from an entry point.
-
-    Raises:
-        ValueError: there is none, or two packages have one each.
-    """
-    known_name_validator(table, group)(name)
-    if name in table:
-        module, _, attribute = table[name].partition(":")
-        found: type = getattr(import_module(module), attribute)
-        return found
-    (entry, *others) = entry_points(group=group, name=name)
-    if any(other.value != entry.value for other in others):
-        raise ValueError(f"{name!r} is in more than one package: {', '.join(each.value for each in (entry, *others))}")
-    loaded: type = entry.load()
-    return loaded
-
-
-def restore_options(record: dict[str, Any], base: type[Options], table: dict[str, str], group: str) -> Options:
-    """Return the options that a manifest records, as the `options_class` of their kind.
-
-    Without the package of the kind, they are of the base class. Recorded options that the class lacks are left out.
-    """
-    options_class = base
-    if record["kind"] not in table:
-        with suppress(ValueError, ImportError, AttributeError):
-            options_class = getattr(load_plugin_class(record["kind"], table, group), "options_class", base)
-    names = {field.name for field in fields(options_class)}
-    return options_class(**{name: value for name, value in record.items() if name in names})
 
 
 def source_title(options: SourceOptions) -> str:
