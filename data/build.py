@@ -21,11 +21,20 @@ from pathlib import Path
 
 import numpy as np
 
-from data.checked import CorruptFileError, add_path_to_errors, open_file
 from data.chunkers import chunker_class
 from data.corpora import Corpora, iterate_manifests, save_stdin, sweep_spools
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
-from data.filesystem import file_lock, guard_folder, remove_folder, remove_unlocked_files, sync_folder, write_json
+from data.filesystem import (
+    CorruptFileError,
+    add_path_to_errors,
+    file_lock,
+    guard_folder,
+    open_file,
+    remove_folder,
+    remove_unlocked_files,
+    sync_folder,
+    write_json,
+)
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.parts import UNFINISHED, Listener, Mapper, Part, PartRecord, Plan, ProgressMonitor, write_part, write_parts
 from data.shards import Shard

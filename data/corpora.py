@@ -24,10 +24,18 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from data.checked import MANY, add_path_to_errors, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
-from data.filesystem import acquire_lock, file_lock, remove_folder, remove_unlocked_files, write_json
+from data.filesystem import (
+    MANY,
+    acquire_lock,
+    add_path_to_errors,
+    file_lock,
+    read_json,
+    remove_folder,
+    remove_unlocked_files,
+    write_json,
+)
 from data.options import (
     CHUNKERS,
     SOURCES,

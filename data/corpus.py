@@ -12,8 +12,8 @@ from typing import IO, Annotated, Any, NamedTuple, TypedDict, cast
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from data.checked import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.chunkers import Chunker, make_chunker
+from data.filesystem import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions, restore_options
 from data.remote import RemoteFolder
 from data.shards import CorruptShardError, Sample, Shard, read_shard

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from data.checked import CorruptFileError, OpenedFile
 from data.corpus import Corpus
-from data.filesystem import allowed_workers, process_pool
+from data.filesystem import CorruptFileError, OpenedFile
 from data.options import LoaderOptions
+from data.processes import allowed_workers, process_pool
 from data.shards import CorruptShardError, Sample
 
 log = logging.getLogger(__name__)

@@ -24,19 +24,22 @@ from typing import Any, Self
 import numpy as np
 from pydantic import TypeAdapter
 
-from data.checked import MANY, CorruptFileError, add_path_to_errors, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
 from data.filesystem import (
+    MANY,
+    CorruptFileError,
     FolderLostError,
-    allowed_workers,
-    process_pool,
+    add_path_to_errors,
+    read_bytes,
+    read_json,
     remove_folder,
     sync_folder,
     write_atomically,
     write_json,
 )
 from data.options import ChunkerOptions, SourceOptions
+from data.processes import allowed_workers, process_pool
 from data.shards import Shard, ShardWriter
 from data.sources.file_type import TextFindings, TextInspector
 from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source

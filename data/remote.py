@@ -24,8 +24,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.checked import open_file
-from data.filesystem import acquire_lock, is_still, remove_unlocked_files
+from data.filesystem import acquire_lock, is_still, open_file, remove_unlocked_files
 from data.shards import CorruptShardError, Shard
 from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
 

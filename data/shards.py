@@ -30,8 +30,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from data.checked import add_path_to_errors, parse_json
 from data.chunkers import Chunker
+from data.filesystem import add_path_to_errors, parse_json
 from data.sources.source import SPLITS, Piece
 from data.statistics import Statistics
 from data.urls import is_remote

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data.corpus import Corpus
-from data.filesystem import available_threads
+from data.processes import available_threads
 from data.shards import Sample
 from data.statistics import hash_chunks
 

@@ -24,8 +24,9 @@ from pathlib import Path
 import torch
 
 from data.corpus import Corpus
-from data.filesystem import available_threads, write_json
+from data.filesystem import write_json
 from data.loader import Loader
+from data.processes import available_threads
 from experiments import corpora
 from experiments.catalogue import Experiment, Plan, Variant
 from experiments.external_models import PACKAGES, train_endlessly

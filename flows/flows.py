@@ -24,9 +24,8 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
-from data.checked import PICTURE, read_bytes
 from data.chunkers import Chunker
-from data.filesystem import FLOW_RUN
+from data.filesystem import FLOW_RUN, PICTURE, read_bytes
 from data.sources.source import source_title
 from flows.artifacts import (
     LiveArtifact,

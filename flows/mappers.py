@@ -12,8 +12,8 @@ from typing import Any
 from prefect import task
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from data.filesystem import process_pool
 from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
+from data.processes import process_pool
 from pipeline.config import Options
 from pipeline.run.shards import open_dask_client
 

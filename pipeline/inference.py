@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from data.checked import encode_checked_json
-from data.filesystem import write_atomically
+from data.filesystem import encode_checked_json, write_atomically
 from pipeline.config import ConfigError, Options, Phase, SampleOptions
 from pipeline.console import escape_control_characters
 from pipeline.run.files import KeptSample, Sample, write_or_log

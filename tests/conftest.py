@@ -246,7 +246,7 @@ def pictures(drawn: Options, tmp_path: Path) -> Options:
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Writes a state.json of a checkpoint with the digest that it then has."""
-    from data.checked import compute_checksum
+    from data.filesystem import compute_checksum
 
     path.write_text(json.dumps(state | {"digest": compute_checksum(state, "digest")}))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.checked import CorruptFileError
 from data.corpus import Corpus
+from data.filesystem import CorruptFileError
 from data.loader import Loader
 from data.options import LoaderOptions
 from data.shards import CorruptShardError

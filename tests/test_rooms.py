@@ -17,8 +17,7 @@ ALLOWED = {"haed": set(), "data": set(), "pipeline": {"haed", "data"}, "flows": 
 ORDER = {
     "haed": ["options distributed", "layers", "base", "chunk token", "iem sampling", "registry"],
     "data": [
-        "checked",
-        "urls filesystem statistics",
+        "urls filesystem processes statistics",
         "options",
         "sources",
         "chunkers",

@@ -21,9 +21,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-from data.checked import add_path_to_errors
-from data.filesystem import available_threads
+from data.filesystem import add_path_to_errors
 from data.options import SOURCES, SourceOptions, load_plugin_class
+from data.processes import available_threads
 from data.sources.files import (
     File,
     Member,

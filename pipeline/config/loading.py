@@ -22,7 +22,7 @@ from typing import Any, get_origin
 
 import yaml
 
-from data.checked import CONFIG, DEEPEST, CorruptFileError, check_tree, read_bytes, read_yaml
+from data.filesystem import CONFIG, DEEPEST, CorruptFileError, check_tree, read_bytes, read_yaml
 from data.options import SOURCES, list_kinds
 from data.urls import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
 from pipeline.config.messages import (

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.checked import encode_checked_json
 from data.corpus import Corpus
-from data.filesystem import write_json
+from data.filesystem import encode_checked_json, write_json
 from data.vocabulary import Occurrences, VocabularyOverflowError, count_distinct_chunks
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED

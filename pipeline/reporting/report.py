@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.checked import PICTURE, read_bytes
-from data.filesystem import write_atomically
+from data.filesystem import PICTURE, read_bytes, write_atomically
 from data.statistics import Summary
 from pipeline.config import Difference, Options, Phase, applies_to, diff_trees, flatten_tree, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text

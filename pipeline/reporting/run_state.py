@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from data.checked import CorruptFileError, add_path_to_errors, open_file, read_yaml
+from data.filesystem import CorruptFileError, add_path_to_errors, open_file, read_yaml
 from pipeline.config import Phase, PhaseOptions, flatten_tree
 from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
 from pipeline.run.metrics import Position, Record, parse_record, read_metrics

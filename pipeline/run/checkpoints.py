@@ -35,20 +35,23 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from safetensors import SafetensorError, safe_open
 
-from data.checked import (
+from data.filesystem import (
     NOTE,
     RESULT,
     CorruptFileError,
     add_path_to_errors,
+    check_guards,
     compute_checksum,
-    free_memory,
+    make_folders,
     open_file,
     parse_json,
     read_bytes,
     read_text,
+    sync_folder,
     verify_checksums,
+    write_atomically,
 )
-from data.filesystem import check_guards, make_folders, sync_folder, write_atomically
+from data.processes import free_memory
 from pipeline.config import Options, applies_to, diff_trees
 from pipeline.console import warn_once
 from pipeline.run.files import ChecksumCache

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from data.filesystem import available_threads
+from data.processes import available_threads
 from pipeline.config import Options
 from pipeline.console import warn_once
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from data import checked
+from data import filesystem
 from data.filesystem import write_atomically
 from data.statistics import Summary
 
@@ -58,7 +58,7 @@ def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None
         FileNotFoundError: there is no such file.
         ValueError: its content is damaged or lacks a key.
     """
-    content = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
+    content = filesystem.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
     if missing := [key for key in keys if key not in content]:
         raise ValueError(f"{path} is damaged, or of another version: it lacks {', '.join(missing[:5])}")
     return dict(content)
@@ -76,7 +76,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
         FileNotFoundError: there is no such file.
         ValueError: its content is damaged or does not fit the type.
     """
-    content = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
+    content = filesystem.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
         return cast(T, _type_adapter(cast(Any, kind)).validate_python(content))
     except ValidationError as error:
@@ -115,12 +115,12 @@ class ChecksumCache:
             OSError: the file cannot be read.
         """
         path = self.folder / name
-        stamp = checked.stamp_file(path)
+        stamp = filesystem.stamp_file(path)
         noted = self._read_entries().get(name)
         for entry in (self._hashed.get(path), noted):
             if not fresh and entry is not None and entry[0] == stamp:
                 return entry[1]
-        with checked.add_path_to_errors(path), checked.open_file(path) as file:
+        with filesystem.add_path_to_errors(path), filesystem.open_file(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if noted is None or noted[:2] != (stamp, digest):
             self.note_sums({name: digest})
@@ -136,19 +136,19 @@ class ChecksumCache:
         """
         with suppress(OSError):
             kept = {name: entry for name, entry in self._read_entries().items() if (self.folder / name).exists()}
-            new = {name: (checked.stamp_file(self.folder / name), digest, is_built) for name, digest in sums.items()}
+            new = {name: (filesystem.stamp_file(self.folder / name), digest, is_built) for name, digest in sums.items()}
             write_atomically(self.folder / self.NAME, json.dumps(kept | new).encode())
 
     def is_built_here(self, name: str) -> bool:
         """Return whether this user built the file here, and it is unchanged."""
         entry = self._read_entries().get(name)
-        return entry is not None and entry[2] and entry[0] == checked.stamp_file(self.folder / name)
+        return entry is not None and entry[2] and entry[0] == filesystem.stamp_file(self.folder / name)
 
     def _read_entries(self) -> dict[str, tuple[list[int], str, bool]]:
         """Return the entries of `.checked`; none if another user wrote it or it is damaged."""
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
             path = self.folder / self.NAME
-            content = checked.parse_json(checked.read_bytes(path, checked.RESULT), path)
+            content = filesystem.parse_json(filesystem.read_bytes(path, filesystem.RESULT), path)
             if path.lstat().st_uid == os.getuid():
                 return {
                     name: (list(stamp), str(digest), is_built is True)

@@ -7,7 +7,7 @@ at 2 bytes a value. Chunks are taken as only a quarter full, unless their size i
 
 import torch
 
-from data import checked
+from data import processes
 from data.chunkers import Chunker, make_chunker
 from haed.base import ChunkingSpec, SequenceModel
 from haed.registry import make_system
@@ -75,4 +75,4 @@ def free_memory(device: torch.device) -> float:
     """Return the free bytes of a device; in main memory, reclaimable memory counts as free."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    return checked.free_memory()
+    return processes.free_memory()

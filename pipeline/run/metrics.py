@@ -15,8 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from data.checked import MANY, CorruptFileError, add_path_to_errors, open_file, open_own, parse_json, read_bytes
-from data.filesystem import is_still, make_folders, write_atomically
+from data.filesystem import (
+    MANY,
+    CorruptFileError,
+    add_path_to_errors,
+    is_still,
+    make_folders,
+    open_file,
+    open_own,
+    parse_json,
+    read_bytes,
+    write_atomically,
+)
 from pipeline.config import PhaseOptions
 from pipeline.console import format_duration
 

@@ -18,18 +18,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from data.checked import add_path_to_errors, open_file, stamp_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.filesystem import (
     Guard,
     acquire_lock,
+    add_path_to_errors,
     check_guards,
     guard_folder,
     make_folders,
+    open_file,
     process_description,
     read_lock_holder,
     remove_unlocked_files,
+    stamp_file,
     write_atomically,
     write_json,
 )

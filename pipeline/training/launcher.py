@@ -18,7 +18,7 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
-from data.filesystem import available_threads
+from data.processes import available_threads
 from haed.distributed import Ranks, group_size
 from pipeline.config import Options, dump_options
 from pipeline.run.metrics import Listener, MetricsTail, Progress

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from data.checked import stamp_file
+from data.filesystem import stamp_file
 from pipeline.reporting.report import EvaluationStatus
 from pipeline.reporting.run_state import phase_metrics
 from pipeline.run.run_directory import PHASES, RunFolder

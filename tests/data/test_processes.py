@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.filesystem import available_threads, process_pool
+from data.processes import available_threads, process_pool
 
 _kept: list[object] = []
 

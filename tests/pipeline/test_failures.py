@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.checked import add_path_to_errors
-from data.filesystem import write_atomically
+from data.filesystem import add_path_to_errors, write_atomically
 from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
 from pipeline.cli import main as pipeline_main

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from data.checked import CorruptFileError, add_path_to_errors, free_memory, open_file
-from data.filesystem import available_threads, replace_atomically
+from data.filesystem import CorruptFileError, add_path_to_errors, open_file, replace_atomically
+from data.processes import available_threads, free_memory
 from pipeline.config import IndexOptions
 from pipeline.run.files import ChecksumCache
 from pipeline.run.index.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile

@@ -23,8 +23,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from data.checked import OpenedFile, add_path_to_errors, open_file
-from data.filesystem import make_folders, replace_atomically
+from data.filesystem import OpenedFile, add_path_to_errors, make_folders, open_file, replace_atomically
 from pipeline.config import ConfigError, IndexOptions, Phase
 from pipeline.run.files import ChecksumCache, read_as
 from pipeline.run.run_directory import PHASES, RunFolder, format_command, stage_overrides

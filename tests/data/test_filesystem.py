@@ -11,21 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import checked
-from data.checked import (
+from data import filesystem
+from data.filesystem import (
     DEEPEST,
     NODES,
     CorruptFileError,
     OpenedFile,
     check_yaml,
     encode_checked_json,
+    file_lock,
     open_file,
     open_own,
     parse_json,
     read_bytes,
     read_json,
+    read_lock_holder,
+    remove_unlocked_files,
+    write_json,
 )
-from data.filesystem import file_lock, read_lock_holder, remove_unlocked_files, write_json
 
 
 def link(target: str | Path) -> Callable[[Path], None]:
@@ -73,7 +76,7 @@ def test_a_link_may_not_lead_out_but_the_folder_may_be_one(tmp_path: Path) -> No
 
 def test_an_error_of_the_disk_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("/proc/self/mem")  # a bad sector is read like that
-    monkeypatch.setattr(checked, "_kernel_devices", set)
+    monkeypatch.setattr(filesystem, "_kernel_devices", set)
     with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
         read_bytes(path, 100)
     with open_file(path) as file, pytest.raises(OSError, match="Input/output error: 'shard.tar'"):

@@ -1,0 +1,127 @@
+"""The threads and memory that a process may use, and worker processes that end when their parent does."""
+
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def available_threads(root: Path = Path("/")) -> int:
+    """Return the number of threads that this process may keep busy: the smallest of all limits set for it.
+
+    The limits are the CPUs of the machine, the CPU affinity (`taskset`), the quota of its control groups (containers),
+    and OMP_NUM_THREADS.
+
+    Args:
+        root: root of the file system with `proc` and `sys`.
+    """
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cpus = os.cpu_count() or 1
+    limits = [cpus, *(math.ceil(quota) for quota in _read_cpu_quotas(root))]
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
+    if asked.isdecimal() and int(asked):
+        limits.append(int(asked))
+    return max(1, min(limits))
+
+
+def _read_cpu_quotas(root: Path) -> Iterator[float]:
+    """Yield the CPU quotas of this process's control groups, version 1 and 2, including those of all parent groups."""
+    mounted, own = root / "sys/fs/cgroup", ""
+    with suppress(OSError):
+        own = (root / "proc/self/cgroup").read_text()
+    for line in own.splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for place in (mounted, *((mounted / each for each in ("cpu", "cpu,cpuacct")) if controllers else ())):
+            inner = place / path.strip("/")
+            for group in (
+                inner,
+                *inner.parents[: len(inner.parts) - len(place.parts)],
+            ):  # of a container, the outermost alone
+                yield from _read_group_quota(group)
+
+
+def _read_group_quota(group: Path) -> Iterator[float]:
+    """Yield the CPU quota of one control group, if it has one."""
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        yield int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        if int(quota) > 0:
+            yield int(quota) / int(period)
+
+
+def free_memory() -> float:
+    """Return the bytes of this machine's memory that are free or can be freed; infinity if the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = {line.split(":")[0]: line.split()[1] for line in file}
+        return 1024 * float(found["MemAvailable"])
+    except (OSError, KeyError, IndexError):
+        return float("inf")
+
+
+def allowed_workers(workers: int) -> int:
+    """Return the number of workers that this process may start.
+
+    A multiprocessing daemon, such as a DataLoader worker, may start none.
+    """
+    if workers and multiprocessing.current_process().daemon:
+        log.warning("a daemonic process may start no others: it does the work of the %d workers itself", workers)
+        return 0
+    return workers
+
+
+def process_pool(
+    workers: int, initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
+) -> ProcessPoolExecutor:
+    """Create a pool of processes that end when this process does, however it ends.
+
+    Ctrl-C, or SIGTERM to the process group, reaches this process alone, which may still need the workers to save.
+
+    Workers are forked where that is safe: on Linux, if this process has no threads and has not imported torch. Else
+    they are spawned, and take the time of their imports to start.
+    """
+    forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+    context = multiprocessing.get_context("fork" if forks else "spawn")
+    pool = ProcessPoolExecutor(workers, context, _initialise_worker, (initializer, arguments))
+    # At exit, a process started by multiprocessing waits for its children before the pool would end them.
+    Finalize(pool, _shut_down_pool, (weakref.ref(pool),), exitpriority=100)
+    return pool
+
+
+def _shut_down_pool(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
+    if (still := pool()) is not None:
+        still.shutdown(cancel_futures=True)
+
+
+def _initialise_worker(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    if initializer is not None:
+        initializer(*arguments)
