@@ -61,13 +61,15 @@ def make_plan(corpora: Corpora) -> Plan:
     """
     folder, source, chunker = corpora.folder, corpora.source, corpora.chunker
     limit = corpora.options.megabytes << 20
-    made, kind = make_source(source), chunker_class(chunker.kind)
-    inputs = list(made.inputs(limit, chunker.k if kind.fixed else 1))
+    source_reader, kind = make_source(source), chunker_class(chunker.kind)
+    inputs = list(source_reader.inputs(limit, chunker.k if kind.fixed else 1))
     if not inputs:
-        raise ValueError(_explain_empty_splits(source, made.record.to_manifest(), made.remarks, list(SPLITS)))
-    if not made.record.files:  # a source that did not ask for `places`
+        raise ValueError(
+            _explain_empty_splits(source, source_reader.record.to_manifest(), source_reader.remarks, list(SPLITS))
+        )
+    if not source_reader.record.files:  # a source that did not ask for `places`
         for item in inputs:
-            made.record.files.setdefault(item.splits, []).append(item.name)
+            source_reader.record.files.setdefault(item.splits, []).append(item.name)
     groups: list[list[Input]] = [[]]
     size = 0
     for item in inputs:
@@ -76,9 +78,9 @@ def make_plan(corpora: Corpora) -> Plan:
             size = 0
         groups[-1].append(item)
         size += item.size
-    fitted = kind.fit(chunker, _sample_documents(made, inputs))
+    fitted = kind.fit(chunker, _sample_documents(source_reader, inputs))
     measured = (
-        kind.measure_sample(chunker, _sample_documents(made, inputs, _MEASURED, _MEASURED_INPUTS))
+        kind.measure_sample(chunker, _sample_documents(source_reader, inputs, _MEASURED, _MEASURED_INPUTS))
         if kind.text
         else None
     )
@@ -102,7 +104,7 @@ def make_plan(corpora: Corpora) -> Plan:
         "megabytes": corpora.options.megabytes,
         "format": FORMAT,
         "versions": corpora.versions,
-        "splits": made.record.to_manifest(),
+        "splits": source_reader.record.to_manifest(),
     }
     _note_change(head, corpora.shards_dir)
     if fitted is not None:
@@ -117,12 +119,12 @@ def _stamp_inputs(inputs: list[Input]) -> str:
 
     A part of an interrupted run that was made from other files is not reused.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted({item.path for item in inputs}):
         if os.path.exists(path):
             stat = os.stat(path)
-            found.update(f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _note_change(head: Manifest, shards_dir: Path) -> None:
@@ -172,12 +174,12 @@ def finish_corpus(work: Plan) -> Corpus:
     records = [PartRecord.read_record(part) for part in work.parts]
     head = _complete_head(work, records)
     parts = [each.shard_counts for each in records]
-    made = [each.shards_by_name for each in records]
+    part_shards = [each.shards_by_name for each in records]
     shards: list[Shard] = []
-    for name, (at, own) in locate_shards(parts).items():
-        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish_corpus` moved it
-            os.replace(work.parts[at].folder / own, work.folder / name)
-        shards.append(replace(made[at][own], file=name))
+    for name, (at, name_there) in locate_shards(parts).items():
+        if (work.parts[at].folder / name_there).is_file():  # else an interrupted `finish_corpus` moved it
+            os.replace(work.parts[at].folder / name_there, work.folder / name)
+        shards.append(replace(part_shards[at][name_there], file=name))
     statistics = {}
     for split in SPLITS:
         total = Statistics()
@@ -480,11 +482,11 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
     wanted = {shard.file: shard.sha256 for shard in corpus.shards}
     for name in names:
         at, name_there = places.get(name, (0, ""))
-        made = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
-        if made is None or made.sha256 != wanted[name]:
+        new_shard = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
+        if new_shard is None or new_shard.sha256 != wanted[name]:
             raise ValueError(
                 f"{corpus.folder}/{name} comes out otherwise than {MANIFEST} says, though its source is the same: was it "
-                f"made by another version? Delete {MANIFEST} and run `haed shard` again to have all shards made anew"
+                f"new_shard by another version? Delete {MANIFEST} and run `haed shard` again to have all shards new_shard anew"
             )
     for name in names:
         at, name_there = places[name]
@@ -499,11 +501,14 @@ def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
     Args:
         parts: the number of shards of each split in each part.
     """
-    found: dict[str, tuple[int, str]] = {}
+    places: dict[str, tuple[int, str]] = {}
     for split in SPLITS:
-        owners = [(at, own) for at, counts in enumerate(parts) for own in range(counts.get(split, 0))]
-        found |= {_shard_name(split, number): (at, _shard_name(split, own)) for number, (at, own) in enumerate(owners)}
-    return found
+        owners = [(at, number_there) for at, counts in enumerate(parts) for number_there in range(counts.get(split, 0))]
+        places |= {
+            _shard_name(split, number): (at, _shard_name(split, number_there))
+            for number, (at, number_there) in enumerate(owners)
+        }
+    return places
 
 
 def _shard_name(split: str, number: int) -> str:

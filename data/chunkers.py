@@ -186,10 +186,10 @@ class WordChunker(Chunker):
         longer = float(np.mean(lengths > options.k))
         characters = int((np.frombuffer(text, np.uint8) & 0xC0 != 0x80).sum())
         width = len(text) / max(1, characters)
-        found: dict[str, Any] = {"longer_than_k": round(longer, 3), "bytes_per_character": round(width, 2)}
+        measures: dict[str, Any] = {"longer_than_k": round(longer, 3), "bytes_per_character": round(width, 2)}
         if longer > _MANY:
             wanted = -(-int(np.quantile(lengths, 1 - _MANY / 2)) // 4) * 4
-            found["advice"] = (
+            measures["advice"] = (
                 f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes, and cut: this text has "
                 f"{width:.1f} bytes a character. "
                 + (
@@ -199,7 +199,7 @@ class WordChunker(Chunker):
                     f"{options.k / width:.0f} characters; a larger chunker.k makes longer ones"
                 )
             )
-        return found
+        return measures
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """Begin a chunk at each byte of a higher rank than the byte before."""
@@ -264,17 +264,17 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
     Raises:
         ValueError: there is no chunker of that name or version, or its k or vocabulary is out of range.
     """
-    made = chunker_class(options.kind)(options, fitted)
-    if version not in (None, made.version):
+    new_chunker = chunker_class(options.kind)(options, fitted)
+    if version not in (None, new_chunker.version):
         raise ValueError(
-            f"the corpus was cut by version {version} of the chunker {options.kind!r}, and here is version {made.version}. "
+            f"the corpus was cut by version {version} of the chunker {options.kind!r}, and here is version {new_chunker.version}. "
             "Run `haed shard` again, or install the version that cut it."
         )
-    if not 1 <= made.k <= LARGEST_CHUNK or not 2 <= made.vocabulary <= 256:
+    if not 1 <= new_chunker.k <= LARGEST_CHUNK or not 2 <= new_chunker.vocabulary <= 256:
         raise ValueError(
-            f"chunker {options.kind!r}: k={made.k} and vocabulary={made.vocabulary} must be at most {LARGEST_CHUNK} and 256"
+            f"chunker {options.kind!r}: k={new_chunker.k} and vocabulary={new_chunker.vocabulary} must be at most {LARGEST_CHUNK} and 256"
         )
-    return made
+    return new_chunker
 
 
 def chunker_class(kind: str) -> type[Chunker]:

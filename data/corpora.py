@@ -61,15 +61,15 @@ def collect_versions(source: Source, chunker: str) -> dict[str, str]:
     For a custom source or chunker the contents of its file count too, since a package in development keeps its version.
     Our chunkers have a version of their own.
     """
-    found = dict(source.decoder_versions())
+    version_of = dict(source.decoder_versions())
     for name, table, group in (
         (source.options.kind, SOURCES, "haed.sources"),
         (chunker, CHUNKERS, "haed.chunkers"),
     ):
         if name not in table:
             load_plugin_class(name, table, group)
-            found[f"{group}:{name}"] = _package_version(next(iter(entry_points(group=group, name=name))))
-    return found
+            version_of[f"{group}:{name}"] = _package_version(next(iter(entry_points(group=group, name=name))))
+    return version_of
 
 
 def _package_version(entry: EntryPoint) -> str:
@@ -114,13 +114,13 @@ class Corpora:
             FileNotFoundError: the source is not there.
             ValueError: it is empty.
         """
-        made = make_source(self.source)
-        self.versions, self._fingerprint = collect_versions(made, self.chunker.kind), made.fingerprint()
+        reader = make_source(self.source)
+        self.versions, self._fingerprint = collect_versions(reader, self.chunker.kind), reader.fingerprint()
         settings = self._digest_settings() | {"versions": self.versions}
         self._stamped = stamp = _hash_settings(settings, self._fingerprint)
         known = self._read_notes().get(stamp, [""])[0]
         if known.rpartition("-")[0] != source_title(self.source):
-            known = f"{source_title(self.source)}-{_hash_settings(settings, made.compute_digest(self.options.workers))[:12]}"
+            known = f"{source_title(self.source)}-{_hash_settings(settings, reader.compute_digest(self.options.workers))[:12]}"
             self._write_notes({stamp: [known, ""]})
         return self.shards_dir / known
 
@@ -131,11 +131,11 @@ class Corpora:
 
     def find_changed_file(self) -> str | None:
         """Return the name of a file that changed in the source since `folder` hashed it; None if nothing did."""
-        made = make_source(self.source)
-        different = set(self._fingerprint) ^ set(made.fingerprint())
+        reader = make_source(self.source)
+        different = set(self._fingerprint) ^ set(reader.fingerprint())
         settings = self._digest_settings() | {"versions": self.versions}
         if not different or self.folder.name.endswith(
-            _hash_settings(settings, made.compute_digest(self.options.workers))[:12]
+            _hash_settings(settings, reader.compute_digest(self.options.workers))[:12]
         ):
             return None  # or only times changed, as files were copied or linked
         return min(different).partition("\0")[0]
@@ -157,19 +157,19 @@ class Corpora:
         """Return if files of the source exist and differ, by size and time, from those of the last corpus."""
         stamps = {entry[1] for key, entry in self._read_notes().items() if key in self._request_keys()}
         try:
-            made = None if self.piped else make_source(self.source)
-            if made is None or not stamps or type(made).fingerprint is not Source.fingerprint:
+            reader = None if self.piped else make_source(self.source)
+            if reader is None or not stamps or type(reader).fingerprint is not Source.fingerprint:
                 return False  # its fingerprint may be expensive
-            settings = self._digest_settings() | {"versions": collect_versions(made, self.chunker.kind)}
-            return _hash_settings(settings, made.fingerprint()) not in stamps
+            settings = self._digest_settings() | {"versions": collect_versions(reader, self.chunker.kind)}
+            return _hash_settings(settings, reader.fingerprint()) not in stamps
         except (OSError, ValueError):
             return False
 
     def _digest_settings(self) -> dict[str, Any]:
         """Return the settings that a corpus digest covers besides the contents; how files were found is left out."""
-        given = asdict(replace(self.source, path=None, pattern="", follow_links=False))
+        source_settings = asdict(replace(self.source, path=None, pattern="", follow_links=False))
         return {
-            "source": given,
+            "source": source_settings,
             "chunker": asdict(self.chunker),
             "chunker_version": chunker_class(self.chunker.kind).version,
             "megabytes": self.options.megabytes,
@@ -204,13 +204,13 @@ class Corpora:
         """Return the notes: by digest, the name of a corpus and the stamp of the source that it was made from."""
         path = self.shards_dir / NOTES
         try:
-            found = read_json(path)
+            entries = read_json(path)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             log.warning("%s is left out: %s; it is a cache, and made anew", path, error)
             return {}
-        return {key: entry for key, entry in found.items() if _is_note(key, entry)}
+        return {key: entry for key, entry in entries.items() if _is_note(key, entry)}
 
     def _write_notes(self, new: dict[str, list[str]]) -> None:
         """Add notes. If they cannot be written, warn and go on without."""

@@ -201,7 +201,7 @@ class Corpus:
                     if last:
                         raise
                     log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
-                    self._remote.discard_shard(shard, file)  # type: ignore[union-attr]
+                    self._remote.cache.discard_file(shard.sha256, file)  # type: ignore[union-attr]
                     continue
             self._checked[shard.file] = stamp
             return samples, opened

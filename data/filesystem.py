@@ -343,15 +343,15 @@ class OpenedFile:
             CorruptFileError: the file ends before.
             OSError: it cannot be read; the message names it.
         """
-        found = bytearray(size)
-        view, done = memoryview(found), 0
+        content = bytearray(size)
+        view, done = memoryview(content), 0
         with add_path_to_errors(self.path):
             while done < size:
                 taken = os.preadv(self._descriptor, [view[done:]], begin + done)
                 if not taken:
                     raise CorruptFileError(f"{self.path} ends at byte {begin + done:,}: it was cut since it was opened")
                 done += taken
-        return found
+        return content
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -500,7 +500,7 @@ def acquire_lock(path: Path, waiting: Callable[[str], None] | None = None, patie
                     waiting(holder.decode(errors="replace"))
                     waiting = None
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_same_file(file, path):
+            if is_still(path, file.fileno()):
                 unless_locked.pop_all()
                 file.seek(0)
                 return file
@@ -556,19 +556,11 @@ def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] 
         try:
             with open_file(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_same_file(file, path):
+                if is_still(path, file.fileno()):
                     before(path)
                     path.unlink()
         except (OSError, CorruptFileError):
             continue
-
-
-def _is_same_file(file: IO[bytes], path: Path) -> bool:
-    try:
-        found, there = os.fstat(file.fileno()), path.stat()
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (there.st_dev, there.st_ino)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

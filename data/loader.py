@@ -65,16 +65,16 @@ class _Stream:
 
     def index_sample(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return for a sample the offsets (N + 1,) of its chunks in its tokens, and a mask (N,) of document starts."""
-        found = self.indices[number]
-        if found is None:
+        index = self.indices[number]
+        if index is None:
             sample = self.samples[number]
             offsets = np.zeros(len(sample.lengths) + 1, np.int32)
             np.cumsum(sample.lengths, out=offsets[1:])
             starts = np.zeros(len(sample.lengths), bool)
             starts[np.cumsum(sample.documents)[:-1]] = True
             starts[0] = not sample.continues
-            found = self.indices[number] = (offsets, starts)
-        return found
+            index = self.indices[number] = (offsets, starts)
+        return index
 
     def fill_window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
         """Copy at most `size` chunks, from `begin` on, into tokens (T, K), lengths (T,) and starts (T,).
@@ -217,8 +217,8 @@ class Loader:
         share, shares = _worker_share()
         positions = count(start + share * step, shares * step)
         workers = allowed_workers(self.options.workers)
-        made = _make_batches_ahead(self, positions, workers) if workers else map(self.batch, positions)
-        for number, batch in enumerate(made):
+        stream = _make_batches_ahead(self, positions, workers) if workers else map(self.batch, positions)
+        for number, batch in enumerate(stream):
             after = start + (share + number * shares + 1) * step
             self._epoch, self._consumed = divmod(after, self.windows_per_epoch)
             self.skipped += batch.skipped

@@ -238,13 +238,13 @@ def load_plugin_class(name: str, table: dict[str, str], group: str) -> type:
     known_name_validator(table, group)(name)
     if name in table:
         module, _, attribute = table[name].partition(":")
-        found: type = getattr(import_module(module), attribute)
-        return found
+        plugin: type = getattr(import_module(module), attribute)
+        return plugin
     (entry, *others) = entry_points(group=group, name=name)
     if any(other.value != entry.value for other in others):
         raise ValueError(f"{name!r} is in more than one package: {', '.join(each.value for each in (entry, *others))}")
-    loaded: type = entry.load()
-    return loaded
+    plugin = entry.load()
+    return plugin
 
 
 def restore_options(record: dict[str, Any], base: type[_Options], table: dict[str, str], group: str) -> _Options:

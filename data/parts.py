@@ -142,12 +142,12 @@ class PartRecord:
     @property
     def shard_counts(self) -> dict[str, int]:
         """Number of shards of each split."""
-        return {split: len(own) for split, own in self.shards.items()}
+        return {split: len(shards) for split, shards in self.shards.items()}
 
     @property
     def shards_by_name(self) -> dict[str, Shard]:
         """Shards by file name."""
-        return {shard.file: shard for own in self.shards.values() for shard in own}
+        return {shard.file: shard for shards in self.shards.values() for shard in shards}
 
 
 @dataclass(frozen=True)
@@ -323,8 +323,8 @@ class ProgressMonitor:
         self._folder, self._sizes = folder, sizes
         self._finished: dict[str, int] = {}
         self._began, self._first = time.monotonic(), (0, 0.0)
-        found = self.measure_progress()
-        self._first = found.written, found.share
+        progress = self.measure_progress()
+        self._first = progress.written, progress.share
 
     def measure_progress(self) -> ShardingProgress:
         """Measure the progress."""

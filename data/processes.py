@@ -32,18 +32,18 @@ def available_threads(root: Path = Path("/")) -> int:
     except AttributeError:  # not on macOS
         cpus = os.cpu_count() or 1
     limits = [cpus, *(math.ceil(quota) for quota in _read_cpu_quotas(root))]
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
-    if asked.isdecimal() and int(asked):
-        limits.append(int(asked))
+    setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
+    if setting.isdecimal() and int(setting):
+        limits.append(int(setting))
     return max(1, min(limits))
 
 
 def _read_cpu_quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quotas of this process's control groups, version 1 and 2, including those of all parent groups."""
-    mounted, own = root / "sys/fs/cgroup", ""
+    mounted, cgroups = root / "sys/fs/cgroup", ""
     with suppress(OSError):
-        own = (root / "proc/self/cgroup").read_text()
-    for line in own.splitlines():
+        cgroups = (root / "proc/self/cgroup").read_text()
+    for line in cgroups.splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -71,8 +71,8 @@ def free_memory() -> float:
     """Return the bytes of this machine's memory that are free or can be freed; infinity if the system does not say."""
     try:
         with open("/proc/meminfo") as file:
-            found = {line.split(":")[0]: line.split()[1] for line in file}
-        return 1024 * float(found["MemAvailable"])
+            values = {line.split(":")[0]: line.split()[1] for line in file}
+        return 1024 * float(values["MemAvailable"])
     except (OSError, KeyError, IndexError):
         return float("inf")
 

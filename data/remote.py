@@ -82,31 +82,31 @@ class ShardCache:
         path, partial = self.folder / f"{sha256}.tar", self.folder / f"{sha256}.partial"
         while True:
             with suppress(FileNotFoundError):
-                found = open_file(path)
-                _mark_used(found)
-                return found
+                cached = open_file(path)
+                _mark_used(cached)
+                return cached
             try:
-                made = acquire_lock(partial)
+                written = acquire_lock(partial)
             except FileNotFoundError:
                 self._make_folder()
                 continue
             try:
                 if path.exists():  # another process finished it after the check above
                     partial.unlink()
-                    made.close()
+                    written.close()
                     continue
                 self._make_room(size)
-                fill(made)
-                made.flush()
+                fill(written)
+                written.flush()
                 os.replace(partial, path)
             except BaseException:
                 partial.unlink(missing_ok=True)
-                made.close()
+                written.close()
                 raise
-            _mark_used(made)
-            fcntl.flock(made, fcntl.LOCK_UN)  # a memory map of the file would keep the lock
+            _mark_used(written)
+            fcntl.flock(written, fcntl.LOCK_UN)  # a memory map of the file would keep the lock
             self._make_room(0, keep=path)
-            return made
+            return written
 
     def discard_file(self, sha256: str, file: IO[bytes]) -> None:
         """Remove this file, which is damaged, unless another was made in its place since."""
@@ -209,22 +209,18 @@ class RemoteFolder:
             )
         return self.cache.open_or_fill(shard.sha256, shard.file_bytes, lambda file: self._fetch_shard(shard, file))
 
-    def discard_shard(self, shard: Shard, file: IO[bytes]) -> None:
-        """Remove the copy of a shard from the cache."""
-        self.cache.discard_file(shard.sha256, file)
-
     def _fetch_shard(self, shard: Shard, file: IO[bytes]) -> None:
         where = f"{self.url}/{shard.file}"
 
         def once() -> str | None:
             file.seek(0)
             file.truncate()
-            found, size = hashlib.sha256(), 0
+            digest, size = hashlib.sha256(), 0
             for block in self._read_blocks(shard.file, shard.file_bytes):
                 file.write(block)
-                found.update(block)
+                digest.update(block)
                 size += len(block)
-            if found.hexdigest() != shard.sha256:
+            if digest.hexdigest() != shard.sha256:
                 raise _WrongContentError(f"{size:,} of {shard.file_bytes:,} bytes, or others than the manifest says")
             return None
 

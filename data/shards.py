@@ -19,7 +19,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from data.chunkers import Chunker
 from data.filesystem import add_path_to_errors, parse_json
@@ -40,18 +39,6 @@ SAMPLE_BYTES = 1 << 20
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
 
 
-def _check_split_name(name: str) -> str:
-    if name not in SPLITS:
-        raise ValueError(f"must be one of {', '.join(SPLITS)}")
-    return name
-
-
-def _check_sha256(text: str) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", text):
-        raise ValueError("must be 64 hexadecimal digits, in small letters")
-    return text
-
-
 @dataclass
 class Shard:
     """A finished tar; an entry of `shards` in manifest.json.
@@ -60,14 +47,14 @@ class Shard:
     """
 
     file: str
-    split: Annotated[str, AfterValidator(_check_split_name)]
+    split: Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]
     tokens: Annotated[int, Field(ge=0, strict=True)]
     source_bytes: Annotated[int, Field(ge=0, strict=True)]
     file_bytes: Annotated[int, Field(ge=0, strict=True)]
-    sha256: Annotated[str, AfterValidator(_check_sha256)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass
@@ -292,11 +279,11 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
     """
     if shard is not None and hashlib.sha256(content).hexdigest() != shard.sha256:
         _raise_first_damage(path, content, shard)
-    found = list(_read_samples(path, content, checked=False))
-    sizes = sum(len(sample.tokens) for sample in found), sum(len(sample.lengths) for sample in found)
+    parsed = list(_read_samples(path, content, checked=False))
+    sizes = sum(len(sample.tokens) for sample in parsed), sum(len(sample.lengths) for sample in parsed)
     if shard is not None and sizes != (shard.tokens, shard.chunks):
         raise CorruptShardError(path, None, "it does not hold the number of chunks that the manifest says")
-    return found
+    return parsed
 
 
 def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
@@ -354,12 +341,12 @@ def _parse_npy(body: memoryview, dtype: Any) -> np.ndarray:
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("not a .npy of version 1.0")
     try:
-        shape, _, found = np.lib.format.read_array_header_1_0(file)
+        shape, _, dtype_there = np.lib.format.read_array_header_1_0(file)
     except Exception as error:  # Python's parser reads it, and may raise many kinds of errors
         raise ValueError(f"its header is none: {error or type(error).__name__}") from error
     array = np.frombuffer(body, dtype, offset=file.tell())
-    if found != dtype or shape != array.shape:
-        raise ValueError(f"its header says {found} {shape}, it holds {array.size} of {np.dtype(dtype)}")
+    if dtype_there != dtype or shape != array.shape:
+        raise ValueError(f"its header says {dtype_there} {shape}, it holds {array.size} of {np.dtype(dtype)}")
     return array
 
 

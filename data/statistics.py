@@ -28,16 +28,16 @@ def hash_chunks(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     words = np.ndarray((len(tokens) + 1,), "<u8", padded.data, strides=(1,))
     ends = np.cumsum(lengths, dtype=np.int64)
     begins = ends - lengths
-    found = words[begins] & _MASKS[lengths]
-    found ^= lengths.astype(np.uint64) * _MIX[0]
+    keys = words[begins] & _MASKS[lengths]
+    keys ^= lengths.astype(np.uint64) * _MIX[0]
     rows = np.flatnonzero(lengths > 8)
     offset = 8
     while len(rows):
         word = words[begins[rows] + offset] & _MASKS[np.minimum(lengths[rows] - offset, 8)]
-        found[rows] = mix_bits(found[rows]) ^ word
+        keys[rows] = mix_bits(keys[rows]) ^ word
         offset += 8
         rows = rows[lengths[rows] > offset]
-    return mix_bits(found)
+    return mix_bits(keys)
 
 
 def mix_bits(x: np.ndarray) -> np.ndarray:
@@ -88,9 +88,9 @@ class Frequencies:
         """Count the chunks with these keys (N,)."""
         keys = np.sort(keys)
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
-        found = cls(keys[first], np.diff(first, append=len(keys)))
-        found._trim_rarest()
-        return found
+        frequencies = cls(keys[first], np.diff(first, append=len(keys)))
+        frequencies._trim_rarest()
+        return frequencies
 
     @property
     def is_exact(self) -> bool:
@@ -188,12 +188,12 @@ class Statistics:
 
     def _count_waiting(self) -> None:
         if self._waiting:
-            found = Frequencies.from_keys(np.concatenate(self._waiting))
+            frequencies = Frequencies.from_keys(np.concatenate(self._waiting))
             self._waiting = []
             if len(self.frequencies.keys):
-                self.frequencies.merge_counts(found)
+                self.frequencies.merge_counts(frequencies)
             else:
-                self.frequencies = found
+                self.frequencies = frequencies
 
     def merge_statistics(self, other: "Statistics") -> None:
         """Add the statistics of the next part."""
@@ -226,11 +226,11 @@ class Statistics:
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
         """Restore statistics from the result of `to_arrays`."""
-        made = cls()
-        made.lengths, made.documents = arrays["lengths"], arrays["documents"]
-        made.shortest, made.longest, made._head, made._last = (int(x) for x in arrays["ends"])
-        made.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
-        return made
+        restored = cls()
+        restored.lengths, restored.documents = arrays["lengths"], arrays["documents"]
+        restored.shortest, restored.longest, restored._head, restored._last = (int(x) for x in arrays["ends"])
+        restored.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
+        return restored
 
     def make_summary(self) -> Summary:
         """Return the statistics for the manifest."""
@@ -238,11 +238,11 @@ class Statistics:
         self._end_document()
         last = int(np.flatnonzero(self.lengths)[-1]) if self.lengths.any() else 0
         bins = np.flatnonzero(self.documents)
-        found = self.frequencies
+        frequencies = self.frequencies
         return Summary(
             self.lengths[: last + 1].tolist(),
-            found.distinct_count,
-            found.is_exact,
-            found.rank_curve(),
+            frequencies.distinct_count,
+            frequencies.is_exact,
+            frequencies.rank_curve(),
             DocumentLengths(self.shortest, self.longest, {str(1 << int(n)): int(self.documents[n]) for n in bins}),
         )

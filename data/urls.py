@@ -43,8 +43,8 @@ def is_remote(location: str | Path) -> bool:
 def redact_urls(text: str) -> str:
     """Return the text with names, passwords and signatures in its URLs replaced by stars."""
 
-    def hidden(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}=***" if _SECRET.search(found[2]) else found[0]
+    def hidden(match: re.Match[str]) -> str:
+        return f"{match[1]}{match[2]}=***" if _SECRET.search(match[2]) else match[0]
 
     return _PARAMETER.sub(hidden, _USER.sub(r"\1***@", text))
 
@@ -73,14 +73,14 @@ def check_url(url: str, option: str = "") -> str:
         ValueError: it is not a plain address of a known scheme; the message hides names and passwords.
     """
     shown = (f"{option}: " if option else "") + repr(show_url(url))
-    found = _URL.fullmatch(url)
+    match = _URL.fullmatch(url)
     if "::" in url:
         raise ValueError(f"{shown} is not opened: '::' chains file systems; give a plain URL, its host by name")
-    if not found or not url.isprintable() or re.match(r"[^/]*[ \\]", found[2]):
+    if not match or not url.isprintable() or re.match(r"[^/]*[ \\]", match[2]):
         raise ValueError(
             f"{shown} is not a URL: expected {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, :// and an address"
         )
-    scheme, rest = found[1].lower(), found[2]
+    scheme, rest = match[1].lower(), match[2]
     if scheme not in SCHEMES:
         raise ValueError(f"{shown} is not opened: expected a URL with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     host = re.split("[/?#]", rest)[0]

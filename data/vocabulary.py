@@ -113,8 +113,8 @@ def _count_samples(
                 place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
                 message = f"counting distinct chunks needs room in {place} ({reason}). Set TMPDIR to another folder."
                 raise OSError(message) from error
-    found = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
-    tokens, lengths = _as_rows(found, k)
+    column = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
+    tokens, lengths = _as_rows(column, k)
     return DistinctChunks(tokens, lengths, table["times"].to_numpy().astype(np.int64), total - len(lengths))
 
 
@@ -173,8 +173,8 @@ class Occurrences:
         self._counts = np.zeros(len(self._keys), np.int64)
         for sample in _iterate_samples(corpus, split) if len(self._keys) else ():
             keys, counts = np.unique(hash_chunks(sample.tokens, sample.lengths), return_counts=True)
-            place, found = self._find_keys(keys)
-            self._counts[place[found]] += counts[found]
+            place, known = self._find_keys(keys)
+            self._counts[place[known]] += counts[known]
 
     def _find_keys(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         place = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
@@ -187,8 +187,8 @@ class Occurrences:
         """
         if not len(self._keys):
             return np.zeros(len(lengths), np.int64)
-        place, found = self._find_keys(hash_chunks(tokens, lengths))
-        return np.where(found, self._counts[place], 0)
+        place, known = self._find_keys(hash_chunks(tokens, lengths))
+        return np.where(known, self._counts[place], 0)
 
 
 def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
@@ -199,7 +199,7 @@ def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> 
     """
     known = hash_chunks(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
     order = np.argsort(known)
-    known, found = known[order], np.zeros(len(known), np.int64)
+    known, totals = known[order], np.zeros(len(known), np.int64)
     for sample in _iterate_samples(corpus, split) if len(known) else ():
         keys, ends = hash_chunks(sample.tokens, sample.lengths), np.cumsum(sample.documents)
         within = np.arange(len(keys)) - np.repeat(ends - sample.documents, sample.documents)
@@ -211,9 +211,9 @@ def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> 
         keys, times = np.unique(keys[first], return_counts=True)
         place = np.searchsorted(known, keys).clip(max=len(known) - 1)
         here = known[place] == keys
-        found[place[here]] += times[here]
-    result = np.zeros_like(found)
-    result[order] = found
+        totals[place[here]] += times[here]
+    result = np.zeros_like(totals)
+    result[order] = totals
     return result
 
 
@@ -223,18 +223,18 @@ def frequent_words(corpus: Corpus, number: int) -> list[str]:
     Only its first megabytes are counted. See `select_telling_chunks`.
     """
     first = list(islice(_iterate_samples(corpus, "train"), _LOOKED_AT))
-    found = _count_samples(first, corpus.build_chunker().k)
-    return [chunk.decode() for chunk in select_telling_chunks(found, number) if _is_word(chunk)]
+    distinct = _count_samples(first, corpus.build_chunker().k)
+    return [chunk.decode() for chunk in select_telling_chunks(distinct, number) if _is_word(chunk)]
 
 
-def select_telling_chunks(found: DistinctChunks, number: int) -> list[bytes]:
+def select_telling_chunks(table: DistinctChunks, number: int) -> list[bytes]:
     """Return frequent chunks that show the topics of a corpus, the most frequent first.
 
     For text they are whole characters with at least one letter or digit. If few chunks are, any chunk is taken.
     """
-    order = np.argsort(-found.counts, kind="stable")[:_FREQUENT]
-    rows = [found.tokens[row].tobytes()[: found.lengths[row]] for row in order]
-    rows = [chunk for chunk, row in zip(rows, order, strict=True) if found.counts[row] >= _OFTEN] or rows
+    order = np.argsort(-table.counts, kind="stable")[:_FREQUENT]
+    rows = [table.tokens[row].tobytes()[: table.lengths[row]] for row in order]
+    rows = [chunk for chunk, row in zip(rows, order, strict=True) if table.counts[row] >= _OFTEN] or rows
     words = [chunk for chunk in rows if _is_word(chunk)]
     chosen = words if len(words) > len(rows) // 4 else rows
     ranks = np.unique(np.geomspace(1, max(1, len(chosen)), number).astype(int)) - 1

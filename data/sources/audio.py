@@ -56,13 +56,6 @@ def encode_mulaw(samples: np.ndarray) -> np.ndarray:
     return ((compressed + 1) / 2 * 255 + 0.5).astype(np.uint8)
 
 
-def decode_mulaw(codes: np.ndarray) -> np.ndarray:
-    """Return samples int16 of codes uint8, which `encode_mulaw` maps back to the same codes."""
-    compressed = codes.astype(np.float64) / 255 * 2 - 1
-    x = np.sign(compressed) * (256 ** np.abs(compressed) - 1) / 255
-    return np.clip(np.round(x * 32768), -32768, 32767).astype(np.int16)
-
-
 def encode_pcm16(samples: np.ndarray) -> np.ndarray:
     """Return tokens (2n,) uint8 of samples (n,) int16."""
     return (samples.astype(np.int32) + 32768).astype(">u2").view(np.uint8)
@@ -122,13 +115,13 @@ class AudioSource(MediaSource):
         left = sound.bytes // width * width
         self.remarks["empty recordings were left out"] += not left
         self.remarks["recordings lost bytes at their end, of a frame that is not whole"] += sound.bytes > left
-        said = set[str]()
+        notes = set[str]()
         while frames := file.read(min(left, max(1, _FRAMES // sound.channels) * width)):
             left -= len(frames)
             frames = frames[: len(frames) // width * width]
-            yield frames, _convert_samples(frames, sound.coding, said)
+            yield frames, _convert_samples(frames, sound.coding, notes)
         _check_length(sound.said, size, left)
-        self._count_conversions(sound.coding, said)
+        self._count_conversions(sound.coding, notes)
 
     def _read_flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
         """Yield blocks of a FLAC as bytes, and their samples int16."""
@@ -172,9 +165,9 @@ class AudioSource(MediaSource):
             raise ValueError("it is damaged: the checksum of its samples is another")
         self._count_conversions({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
 
-    def _count_conversions(self, coding: str, said: set[str]) -> None:
+    def _count_conversions(self, coding: str, notes: set[str]) -> None:
         """Count the conversions of a recording's samples."""
-        for note in {*said, _CONVERTED.get(coding, "")} - {""}:
+        for note in {*notes, _CONVERTED.get(coding, "")} - {""}:
             self.remarks[note] += 1
 
     def restore_original(self, data: bytes) -> bytes:
@@ -216,7 +209,7 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
         what, _ = detect_foreign_format(head) or ("", "")
         raise ValueError(f"it {f'is {what}, and ' if what else ''}does not begin with RIFF and WAVE: {_ADVICE}")
-    said, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
+    stated, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
     sound = 0
     form: tuple[str, int, int, int] | None = None
     while True:
@@ -225,10 +218,10 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
             if form is None:
                 raise ValueError("its sound comes before its format")
             coding, rate, channels, frame = form
-            return WavHeader(coding, rate, channels, frame, sound if long and size == _LONG else size, said + 8)
+            return WavHeader(coding, rate, channels, frame, sound if long and size == _LONG else size, stated + 8)
         body = _read_exactly(file, min(size, _LONGEST_FORMAT))
         if kind == b"ds64" and long and len(body) >= 16:
-            said, sound = struct.unpack_from("<QQ", body)
+            stated, sound = struct.unpack_from("<QQ", body)
         elif kind == b"fmt ":
             form = _read_format(body)
         _skip_bytes(file, size + size % 2 - len(body))
@@ -267,20 +260,20 @@ def _skip_bytes(file: IO[bytes], size: int) -> None:
         size -= len(_read_exactly(file, min(size, BLOCK)))
 
 
-def _check_length(said: int, size: int, left: int) -> None:
+def _check_length(stated: int, size: int, left: int) -> None:
     """Compare the size in a WAV's header with the file's `size`. `left` is the number of missing bytes of sound.
 
     Raises:
         ValueError: the file is shorter or longer than its header says.
     """
-    if left > 0 or said > size + 8:  # 8: some writers count the header twice
-        raise ValueError(f"it was truncated, or written to a pipe: its header says {said:,} bytes, it has {size:,}")
-    if size > said + 1:  # an odd size is padded
-        raise ValueError(f"its header says {said:,} bytes, it has {size:,}: more than one recording, or not whole")
+    if left > 0 or stated > size + 8:  # 8: some writers count the header twice
+        raise ValueError(f"it was truncated, or written to a pipe: its header says {stated:,} bytes, it has {size:,}")
+    if size > stated + 1:  # an odd size is padded
+        raise ValueError(f"its header says {stated:,} bytes, it has {size:,}: more than one recording, or not whole")
 
 
-def _convert_samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
-    """Return samples int16 of frames, and add notes on conversions to `said`.
+def _convert_samples(frames: bytes, coding: str, remarks: set[str]) -> np.ndarray:
+    """Return samples int16 of frames, and add notes on conversions to `remarks`.
 
     Raises:
         ValueError: a float is not a finite number.
@@ -293,14 +286,14 @@ def _convert_samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
 
     floats = coding in ("FLOAT", "DOUBLE")
     raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": coding, "endian": "LITTLE"}
-    found = soundfile.read(io.BytesIO(frames), dtype="float64" if floats else "int32", **raw)[0]
+    decoded = soundfile.read(io.BytesIO(frames), dtype="float64" if floats else "int32", **raw)[0]
     if not floats:
-        return _round_to_int16(found)
-    if not np.isfinite(found).all():
+        return _round_to_int16(decoded)
+    if not np.isfinite(decoded).all():
         raise ValueError("some of its samples are no numbers (NaN or infinite)")
-    if np.abs(found).max(initial=0) > 1:
-        said.add("recordings of floats had samples beyond -1 to 1, which were clipped")
-    return np.clip(np.round(found * 32768), -32768, 32767).astype(np.int16)
+    if np.abs(decoded).max(initial=0) > 1:
+        remarks.add("recordings of floats had samples beyond -1 to 1, which were clipped")
+    return np.clip(np.round(decoded * 32768), -32768, 32767).astype(np.int16)
 
 
 def _round_to_int16(samples: np.ndarray) -> np.ndarray:

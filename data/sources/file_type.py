@@ -178,8 +178,8 @@ def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
             return names
     if not closely or (_is_utf8(head) and not (head.isascii() and _has_controls(head))):
         return None  # it may have controls, but non-ASCII text in a wide encoding is not UTF-8
-    found = next((each for each in _WIDE if _is_alphabetic(head, each)), None) or _guess_ideographs(head)
-    return (_WIDE[found], _WIDE[found]) if found else None
+    codec = next((each for each in _WIDE if _is_alphabetic(head, each)), None) or _guess_ideographs(head)
+    return (_WIDE[codec], _WIDE[codec]) if codec else None
 
 
 def _is_alphabetic(head: bytes, encoding: str) -> bool:
@@ -195,11 +195,11 @@ def _guess_ideographs(head: bytes) -> str | None:
 
     A few bytes of other encodings look alike, unless there are line endings, digits, kana or full stops.
     """
-    if head.isascii() or (found := _guess_encoding(head)) not in _WIDE:
+    if head.isascii() or (guess := _guess_encoding(head)) not in _WIDE:
         return None
-    text = _decode_head(head, found)
+    text = _decode_head(head, guess)
     is_known = len(text) >= _ENOUGH or (len(text) >= _FEWEST and _COMMON.search(text) is not None)
-    return found if is_known and _is_plausible(text) else None
+    return guess if is_known and _is_plausible(text) else None
 
 
 def _decode_head(head: bytes, encoding: str) -> str:
@@ -230,9 +230,9 @@ def _guess_encoding(head: bytes) -> str | None:
     for cut in range(min(4, len(head))):  # a character may be cut at the end
         part = head[: len(head) - cut]
         if best := from_bytes(part, cp_isolation=[*_WIDE, *_LEGACY]).best():
-            found = best.encoding
-            alike = found in _ALIKE and part.decode(found) == part.decode("cp1252", "replace")
-            return "cp1252" if alike else found
+            codec = best.encoding
+            alike = codec in _ALIKE and part.decode(codec) == part.decode("cp1252", "replace")
+            return "cp1252" if alike else codec
     return None
 
 
@@ -301,8 +301,8 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
     Raises:
         ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32. The message says which, and what to do.
     """
-    if found := detect_foreign_format(head):
-        what, advice = found
+    if foreign := detect_foreign_format(head):
+        what, advice = foreign
         inside = " inside of its compression" if compressed else ""
         if compressed and advice is _NAME:
             advice = "decompress it once (a program may have compressed what was compressed, by the name)"
@@ -433,10 +433,10 @@ def describe_findings(looks: Sequence[TextFindings]) -> Iterator[str]:
     """Yield a sentence for each oddity in the texts of all parts, in their order."""
     lines = sum((each.lines for each in looks), Counter[str]())
     for reason in dict.fromkeys(reason for each in looks for reason in each.odd):
-        found = [each.odd[reason] for each in looks if reason in each.odd]
-        names = list(dict.fromkeys(name for each in found for name in each.names))
-        all_named = all(each.count == len(each.names) for each in found)
-        count = len(names) if all_named else sum(each.count for each in found)
+        odd_texts = [each.odd[reason] for each in looks if reason in each.odd]
+        names = list(dict.fromkeys(name for each in odd_texts for name in each.names))
+        all_named = all(each.count == len(each.names) for each in odd_texts)
+        count = len(names) if all_named else sum(each.count for each in odd_texts)
         what = some_of(names, count, "texts")
         if reason != _ENDS:
             yield f"{what}: {_NOTES[reason]}"

@@ -112,7 +112,7 @@ def list_files(
             f"source.path={path}: {len(missing):,} of the {len(paths):,} files or folders are not there: "
             f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}"
         )
-    found = dict[str, str]()
+    paths_by_name = dict[str, str]()
     is_chosen = pattern != ANY
     for each in paths:
         root, wanted = Path(each), patterns
@@ -121,7 +121,7 @@ def list_files(
             wanted, is_chosen = [one.split("/")], True
         before = f"{os.path.relpath(root, base)}/" if len(paths) > 1 and root != base else ""
         if root.is_file():
-            found[before[:-1] or root.name] = str(root)
+            paths_by_name[before[:-1] or root.name] = str(root)
         elif root.is_dir():
             inside, aside = dict[str, str](), LeftOut()
             for name, place in sorted(_walk_files(str(root), wanted, follow_links, left_out)):
@@ -134,33 +134,33 @@ def list_files(
                 inside, aside = {name: str(root / name) for names in aside.values() for name in names}, {}
             for reason, names in aside.items():
                 left_out.setdefault(reason, []).extend(names)
-            found |= {before + name: place for name, place in inside.items()}
+            paths_by_name |= {before + name: place for name, place in inside.items()}
         elif root.exists():
             raise ValueError(f"source.path={path} is neither a file nor a folder: pipe it in, with source.path=-")
         else:
             raise FileNotFoundError(f"source.path={each}: no such file or folder")
     files = []
-    for name, each in sorted(found.items()) if len(paths) > 1 else found.items():
+    for name, each in sorted(paths_by_name.items()) if len(paths) > 1 else paths_by_name.items():
         if size := os.stat(each).st_size:
             files.append(File(name, each, size))
         else:
             left_out.setdefault("empty", []).append(name)
     if not files:
-        raise ValueError(f"source.path={path} has no data: {_explain_no_files(found, pattern, left_out)}")
+        raise ValueError(f"source.path={path} has no data: {_explain_no_files(paths_by_name, pattern, left_out)}")
     return files
 
 
-def _explain_no_files(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
+def _explain_no_files(paths_by_name: Iterable[str], pattern: str, left_out: LeftOut) -> str:
     """Return a message that says why there is no file to read."""
-    names = list(found)
+    names = list(paths_by_name)
     more = [f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty"]
-    said = "no file there" + (f" matches source.pattern={pattern}" if pattern != ANY else "")
+    explanation = "no file there" + (f" matches source.pattern={pattern}" if pattern != ANY else "")
     if len(names) == 1:
-        said = f"{names[0]} is empty (0 bytes)"
+        explanation = f"{names[0]} is empty (0 bytes)"
     elif names:
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        said = f"all {len(names):,} files there are empty (0 bytes): {listed}"
-    return said + (f"; left out: {'; '.join(more)}" if more else "")
+        explanation = f"all {len(names):,} files there are empty (0 bytes): {listed}"
+    return explanation + (f"; left out: {'; '.join(more)}" if more else "")
 
 
 def is_about(name: str) -> bool:
@@ -343,9 +343,9 @@ def bound_stream(stream: Any, file: IO[bytes], path: str, expansion: int, claime
     Raises:
         ValueError: it claims too much, or, while it is read, gives too much.
     """
-    made = _BoundedStream(stream, file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
-    made.check_size(claimed)
-    return io.BufferedReader(made, BLOCK)
+    bounded = _BoundedStream(stream, file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
+    bounded.check_size(claimed)
+    return io.BufferedReader(bounded, BLOCK)
 
 
 class _BoundedStream(io.RawIOBase):
@@ -406,10 +406,10 @@ class _DecompressedStream(io.RawIOBase):
                 self.rest = self.file.read(BLOCK)
                 if not self.rest:
                     raise EOFError("compressed file ended before its end-of-stream marker")
-            found: bytes = self.inflater.decompress(self.rest, size)
+            content: bytes = self.inflater.decompress(self.rest, size)
             self.rest = b""
-            if found:
-                return found
+            if content:
+                return content
 
     def _skip_padding(self, rest: bytes) -> bytes:
         """Return the bytes after a stream and its padding; nothing at the end of the file."""

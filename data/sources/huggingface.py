@@ -46,8 +46,8 @@ class DatasetsSource(Source):
         try:
             splits = _load_splits(path, self.options.config, self.options.revision, stamp)
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
-            said = str(error)
-            if isinstance(error, IndexError) or "corresponds to no data" in said or "BatchSize must be" in said:
+            message = str(error)
+            if isinstance(error, IndexError) or "corresponds to no data" in message or "BatchSize must be" in message:
                 raise ValueError(f"source.path={path} has no document: its files hold no rows") from error
             raise
         for name, rows in splits.items():
@@ -157,10 +157,10 @@ def _load_splits(
     if any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
         if config or revision:
             raise ValueError(f"{path} was saved as it is: it has no source.config= and no source.revision=")
-        found = datasets.load_from_disk(path)
+        dataset = datasets.load_from_disk(path)
     else:
         try:
-            found = datasets.load_dataset(path, config, revision=revision)
+            dataset = datasets.load_dataset(path, config, revision=revision)
         except datasets.exceptions.DataFilesNotFoundError as error:
             raise ValueError(
                 f"source.path={path} has no file of a data set: expected .parquet, .arrow, .csv, .tsv, .json or .jsonl; "
@@ -168,4 +168,4 @@ def _load_splits(
             ) from error
         except (ValueError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error
-    return dict(found) if isinstance(found, dict) else {"all": found}
+    return dict(dataset) if isinstance(dataset, dict) else {"all": dataset}

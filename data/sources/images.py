@@ -313,18 +313,18 @@ def _check_rows(compressed: bytes, size: int) -> None:
     """Raise ValueError if the zlib stream does not decompress to exactly `size` bytes."""
     inflater = zlib.decompressobj()
     try:
-        found = len(inflater.decompress(compressed, size + 1))
-        if found <= size:
-            found += len(
+        size_there = len(inflater.decompress(compressed, size + 1))
+        if size_there <= size:
+            size_there += len(
                 inflater.decompress(inflater.unconsumed_tail, 1)
             )  # gives nothing, but checks the checksum of the stream
     except zlib.error as error:
         raise ValueError(f"it is damaged: {error}") from error
-    if found < size or not inflater.eof:
+    if size_there < size or not inflater.eof:
         raise ValueError(
-            f"{TRUNCATED} (its rows have {found:,} of {size:,} bytes)" if found <= size else _too_much(size)
+            f"{TRUNCATED} (its rows have {size_there:,} of {size:,} bytes)" if size_there <= size else _too_much(size)
         )
-    if found > size or inflater.unused_data:
+    if size_there > size or inflater.unused_data:
         raise ValueError(_too_much(size))
 
 
@@ -350,9 +350,9 @@ class _Frame(NamedTuple):
     def count_units(self, components: list[int]) -> int:
         """Return the number of coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
         across, down = (max(each[axis] for each in self.sampling.values()) for axis in (0, 1))
-        own = self.sampling[components[0]] if len(components) == 1 else (1, 1)
+        factors = self.sampling[components[0]] if len(components) == 1 else (1, 1)
         if len(components) == 1:
-            wide, high = -(-self.width * own[0] // across), -(-self.height * own[1] // down)
+            wide, high = -(-self.width * factors[0] // across), -(-self.height * factors[1] // down)
             return -(-wide // 8) * -(-high // 8)
         return -(-self.width // (8 * across)) * -(-self.height // (8 * down))
 
@@ -372,17 +372,17 @@ def check_jpeg(content: bytes) -> Jpeg:
     parts: list[bytes | None] = [content[:2]]  # None: where other bytes go
     at, interval = 2, 0
     while True:
-        found = _MARKER.search(content, at)
-        marker = found[1][0] if found else _EOI
-        if found is None or (marker != _EOI and marker not in _BARE and found.end() + 2 > len(content)):
+        match = _MARKER.search(content, at)
+        marker = match[1][0] if match else _EOI
+        if match is None or (marker != _EOI and marker not in _BARE and match.end() + 2 > len(content)):
             raise ValueError(f"{TRUNCATED} (it has no end, EOI)")
         if marker == _EOI:
             break
-        end = found.end()
+        end = match.end()
         if marker not in _BARE and marker != _SOI:
             end += int.from_bytes(content[end : end + 2], "big")
-        body = content[found.end() + 2 : end]
-        parts.append(content[found.start() : end])
+        body = content[match.end() + 2 : end]
+        parts.append(content[match.start() : end])
         at = end
         try:
             if marker in _FRAMES:
@@ -399,10 +399,10 @@ def check_jpeg(content: bytes) -> Jpeg:
             raise ValueError("it is damaged: the header of its frame or of a scan is not whole") from error
     if not left or any(bits != 0 for each in left.values() for bits in each):
         raise ValueError(f"{TRUNCATED} (it lacks scans)")
-    parts.append(content[found.start() : found.end()])
+    parts.append(content[match.start() : match.end()])
     fills = _OTHER if frame and frame.kind == _PROGRESSIVE else _OTHER[:1]
     padded = tuple(b"".join(fill if part is None else part for part in parts) for fill in fills)
-    return Jpeg(padded, len(content) - found.end())
+    return Jpeg(padded, len(content) - match.end())
 
 
 def _read_frame(marker: int, body: bytes) -> _Frame:
@@ -433,10 +433,10 @@ def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]
     Each stretch comes with the restart marker behind it; the last has none.
     """
     stretches = []
-    for found in _MARKER.finditer(content, at):
-        restart = found[1][0] in range(0xD0, 0xD8)
-        stretches.append((content[at : found.start()], found[0] if restart else b""))
-        at = found.end() if restart else found.start()
+    for match in _MARKER.finditer(content, at):
+        restart = match[1][0] in range(0xD0, 0xD8)
+        stretches.append((content[at : match.start()], match[0] if restart else b""))
+        at = match.end() if restart else match.start()
         if not restart:
             break
     return stretches, at

@@ -171,7 +171,7 @@ class Source(ABC):
         The change time of a file's entry is included, since nobody can set it back.
         """
         stats = [(file.path, os.stat(file.path)) for file in self.files]
-        return [f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}" for path, found in stats]
+        return [f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}" for path, status in stats]
 
     def convert_newlines(self, data: bytes) -> bytes:
         """Return a whole document with the line endings that `source.newlines` sets."""
@@ -228,17 +228,17 @@ class Source(ABC):
             split = self.stated_split(file.name)
             inside = self._list_tar_documents(file) if split is None and is_tar(file.path) else []
             names |= dict(inside) if any(split for _, split in inside) else {file.name: split}
-        found = assign_splits(names, self.options, self.record)
+        places = assign_splits(names, self.options, self.record)
         if self.record.by == "patterns":
-            found |= {file.name: (self.split_of(file.name),) for file in files if self.is_single_file(file)}
+            places |= {file.name: (self.split_of(file.name),) for file in files if self.is_single_file(file)}
         if self.once:
-            files = self._drop_repeated(files, found)
-        shared = [file for file in files if len(found.get(file.name, ())) > 1 and self.is_single_file(file)]
+            files = self._drop_repeated(files, places)
+        shared = [file for file in files if len(places.get(file.name, ())) > 1 and self.is_single_file(file)]
         if shared:
-            found |= self.share_out(shared, found)
+            places |= self.share_out(shared, places)
         self.stated = split_rule((split for split in names.values() if split), self.options.valid_percent)
-        self.record.add_places(found, f"source.path={self.options.path}")
-        return {file: found.get(file.name, ()) for file in files}
+        self.record.add_places(places, f"source.path={self.options.path}")
+        return {file: places.get(file.name, ()) for file in files}
 
     def without_notes(self, files: list[File]) -> list[File]:
         """Return the files without those that describe the others, such as README.md and LICENSE.
@@ -287,10 +287,10 @@ class Source(ABC):
         if self.options.valid_pattern or self.options.test_pattern:
             return []  # patterns alone decide
         inside = iterate_members(file.path, self.options.expansion)
-        found = [f"{file.name}/{name}" for name, _, _ in inside if self.accepts(name)]
-        return [(name, self.stated_split(name)) for name in found]
+        members = [f"{file.name}/{name}" for name, _, _ in inside if self.accepts(name)]
+        return [(name, self.stated_split(name)) for name in members]
 
-    def _drop_repeated(self, files: list[File], found: dict[str, Places]) -> list[File]:
+    def _drop_repeated(self, files: list[File], places: dict[str, Places]) -> list[File]:
         """Return the files without repeated ones.
 
         Of copies in several splits, a held-out one is kept; else the first.
@@ -302,12 +302,12 @@ class Source(ABC):
         elif self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
             some = [file for file in files if self.is_single_file(file)] or some
         kept: dict[bytes, File] = {}
-        for file, digest in sorted(self._hash_files(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):
+        for file, digest in sorted(self._hash_files(some), key=lambda each: -SPLITS.index(places[each[0].name][0])):
             first = kept.setdefault(digest, file)
             if first is not file:
                 self.record.leave_out("repeated", f"{file.name} (the same as {first.name})")
-                del found[file.name]
-        return [file for file in files if file.name in found]
+                del places[file.name]
+        return [file for file in files if file.name in places]
 
     def _hash_files(self, files: list[File]) -> list[tuple[File, bytes]]:
         """Return the files with the sha256 of the decompressed contents of each."""
@@ -428,11 +428,11 @@ class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
 
     def __init__(self, first: Form, other: Form, advice: str) -> None:
-        said = [
+        forms = [
             f"{name} has " + ", ".join(f"{key} {value:,}" for key, value in form.items())
             for name, form in (first, other)
         ]
-        super().__init__(f"documents differ in form: {said[0]}; {said[1]}: {advice}")
+        super().__init__(f"documents differ in form: {forms[0]}; {forms[1]}: {advice}")
         self.parts = (first, other, advice)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -446,12 +446,12 @@ def as_lf(data: bytes) -> bytes:
 
 
 def _hash_range(path: str, start: int) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with add_path_to_errors(path), open(path, "rb", buffering=0) as file:
         file.seek(start)
         for block in read_blocks(file, _HASHED):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def make_source(options: SourceOptions) -> Source:
@@ -460,8 +460,8 @@ def make_source(options: SourceOptions) -> Source:
     Raises:
         ValueError: there is no source of that kind.
     """
-    made: Source = load_plugin_class(options.kind, SOURCES, "haed.sources")(options)
-    return made
+    new_source: Source = load_plugin_class(options.kind, SOURCES, "haed.sources")(options)
+    return new_source
 
 
 def source_title(options: SourceOptions) -> str:

@@ -47,8 +47,8 @@ def named_split(name: str) -> str | None:
     for folder in folders:
         if folder in _NAMES:
             return _NAMES[folder]
-    found = _STATED.search(file)
-    return _NAMES[found[1]] if found else None
+    match = _STATED.search(file)
+    return _NAMES[match[1]] if match else None
 
 
 def hashed_split(key: bytes, percent: int) -> str:
@@ -64,11 +64,11 @@ def digested_split(digest: bytes, percent: int) -> str:
 
 def split_rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
     """Map each stated split to the splits that its documents go to."""
-    found, places = set(stated), {split: (split,) for split in SPLITS}
-    if percent and len(found) == 2 and "train" in found:
-        (held_out,) = found - {"train"}
+    names, places = set(stated), {split: (split,) for split in SPLITS}
+    if percent and len(names) == 2 and "train" in names:
+        (held_out,) = names - {"train"}
         return {"train": ("train", "valid"), held_out: ("test",)}
-    return {split: places[split] for split in SPLITS if split in found}
+    return {split: places[split] for split in SPLITS if split in names}
 
 
 class Listed(TypedDict):
@@ -107,13 +107,13 @@ class Record:
         """Add a file that is not read."""
         self.left_out.setdefault(reason, []).append(name)
 
-    def add_places(self, found: Mapping[str, Places], where: str) -> None:
+    def add_places(self, places_by_name: Mapping[str, Places], where: str) -> None:
         """Add the splits that documents may go to.
 
         Raises:
             ValueError: none of them may go to train.
         """
-        for name, places in found.items():
+        for name, places in places_by_name.items():
             self.files.setdefault(places, []).append(name)
         if not any("train" in places for places in self.files):
             others = " and ".join(sorted({split for places in self.files for split in places}))
@@ -186,10 +186,10 @@ def assign_splits(names: Mapping[str, str | None], options: SourceOptions, recor
             "source.valid_pattern= and source.test_pattern="
         )
     record.by = "stated"
-    found = {split for split in names.values() if split}
-    places = split_rule(found, options.valid_percent)
+    stated = {split for split in names.values() if split}
+    places = split_rule(stated, options.valid_percent)
     if places.get("train", ("train",)) != ("train",):
-        (other,) = found - {"train"}
+        (other,) = stated - {"train"}
         renamed = "valid is test, and " if other == "valid" else ""
         record.notes.append(f"only train and {other} are stated: {renamed}valid is taken out of train")
     return {name: places[split] for name, split in names.items() if split}

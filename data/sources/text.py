@@ -54,13 +54,13 @@ class Texts(Source):
         """Refuse files that are no text, then assign splits as every source does."""
         files = self.without_notes(list(files))
         self.look_at(files)
-        found = super().places(files)
-        about = [file.name for file in found if is_about(file.name)]
-        if 0 < len(about) < len(found):
+        places = super().places(files)
+        about = [file.name for file in places if is_about(file.name)]
+        if 0 < len(about) < len(places):
             self.record.notes.append(
                 f"{some_of(about, len(about))}: taken for texts of the corpus, which source.pattern= prevents"
             )
-        return found
+        return places
 
     def look_at(self, files: list[File]) -> None:
         """Refuse files that are no text, and note those that are not UTF-8."""
@@ -204,8 +204,8 @@ def split_into_ranges(path: str, start: int, stop: int, size: int, align: int) -
             else:
                 file.seek(cut)
                 window = file.read(_WINDOW)
-                found = _TEXT.search(window)
-                cut += found.end() if found else _after_line(window)
+                match = _TEXT.search(window)
+                cut += match.end() if match else _after_line(window)
             if before < cut < stop:
                 yield before, cut
                 before = cut
@@ -221,14 +221,14 @@ class StdlibSource(TextSource):
         root = Path(self.options.path or sysconfig.get_paths()["stdlib"])
         if not root.exists():
             raise FileNotFoundError(f"source.path={root}: no such file or folder")
-        found = [
+        modules = [
             File(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
             for path in root.glob("**/*.py")
             if not _SKIPPED.intersection(path.relative_to(root).parts[:-1])
         ]
-        if not found:
+        if not modules:
             raise FileNotFoundError(f"no Python sources in {root}: give a text with source.kind=text source.path=")
-        return sorted((file for file in found if file.size), key=lambda file: file.name)
+        return sorted((file for file in modules if file.size), key=lambda file: file.name)
 
     def stated_split(self, name: str) -> str | None:
         """Return None: a module may be called test."""
@@ -252,9 +252,9 @@ class Enwik8Source(TextSource):
         """
         files = self.without_notes(list(files))
         names = [file.name for file in files]
-        if given := [f"source.{name}" for name in ("valid_pattern", "test_pattern") if getattr(self.options, name)]:
+        if unused := [f"source.{name}" for name in ("valid_pattern", "test_pattern") if getattr(self.options, name)]:
             raise ValueError(
-                f"source.kind={self.options.kind} cuts one text by offset, whatever its name, so {' and '.join(given)} would "
+                f"source.kind={self.options.kind} cuts one text by offset, whatever its name, so {' and '.join(unused)} would "
                 "change nothing: leave that out, or give source.offsets="
             )
         if len(names) > 1:
@@ -268,10 +268,10 @@ class Enwik8Source(TextSource):
 
     def split_targets(self, total: int, splits: Places) -> list[int]:
         """Return the given offsets, or else those at 90 and 95 %."""
-        given = self.options.offsets
-        if given and not (len(given) == 2 and 0 <= given[0] <= given[1] <= total):
-            raise ValueError(f"source.offsets={given}: expected two, ascending, in a text of {total:,} bytes")
-        return given or [total * 90 // 100, total * 95 // 100]
+        positions = self.options.offsets
+        if positions and not (len(positions) == 2 and 0 <= positions[0] <= positions[1] <= total):
+            raise ValueError(f"source.offsets={positions}: expected two, ascending, in a text of {total:,} bytes")
+        return positions or [total * 90 // 100, total * 95 // 100]
 
     def find_cut(self, window: bytes) -> int:
         """Return 0: the cut is exactly at the target."""

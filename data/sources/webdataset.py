@@ -103,17 +103,17 @@ class WebDatasetSource(ImageSource):
 
     def _choose_member(self) -> tuple[str, str]:
         """Return the extension to read, and the field of a .json. Every worker chooses the same."""
-        given = self.options.field
-        if given != _DEFAULT:
-            if parts := _FIELD.fullmatch(given):
+        member = self.options.field
+        if member != _DEFAULT:
+            if parts := _FIELD.fullmatch(member):
                 return parts[1].lower(), parts[2]
-            return given.lower().lstrip("."), ""
+            return member.lower().lstrip("."), ""
         look = WebDatasetSource(self.options)  # a separate source, so that remarks are not counted twice
         tars = (file for file in self.files if is_tar(file.path))
         _, sample = next(chain.from_iterable(look._read_samples(file.path) for file in tars), ("", {}))
-        found = [(each, "" if each.startswith("txt") else _DEFAULT) for each in _TEXTS if each in sample]
-        found += [(each, "") for each in sample if _is_picture(each)]
-        return found[0] if found else ("txt", "")
+        choices = [(each, "" if each.startswith("txt") else _DEFAULT) for each in _TEXTS if each in sample]
+        choices += [(each, "") for each in sample if _is_picture(each)]
+        return choices[0] if choices else ("txt", "")
 
 
 def _is_picture(extension: str) -> bool:
