@@ -46,90 +46,62 @@ _LEGACY = {  # encodings to guess, by Python's names, with their names for `icon
 }
 _ALIKE = ("cp1250", "cp1254", "cp1257", "iso8859_2")  # Latin encodings that mostly agree with CP1252
 _DECOMPRESS = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz", ".txz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
-_MAGIC = (
-    (b"PK\x03\x04", "a zip", _UNPACK),
-    (b"PK\x05\x06", "an empty zip", _UNPACK),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
-    (b"Rar!\x1a\x07", "a rar archive", _UNPACK),
-    (b"\x1f\x8b\x08", "compressed by gzip", _NAME),
-    (b"\xfd7zXZ\x00", "compressed by xz", _NAME),
-    (b"BZh", "compressed by bzip2", _NAME),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", _NAME),
-    (b"\x04\x22\x4d\x18", "compressed by lz4", "decompress it"),
-    (b"%PDF-", "a PDF", "convert it into text"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program", "convert it into text"),
-    (b"{\\rtf1", "rich text", "convert it into text"),
-    (b"PAR1", "Parquet", f"{_ROWS} reads it, in a folder"),
-    (b"ARROW1", "Arrow", f"{_ROWS} reads it, in a folder"),
-    (b"SQLite format 3\x00", "an SQLite database", _OWN),
-    (b"\x89HDF\r\n\x1a\n", "HDF5", _OWN),
-    (b"\x93NUMPY", "an array of NumPy", "source.kind=images reads .npz of pictures"),
-    (b"\x89PNG\r\n\x1a\n", "a PNG", _PICTURES),
-    (b"\xff\xd8\xff", "a JPEG", _PICTURES),
-    (b"GIF8", "a GIF", TO_PNG),
-    (b"II*\x00", "a TIFF", TO_PNG),
-    (b"MM\x00*", "a TIFF", TO_PNG),
-    (b"II+\x00", "a TIFF", TO_PNG),
-    (b"MM\x00+", "a TIFF", TO_PNG),
-    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL", TO_PNG),
-    (b"v/1\x01", "an OpenEXR picture", TO_PNG),
-    (b"qoif\x00", "a QOI picture", TO_PNG),
-    (b"OggS", "Ogg", _TO_WAV),
-    (b"fLaC", "FLAC", _SOUND),
-    (b"ID3\x02", "MP3", _TO_WAV),
-    (b"ID3\x03", "MP3", _TO_WAV),
-    (b"ID3\x04", "MP3", _TO_WAV),
-    (b"\xff\xfb", "MP3", _TO_WAV),
-    (b"\xff\xfa", "MP3", _TO_WAV),
-    (b"\xff\xf3", "MP3", _TO_WAV),
-    (b"\xff\xf2", "MP3", _TO_WAV),
-    (b"\xff\xf1", "AAC", _TO_WAV),
-    (b"#!AMR", "AMR", _TO_WAV),
-    (b"caff\x00", "a recording of Apple's (CAF)", _TO_WAV),
-    (b"FORM", "AIFF", _TO_WAV),
-    (b".snd\x00", "a recording of Sun", _TO_WAV),
-    (b"MThd\x00", "MIDI", _LEAVE),
-    (b"\x1a\x45\xdf\xa3", "a film", _LEAVE),
-    (b"FLV\x01", "a film", _LEAVE),
-    (b"8BPS\x00", "a picture of Photoshop", TO_PNG),
-    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000", TO_PNG),
-    (b"\xff\x4f\xff\x51", "a JPEG 2000", TO_PNG),
-    (b"\x00\x00\x01\x00", "an icon", TO_PNG),
-    (b"wOFF", "a font", _LEAVE),
-    (b"wOF2", "a font", _LEAVE),
-    (b"\x1f\x9d", "compressed by compress", "decompress it"),
-    (b"LZIP\x01", "compressed by lzip", "decompress it"),
-    (b"MSCF\x00", "a cabinet", _UNPACK),
-    (b"!<arch>\n", "an archive", _UNPACK),
-    (b"Obj\x01", "Avro", _OWN),
-    (b"GGUF", "a model", _LEAVE),
-    (b"\x80\x02", "a pickle", _OWN),
-    (b"\x80\x03", "a pickle", _OWN),
-    (b"\x80\x04", "a pickle", _OWN),
-    (b"\x80\x05", "a pickle", _OWN),
-    (b"\x7fELF", "a program", _LEAVE),
-    (b"\xca\xfe\xba\xbe", "a program", _LEAVE),
-    (b"\xcf\xfa\xed\xfe", "a program", _LEAVE),
-    (b"\x00asm", "a program", _LEAVE),
-)
-# Magic of plain letters may begin a text as well, so the beginning must also match these patterns.
-_THEN = {
-    b"BZh": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-    b"GIF8": re.compile(rb"GIF8[79]a[\x00-\xff]{0,6}\x00"),
-    b"PAR1": re.compile(rb"PAR1[^\x20-\x7e]"),
-    b"ARROW1": re.compile(rb"ARROW1\x00"),
-    b"OggS": re.compile(rb"OggS\x00"),
-    b"fLaC": re.compile(rb"fLaC[^\x20-\x7e]"),
-    b"FORM": re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL),
-    b"%PDF-": re.compile(rb"%PDF-\d"),
-    b"{\\rtf1": re.compile(rb"\{\\rtf1[\\\s]"),
-    b"wOFF": re.compile(rb"wOFF[\x00\x01OT]"),
-    b"wOF2": re.compile(rb"wOF2[\x00\x01OT]"),
-    b"GGUF": re.compile(rb"GGUF[\x01-\x09]\x00"),
-}
-_BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
+_FORMATS = [  # beginnings of files; those of plain letters may begin a text as well, so the patterns go on
+    (rb"PK\x03\x04", "a zip", _UNPACK),
+    (rb"PK\x05\x06", "an empty zip", _UNPACK),
+    (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (rb"Rar!\x1a\x07", "a rar archive", _UNPACK),
+    (rb"MSCF\x00", "a cabinet", _UNPACK),
+    (rb"!<arch>\n", "an archive", _UNPACK),
+    (rb"\x1f\x8b\x08", "compressed by gzip", _NAME),
+    (rb"\xfd7zXZ\x00", "compressed by xz", _NAME),
+    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed by bzip2", _NAME),
+    (rb"\x28\xb5\x2f\xfd", "compressed by zstd", _NAME),
+    (rb"\x04\x22\x4d\x18", "compressed by lz4", "decompress it"),
+    (rb"\x1f\x9d", "compressed by compress", "decompress it"),
+    (rb"LZIP\x01", "compressed by lzip", "decompress it"),
+    (rb"%PDF-\d", "a PDF", "convert it into text"),
+    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program", "convert it into text"),
+    (rb"\{\\rtf1[\\\s]", "rich text", "convert it into text"),
+    (rb"PAR1[^\x20-\x7e]", "Parquet", f"{_ROWS} reads it, in a folder"),
+    (rb"ARROW1\x00", "Arrow", f"{_ROWS} reads it, in a folder"),
+    (rb"SQLite format 3\x00", "an SQLite database", _OWN),
+    (rb"\x89HDF\r\n\x1a\n", "HDF5", _OWN),
+    (rb"Obj\x01", "Avro", _OWN),
+    (rb"\x80[\x02-\x05]", "a pickle", _OWN),
+    (rb"\x93NUMPY", "an array of NumPy", "source.kind=images reads .npz of pictures"),
+    (rb"\x89PNG\r\n\x1a\n", "a PNG", _PICTURES),
+    (rb"\xff\xd8\xff", "a JPEG", _PICTURES),
+    (rb"GIF8[79]a[\x00-\xff]{0,6}\x00", "a GIF", TO_PNG),
+    (rb"II[*+]\x00|MM\x00[*+]", "a TIFF", TO_PNG),
+    (rb"RIFF....WEBP", "a WebP picture", TO_PNG),
+    (rb"\0...ftyp(hei[cx]|mif1|avif)", "a HEIF or AVIF picture", TO_PNG),
+    (rb"BM.{4}\0{4}.{4}[\x28\x6c\x7c]\0{3}", "a BMP picture", TO_PNG),
+    (rb"\0\0\0\x0cJXL ", "a JPEG XL", TO_PNG),
+    (rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51", "a JPEG 2000", TO_PNG),
+    (rb"v/1\x01", "an OpenEXR picture", TO_PNG),
+    (rb"qoif\x00", "a QOI picture", TO_PNG),
+    (rb"8BPS\x00", "a picture of Photoshop", TO_PNG),
+    (rb"\0\0\x01\0", "an icon", TO_PNG),
+    (rb"RIFF....WAVE", "a WAV", _SOUND),
+    (rb"fLaC[^\x20-\x7e]", "FLAC", _SOUND),
+    (rb"OggS\x00", "Ogg", _TO_WAV),
+    (rb"ID3[\x02-\x04]|\xff[\xfb\xfa\xf3\xf2]", "MP3", _TO_WAV),
+    (rb"\xff\xf1", "AAC", _TO_WAV),
+    (rb"#!AMR", "AMR", _TO_WAV),
+    (rb"caff\x00", "a recording of Apple's (CAF)", _TO_WAV),
+    (rb"FORM....AIF[FC]", "AIFF", _TO_WAV),
+    (rb"\.snd\x00", "a recording of Sun", _TO_WAV),
+    (rb"MThd\x00", "MIDI", _LEAVE),
+    (rb"\x1a\x45\xdf\xa3|FLV\x01|RIFF....AVI ", "a film", _LEAVE),
+    (rb"\0...ftyp", "a film or recording", _LEAVE),
+    (rb"wOF[F2][\x00\x01OT]", "a font", _LEAVE),
+    (rb"GGUF[\x01-\x09]\x00", "a model", _LEAVE),
+    (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", _LEAVE),
+]
+_BEGINNINGS = [(re.compile(pattern, re.DOTALL), what, advice) for pattern, what, advice in _FORMATS]
+_ANY_BEGINNING = re.compile(b"|".join(pattern for pattern, _, _ in _FORMATS), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # in the header of a tar
-_RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
 _KEPT = 100  # maximum names of a kind that a part keeps
 _LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
 _CUT = re.compile(r"@\d+$")
@@ -143,18 +115,10 @@ _NOTES = {
 
 def detect_foreign_format(head: bytes) -> tuple[str, str] | None:
     """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
-    if not (begins := _BEGINS.match(head)) and not head[_CHECKSUM].strip(b" \0").isdigit():
-        return None  # fast path for most files
-    for magic, what, advice in _MAGIC if begins else ():
-        if head.startswith(magic) and (magic not in _THEN or _THEN[magic].match(head)):
-            return what, advice
-    if head[:4] == b"RIFF" and head[8:12] in _RIFF:
-        return _RIFF[head[8:12]]
-    if head[4:8] == b"ftyp" and head[:1] == b"\0":
-        picture = head[8:12] in (b"heic", b"heix", b"mif1", b"avif")
-        return ("a HEIF or AVIF picture", TO_PNG) if picture else ("a film or recording", _LEAVE)
-    if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in (b"\x28\0\0\0", b"\x6c\0\0\0", b"\x7c\0\0\0"):
-        return "a BMP picture", TO_PNG
+    if _ANY_BEGINNING.match(head):  # of most files none does
+        return next((what, advice) for pattern, what, advice in _BEGINNINGS if pattern.match(head))
+    if not head[_CHECKSUM].strip(b" \0").isdigit():
+        return None
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:

@@ -1,4 +1,7 @@
-"""Texts in other encodings: named, with a command that really converts them; what is no text is not taken for one."""
+"""Texts in other encodings: named, with a command that really converts them; what is no text is not taken for one.
+
+What is odd about a text is found wherever its pieces end, and counted once.
+"""
 
 import gzip
 import re
@@ -9,11 +12,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.options import SourceOptions
 from data.sources import file_type
-from data.sources.file_type import HEAD, check_head, check_text, describe_doubt, detect_foreign_format, wide_encoding
-from data.sources.source import make_source
+from data.sources.file_type import (
+    HEAD,
+    TextFindings,
+    TextInspector,
+    check_head,
+    check_text,
+    describe_doubt,
+    describe_findings,
+    detect_foreign_format,
+    wide_encoding,
+)
+from data.sources.source import Piece, Source, make_source
 
 TEXTS = {
     "Latin": "It is a truth universally acknowledged, that a single man wants “une idée fixe”.\n" * 200,
@@ -141,3 +156,62 @@ def test_prose_that_begins_as_a_magic_number_is_text() -> None:
         b"BM is no film",
     ):
         assert detect_foreign_format(text * 100) is None
+
+
+PARTS = ["a", "é", "\U0001f642", "\n", "\r", "\r\n", "\0"]
+
+
+def pieces(data: bytes, cuts: list[int], name: str = "a") -> list[Piece]:
+    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    found = [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [Piece(name, "train", each, number > 0) for number, each in enumerate(found) if each]
+
+
+def look(all_pieces: list[Piece], skip: int = 0) -> TextFindings:
+    made = TextInspector(skip, whole_files=False)
+    for piece in all_pieces:
+        made.inspect_piece(piece)
+    return made.found
+
+
+@given(st.lists(st.sampled_from(PARTS), min_size=1), st.lists(st.integers(0, 99)))
+def test_pieces_change_nothing(parts: list[str], cuts: list[int]) -> None:
+    data = "".join(parts).encode()
+    found = look(pieces(data, cuts))
+    crlf = data.count(b"\r\n")
+    wanted = {"CRLF": crlf, "CR": data.count(b"\r") - crlf, "LF": data.count(b"\n") - crlf}
+    assert +found.lines == {end: number for end, number in wanted.items() if number}
+    assert ("NUL" in found.odd) == (b"\0" in data) and ("ends" in found.odd) == (b"\r" in data)
+    assert "encoding" not in found.odd
+
+
+@given(st.lists(st.sampled_from(PARTS), min_size=1), st.lists(st.integers(0, 99)))
+def test_ends_of_lines_become_lf_wherever_pieces_end(parts: list[str], cuts: list[int]) -> None:
+    source: Source = make_source(SourceOptions(kind="text", path="x", newlines="lf"))
+    data = "".join(parts).encode()
+    both = [*pieces(data, cuts), *pieces(data, cuts, "b")]
+    found = list(source.convert_piece_newlines(iter(both)))
+    assert all(piece.data for piece in found)
+    for name in ("a", "b"):
+        own = [piece for piece in found if piece.name == name]
+        assert b"".join(piece.data for piece in own) == data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        assert [piece.continues for piece in own] == [False] + [True] * (len(own) - 1)
+
+
+def test_what_was_said_of_a_beginning_is_not_said_again() -> None:
+    for bad in (b"\xe9", b"\0"):
+        assert not look([Piece("a", "train", bad + b"plain " * 9)], 20).odd
+        assert look([Piece("a", "train", b"plain " * 9 + bad + b" ")], 20).odd
+    assert not look(
+        [Piece("a", "train", "é".encode()[1:] + b"plain", continues=True)]
+    ).odd  # a range inside a character
+
+
+def test_a_text_in_many_parts_is_one() -> None:
+    first = look([Piece("a", "train", b"one\r\n")])
+    second = look([Piece("a", "train", b"two\r\n", continues=True), Piece("b", "train", b"three\n")])
+    (note,) = describe_findings([first, second])
+    assert note.startswith("a: of all 3 lines 2 end in CRLF (Windows).")
+    many = [look([Piece(f"{part} {n}", "train", b"\r") for n in range(500)]) for part in range(3)]
+    (note,) = describe_findings(many)
+    assert note.startswith("0 0, 0 1, 0 2, … (1,500 texts): of all 1,500 lines 1,500 end in CR alone (old Mac).")
