@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.chunkers import chunker_class
+from data.chunkers import Chunker
 from data.corpora import Corpora, iterate_manifests, save_stdin, sweep_spools
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
 from data.filesystem import (
@@ -35,7 +35,7 @@ from data.filesystem import (
     sync_folder,
     write_json,
 )
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import CHUNKERS, ChunkerOptions, ShardOptions, SourceOptions
 from data.parts import UNFINISHED, Listener, Mapper, Part, PartRecord, Plan, ProgressMonitor, write_part, write_parts
 from data.shards import Shard
 from data.sources.file_type import describe_findings
@@ -61,7 +61,8 @@ def make_plan(corpora: Corpora) -> Plan:
     """
     folder, source, chunker = corpora.folder, corpora.source, corpora.chunker
     limit = corpora.options.megabytes << 20
-    source_reader, kind = make_source(source), chunker_class(chunker.kind)
+    source_reader = make_source(source)
+    kind: type[Chunker] = CHUNKERS.load_class(chunker.kind)
     inputs = list(source_reader.inputs(limit, chunker.k if kind.fixed else 1))
     if not inputs:
         raise ValueError(
@@ -150,7 +151,7 @@ def check_chunker(source: SourceOptions, chunker: ChunkerOptions) -> None:
     Raises:
         ValueError: it is for text, and the source gives none; the message names the chunker to set.
     """
-    make_source(source).check_chunker(chunker.kind, chunker_class(chunker.kind).text)
+    make_source(source).check_chunker(chunker.kind, CHUNKERS.load_class(chunker.kind).text)
 
 
 def _sample_documents(

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions, load_plugin_class
+from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions
 
 ONE = np.zeros(1, np.int64)
 
@@ -264,7 +264,7 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
     Raises:
         ValueError: there is no chunker of that name or version, or its k or vocabulary is out of range.
     """
-    new_chunker = chunker_class(options.kind)(options, fitted)
+    new_chunker: Chunker = CHUNKERS.load_class(options.kind)(options, fitted)
     if version not in (None, new_chunker.version):
         raise ValueError(
             f"the corpus was cut by version {version} of the chunker {options.kind!r}, and here is version {new_chunker.version}. "
@@ -275,15 +275,6 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
             f"chunker {options.kind!r}: k={new_chunker.k} and vocabulary={new_chunker.vocabulary} must be at most {LARGEST_CHUNK} and 256"
         )
     return new_chunker
-
-
-def chunker_class(kind: str) -> type[Chunker]:
-    """Return the chunker class of that name, built in or from an entry point.
-
-    Raises:
-        ValueError: there is none.
-    """
-    return load_plugin_class(kind, CHUNKERS, "haed.chunkers")
 
 
 _STEPS = 31  # units per bit of entropy, so that 8 bits fit into a byte

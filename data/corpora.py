@@ -24,7 +24,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
 from data.filesystem import (
     MANY,
@@ -42,7 +41,6 @@ from data.options import (
     ChunkerOptions,
     ShardOptions,
     SourceOptions,
-    load_plugin_class,
     restore_options,
 )
 from data.parts import UNFINISHED
@@ -62,13 +60,11 @@ def collect_versions(source: Source, chunker: str) -> dict[str, str]:
     Our chunkers have a version of their own.
     """
     version_of = dict(source.decoder_versions())
-    for name, table, group in (
-        (source.options.kind, SOURCES, "haed.sources"),
-        (chunker, CHUNKERS, "haed.chunkers"),
-    ):
+    for name, table in ((source.options.kind, SOURCES), (chunker, CHUNKERS)):
         if name not in table:
-            load_plugin_class(name, table, group)
-            version_of[f"{group}:{name}"] = _package_version(next(iter(entry_points(group=group, name=name))))
+            table.load_class(name)
+            (entry, *_) = entry_points(group=table.group, name=name)
+            version_of[f"{table.group}:{name}"] = _package_version(entry)
     return version_of
 
 
@@ -171,7 +167,7 @@ class Corpora:
         return {
             "source": source_settings,
             "chunker": asdict(self.chunker),
-            "chunker_version": chunker_class(self.chunker.kind).version,
+            "chunker_version": CHUNKERS.load_class(self.chunker.kind).version,
             "megabytes": self.options.megabytes,
             "format": FORMAT,
         }
@@ -195,8 +191,8 @@ class Corpora:
         wanted = replace(self.source, path="-") if self.piped else self.source
         for folder, manifest in iterate_manifests(self.shards_dir):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
-                source = restore_options(manifest["source"], SourceOptions, SOURCES, "haed.sources")
-                chunker = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
+                source = restore_options(manifest["source"], SourceOptions, SOURCES)
+                chunker = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
                 if (source, chunker, manifest["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
                     yield folder
 

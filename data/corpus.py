@@ -93,7 +93,7 @@ class Corpus:
             if manifest["format"] != FORMAT:
                 raise ValueError(f"{where} is of format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
             self.digest: str = manifest["digest"]
-            self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
+            self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
             # A chunker that is not installed is no error: its documents can be read without it.
             unknown = manifest["chunker"].keys() - vars(self.options).keys()
             is_valid = isinstance(self.options.kind, str) and _is_size(self.options.k)
@@ -295,7 +295,7 @@ class Corpus:
             yield original(chunker.join(tokens, lengths))
 
     def _original_decoder(self) -> Any:
-        source = restore_options(self.manifest["source"], SourceOptions, SOURCES, "haed.sources")
+        source = restore_options(self.manifest["source"], SourceOptions, SOURCES)
         return make_source(source).restore_original
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,42 +14,80 @@ from pydantic import AfterValidator, Field
 from data.urls import NO_SECRET
 
 LARGEST_CHUNK = 255  # tokens; lengths are stored as bytes
-SOURCES = {
-    "stdlib": "data.sources.text:StdlibSource",
-    "text": "data.sources.text:TextSource",
-    "jsonl": "data.sources.text:JsonLinesSource",
-    "wikitext": "data.sources.text:WikiTextSource",
-    "enwik8": "data.sources.text:Enwik8Source",
-    "stdin": "data.sources.text:TextSource",
-    "images": "data.sources.images:ImageSource",
-    "audio": "data.sources.audio:AudioSource",
-    "datasets": "data.sources.huggingface:DatasetsSource",
-    "webdataset": "data.sources.webdataset:WebDatasetSource",
-    "shards": "",  # already sharded, nothing to read
-}
-CHUNKERS = {
-    "words": "data.chunkers:WordChunker",
-    "fixed": "data.chunkers:FixedChunker",
-    "pixels": "data.chunkers:PixelChunker",
-    "sentences": "data.chunkers:SentenceChunker",
-    "entropy": "data.chunkers:EntropyChunker",
-}
 
 
-def list_kinds(table: Mapping[str, Any], group: str) -> list[str]:
-    """Return the names in the table, and those that other packages add by entry points."""
-    return [*table, *sorted(entry.name for entry in entry_points(group=group))]
+class Kinds(dict[str, str]):
+    """The kinds of sources or chunkers of this package: `module:name` of the class by kind.
 
+    Args:
+        group: entry points by which other packages add kinds.
+        classes: the kinds of this package.
+    """
 
-def known_name_validator(table: dict[str, str], group: str) -> Callable[[str], str]:
-    """Return a validator: a name must be in the table, or an entry point of the group in an installed package."""
+    def __init__(self, group: str, classes: dict[str, str]) -> None:
+        super().__init__(classes)
+        self.group = group
 
-    def check(name: str) -> str:
-        if name not in table and name not in (names := list_kinds(table, group)):
+    def list_names(self) -> list[str]:
+        """Return the kinds of this package, then those that other packages add."""
+        return [*self, *sorted(entry.name for entry in entry_points(group=self.group))]
+
+    def check_name(self, name: str) -> str:
+        """Return the name of a kind of this package or of an installed one.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if name not in self and name not in (names := self.list_names()):
             raise ValueError(f"expected one of {', '.join(names)}")
         return name
 
-    return check
+    def add_choices(self, schema: dict[str, Any]) -> None:
+        """Add the names to a JSON schema, for forms. Entry points are listed only when a schema is made."""
+        schema.update(enum=self.list_names())
+
+    def load_class(self, name: str) -> Any:
+        """Import the class of a kind.
+
+        Raises:
+            ValueError: there is none, or two packages have one each.
+        """
+        if self.check_name(name) in self:
+            module, _, attribute = self[name].partition(":")
+            return getattr(import_module(module), attribute)
+        (entry, *others) = entry_points(group=self.group, name=name)
+        if any(other.value != entry.value for other in others):
+            values = ", ".join(each.value for each in (entry, *others))
+            raise ValueError(f"{name!r} is in more than one package: {values}")
+        return entry.load()
+
+
+SOURCES = Kinds(
+    "haed.sources",
+    {
+        "stdlib": "data.sources.text:StdlibSource",
+        "text": "data.sources.text:TextSource",
+        "jsonl": "data.sources.text:JsonLinesSource",
+        "wikitext": "data.sources.text:WikiTextSource",
+        "enwik8": "data.sources.text:Enwik8Source",
+        "stdin": "data.sources.text:TextSource",
+        "images": "data.sources.images:ImageSource",
+        "audio": "data.sources.audio:AudioSource",
+        "datasets": "data.sources.huggingface:DatasetsSource",
+        "webdataset": "data.sources.webdataset:WebDatasetSource",
+        "shards": "",  # already sharded, nothing to read
+    },
+)
+CHUNKERS = Kinds(
+    "haed.chunkers",
+    {
+        "words": "data.chunkers:WordChunker",
+        "fixed": "data.chunkers:FixedChunker",
+        "pixels": "data.chunkers:PixelChunker",
+        "sentences": "data.chunkers:SentenceChunker",
+        "entropy": "data.chunkers:EntropyChunker",
+    },
+)
 
 
 def _check_expression(pattern: str | None) -> str | None:
@@ -73,14 +110,6 @@ def _check_glob(pattern: str) -> str:
     return pattern
 
 
-def _add_choices(table: dict[str, str], group: str) -> Callable[[dict[str, Any]], None]:
-    """Return a function that adds the names to a JSON schema, for forms.
-
-    Entry points are listed only when a schema is made.
-    """
-    return lambda schema: schema.update(enum=list_kinds(table, group))
-
-
 @dataclass(kw_only=True)
 class SourceOptions:
     """Options of a source: the documents to read, and their division into train, valid and test."""
@@ -93,9 +122,9 @@ class SourceOptions:
             "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV, FLAC; datasets: Hugging Face; webdataset: tars of "
             "samples; shards: an existing corpus, "
             "also behind a URL (http, https, s3, gs, az, file); or a source of your own (docs/data.md)",
-            json_schema_extra=_add_choices(SOURCES, "haed.sources"),
+            json_schema_extra=SOURCES.add_choices,
         ),
-        AfterValidator(known_name_validator(SOURCES, "haed.sources")),
+        AfterValidator(SOURCES.check_name),
     ] = "stdlib"
     path: Annotated[
         Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": NO_SECRET})] | None,
@@ -179,9 +208,9 @@ class ChunkerOptions:
         Field(
             description="words: a word with the white space after it; fixed: k bytes; pixels: k values of a raster; "
             "sentences; entropy: where a byte n-gram model is uncertain; or one of your own (docs/data.md)",
-            json_schema_extra=_add_choices(CHUNKERS, "haed.chunkers"),
+            json_schema_extra=CHUNKERS.add_choices,
         ),
-        AfterValidator(known_name_validator(CHUNKERS, "haed.chunkers")),
+        AfterValidator(CHUNKERS.check_name),
     ] = "words"
     k: Annotated[
         int, Field(ge=1, le=LARGEST_CHUNK, description="tokens per chunk at most, of text bytes (paper: 12)")
@@ -229,25 +258,7 @@ class LoaderOptions:
 _Options = TypeVar("_Options", SourceOptions, ChunkerOptions)
 
 
-def load_plugin_class(name: str, table: dict[str, str], group: str) -> type:
-    """Return the class of that name, built in or from an entry point.
-
-    Raises:
-        ValueError: there is none, or two packages have one each.
-    """
-    known_name_validator(table, group)(name)
-    if name in table:
-        module, _, attribute = table[name].partition(":")
-        plugin: type = getattr(import_module(module), attribute)
-        return plugin
-    (entry, *others) = entry_points(group=group, name=name)
-    if any(other.value != entry.value for other in others):
-        raise ValueError(f"{name!r} is in more than one package: {', '.join(each.value for each in (entry, *others))}")
-    plugin = entry.load()
-    return plugin
-
-
-def restore_options(record: dict[str, Any], base: type[_Options], table: dict[str, str], group: str) -> _Options:
+def restore_options(record: dict[str, Any], base: type[_Options], table: Kinds) -> _Options:
     """Return the options that a manifest records, as the `options_class` of their kind.
 
     Without the package of the kind, they are of the base class. Recorded options that the class lacks are left out.
@@ -255,6 +266,6 @@ def restore_options(record: dict[str, Any], base: type[_Options], table: dict[st
     options_class = base
     if record["kind"] not in table:
         with suppress(ValueError, ImportError, AttributeError):
-            options_class = getattr(load_plugin_class(record["kind"], table, group), "options_class", base)
+            options_class = getattr(table.load_class(record["kind"]), "options_class", base)
     names = {field.name for field in dataclasses.fields(options_class)}
     return options_class(**{name: value for name, value in record.items() if name in names})

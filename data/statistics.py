@@ -64,12 +64,9 @@ class Frequencies:
 
     def merge_counts(self, other: "Frequencies") -> None:
         """Add the counts of other documents."""
-        keys = np.concatenate([self.keys, other.keys])
-        order = np.argsort(keys, kind="stable")
-        keys, counts = keys[order], np.concatenate([self.counts, other.counts])[order]
-        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
-        self.keys = keys[first]
-        self.counts = np.add.reduceat(counts, first) if len(first) else counts
+        self.keys, rows = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
+        counts = np.concatenate([self.counts, other.counts])
+        self.counts = np.bincount(rows, counts, len(self.keys)).astype(np.int64)  # sums are exact up to 2^53
         self.limit = min(self.limit, other.limit)
         self._trim_rarest()
 
@@ -86,9 +83,7 @@ class Frequencies:
     @classmethod
     def from_keys(cls, keys: np.ndarray) -> "Frequencies":
         """Count the chunks with these keys (N,)."""
-        keys = np.sort(keys)
-        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
-        frequencies = cls(keys[first], np.diff(first, append=len(keys)))
+        frequencies = cls(*np.unique(keys, return_counts=True))
         frequencies._trim_rarest()
         return frequencies
 

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from data.filesystem import add_path_to_errors
-from data.options import SOURCES, SourceOptions, load_plugin_class
+from data.options import SOURCES, SourceOptions
 from data.processes import available_threads
 from data.sources.files import (
     File,
@@ -460,7 +460,7 @@ def make_source(options: SourceOptions) -> Source:
     Raises:
         ValueError: there is no source of that kind.
     """
-    new_source: Source = load_plugin_class(options.kind, SOURCES, "haed.sources")(options)
+    new_source: Source = SOURCES.load_class(options.kind)(options)
     return new_source
 
 

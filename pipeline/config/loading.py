@@ -17,13 +17,14 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_origin
 
 import yaml
 
 from data.filesystem import CONFIG, DEEPEST, CorruptFileError, check_tree, read_bytes, read_yaml
-from data.options import SOURCES, list_kinds
+from data.options import SOURCES
 from data.urls import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
 from pipeline.config.messages import (
     PRESETS,
@@ -318,7 +319,7 @@ def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[
     table, kind = KINDS.get(choice), given.get(choice)
     if table is None or not table.group or not isinstance(kind, str):
         return
-    if kind not in list_kinds(table.built_in, table.group):
+    if kind not in table.built_in and not entry_points(group=table.group, name=kind):
         raise ConfigError(
             f"{origin(choice)}{choice}={kind}: no installed package has it under {table.group}, and so {key} is unknown"
         )

@@ -496,8 +496,8 @@ class KindTable:
 
 
 KINDS = {
-    "source.kind": KindTable(SOURCES, "haed.sources"),
-    "chunker.kind": KindTable(CHUNKERS, "haed.chunkers"),
+    "source.kind": KindTable(SOURCES, SOURCES.group),
+    "chunker.kind": KindTable(CHUNKERS, CHUNKERS.group),
     "model.kind": KindTable(SYSTEMS),
     "model.encoder.kind": KindTable(ENCODERS, ENCODERS.group),
     "model.main.kind": KindTable(MAINS, MAINS.group),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.chunkers import Chunker, chunker_class, make_chunker
+from data.chunkers import Chunker, make_chunker
 from data.options import CHUNKERS, ChunkerOptions
 
 NASTY = [
@@ -25,7 +25,7 @@ NASTY = [
 @cache
 def fitted(kind: str) -> dict[str, object] | None:
     sample = [b"the cat sat on the mat. ", "שלום 𝔘𝔫𝔦 naïve\r\n".encode(), b"ab\x00cd"] * 3
-    return chunker_class(kind).fit(ChunkerOptions(kind=kind), sample)
+    return CHUNKERS.load_class(kind).fit(ChunkerOptions(kind=kind), sample)
 
 
 def chunker_of(kind: str, k: int) -> Chunker:
@@ -157,7 +157,7 @@ def test_entropy_chunks_begin_where_the_next_byte_is_hard_to_foresee() -> None:
         b"fix" + letters[i] for i in generator.integers(0, 8, 4000)
     )  # after "ix" anything, else nothing new
     options = ChunkerOptions(kind="entropy", k=20, mean_length=4)
-    learned = chunker_class("entropy").fit(options, [text])
+    learned = CHUNKERS.load_class("entropy").fit(options, [text])
     assert learned is not None and learned["threshold_bits"] < 3 and len(str(learned)) < 40_000
     tokens, lengths = make_chunker(options, learned).split(text)
     ends = np.cumsum(lengths)
@@ -169,5 +169,5 @@ def test_entropy_chunks_begin_where_the_next_byte_is_hard_to_foresee() -> None:
 def test_entropy_reaches_the_mean_length(shared_wikitext: bytes) -> None:
     for wanted in (3.0, 5.0):
         options = ChunkerOptions(kind="entropy", k=30, mean_length=wanted)
-        made = make_chunker(options, chunker_class("entropy").fit(options, [shared_wikitext]))
+        made = make_chunker(options, CHUNKERS.load_class("entropy").fit(options, [shared_wikitext]))
         assert len(shared_wikitext) / len(made.split(shared_wikitext)[1]) == pytest.approx(wanted, rel=0.15)
