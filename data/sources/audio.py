@@ -120,7 +120,7 @@ class AudioSource(MediaSource):
             left -= len(frames)
             frames = frames[: len(frames) // width * width]
             yield frames, _convert_samples(frames, sound.coding, notes)
-        _check_length(sound.said, size, left)
+        _check_length(sound.stated, size, left)
         self._count_conversions(sound.coding, notes)
 
     def _read_flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
@@ -188,15 +188,15 @@ class WavHeader(NamedTuple):
         coding: of a sample, as libsndfile names it.
         frame: bytes of a sample of all channels.
         bytes: of the sound.
-        said: bytes of the whole file according to the header.
+        stated: bytes of the whole file according to the header.
     """
 
     coding: str
     rate: int
     channels: int
     frame: int
-    bytes: int
-    said: int
+    bytes: int = 0
+    stated: int = 0
 
 
 def read_wav_header(file: IO[bytes]) -> WavHeader:
@@ -211,24 +211,23 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
         raise ValueError(f"it {f'is {what}, and ' if what else ''}does not begin with RIFF and WAVE: {_ADVICE}")
     stated, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
     sound = 0
-    form: tuple[str, int, int, int] | None = None
+    header: WavHeader | None = None
     while True:
         kind, size = struct.unpack("<4sI", _read_exactly(file, 8))
         if kind == b"data":
-            if form is None:
+            if header is None:
                 raise ValueError("its sound comes before its format")
-            coding, rate, channels, frame = form
-            return WavHeader(coding, rate, channels, frame, sound if long and size == _LONG else size, stated + 8)
+            return header._replace(bytes=sound if long and size == _LONG else size, stated=stated + 8)
         body = _read_exactly(file, min(size, _LONGEST_FORMAT))
         if kind == b"ds64" and long and len(body) >= 16:
             stated, sound = struct.unpack_from("<QQ", body)
         elif kind == b"fmt ":
-            form = _read_format(body)
+            header = _read_format(body)
         _skip_bytes(file, size + size % 2 - len(body))
 
 
-def _read_format(body: bytes) -> tuple[str, int, int, int]:
-    """Return coding, rate, channels and bytes of a frame."""
+def _read_format(body: bytes) -> WavHeader:
+    """Return the header without its numbers of bytes."""
     if len(body) < 16:
         raise ValueError("its format is not whole")
     tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", body)
@@ -245,7 +244,7 @@ def _read_format(body: bytes) -> tuple[str, int, int, int]:
         raise ValueError(
             f"its header contradicts itself: {channels} channels of {width} bytes in frames of {frame}, {rate:,} samples a second"
         )
-    return coding, rate, channels, frame
+    return WavHeader(coding, rate, channels, frame)
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:
