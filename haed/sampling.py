@@ -18,6 +18,7 @@ Legend: B samples, N chunks, C known ones, K tokens of a chunk, V vocabulary, W 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from haed.base import TokenBatch, length_mask, to_device
+from haed.chunk.memory import DocumentMemory
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks, find_distinct
 from haed.token.base import TokenModel
@@ -60,9 +63,7 @@ def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: 
     """
     spelled = prediction.new_zeros(len(prediction))
     if n := len(opened):
-        tokens = F.pad(opened.long(), (0, system.cut.k - n)).expand(len(prediction), -1)
-        decisions = system.decoder_log_probs(prediction, Chunks(tokens, torch.full((len(tokens),), n)), before)
-        spelled = decisions[:, :n].sum(1)  # without the end
+        spelled = _log_prob_of_beginning(system, prediction, before, opened)
     if system.known is None or system.mixture is None:
         return spelled[:, None]
     gate = system.mixture(prediction)[:, None]
@@ -73,6 +74,98 @@ def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: 
 
 
 @dataclass
+class Outcomes:
+    """Every outcome for the next chunk of one document with memory, jointly with the beginning, on the CPU.
+
+    Attributes:
+        chunks: n different chunks.
+        log_prob: (n + 1,) float64 log P of drawing each chunk whole, by all parts together; to spell is the last.
+        ways: for each part but the decoder its name, rows (m,) of `chunks`, and its log joint probability (m,) of them.
+    """
+
+    chunks: Chunks
+    log_prob: Tensor
+    ways: list[tuple[str, Tensor, Tensor]]
+
+    def share_of_parts(self, row: int) -> dict[str, float]:
+        """Return by which parts the chunk of a row is drawn: probabilities that sum to one."""
+        found = {name: float(joint[rows == row].exp().sum()) for name, rows, joint in self.ways}
+        total = sum(found.values()) or 1.0
+        return {name: value / total for name, value in found.items()}
+
+
+class OutcomeSpace:
+    """The chunks that a model with memory can draw whole, whatever the document.
+
+    Args:
+        system: in evaluation mode, with `memory`.
+    """
+
+    def __init__(self, system: HAED) -> None:
+        assert system.memory is not None
+        self.system, self.memory = system, system.memory
+        sets = [] if system.known is None else [system.known.lexicon.chunks]
+        sets += [part.vocabulary for part in self.memory.start_parts() if part.vocabulary is not None]
+        every = find_distinct(*(torch.cat([getattr(x, name).long() for x in sets]) for name in ("tokens", "lengths")))
+        self.vocabulary = ChunkVocabulary(Chunks(every.tokens, every.lengths))
+        self._rows = list(every.inverse.split([len(each) for each in sets]))
+
+    def list_outcomes(self, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
+        """Return the outcomes after what a document has; see `outcome_log_probs`.
+
+        Args:
+            document: remembers the chunks before.
+            prediction: ŷ (W,).
+            before: the chunk before, on the CPU, of length 0 for none.
+            opened: (n,) tokens with which the chunk begins, on the CPU.
+        """
+        system, known, rows = self.system, self.system.known, list(self._rows)
+        gate = None if system.mixture is None or known is None else system.mixture(prediction[None])[0]
+        features, present, predictions = document.predict_next(prediction, gate)
+        log_weight = self.memory.gate.weigh_parts(features, present)[0]
+        ways, own = [], 1
+        if known is not None and system.mixture is not None:
+            query = system.compute_query(prediction[None])
+            scores = known.score_queries(query, system.mixture.prior)[0].double().cpu().log_softmax(0)
+            ways.append(("known", rows.pop(0), log_weight[0] + scores))
+            own = 2
+        chunks = self.vocabulary.chunks
+        for part, prediction_of, weight in zip(document.parts, predictions, log_weight[own:], strict=True):
+            places = rows.pop(0) if part.vocabulary is not None else None
+            if not prediction_of.present:
+                continue
+            named, log_prob = prediction_of.list_outcomes()
+            if places is None:
+                places, chunks = self._find_or_add(named, chunks)
+            ways.append((part.name, places, weight + log_prob))
+        spelled = log_weight[own - 1]
+        if n := len(opened):
+            begins = (chunks.lengths >= n) & (chunks.tokens[:, :n] == opened).all(1)
+            ways = [(name, at, log_prob.where(begins[at], -torch.inf)) for name, at, log_prob in ways]
+            spelled = spelled + _log_prob_of_beginning(system, prediction[None], before, opened)[0].double().cpu()
+        joint = torch.zeros(len(chunks), dtype=torch.float64)
+        for _, places, log_prob in ways:
+            joint.index_add_(0, places, log_prob.exp())
+        return Outcomes(chunks, torch.cat([joint.log(), spelled[None]]), ways)
+
+    def _find_or_add(self, named: Chunks, chunks: Chunks) -> tuple[Tensor, Chunks]:
+        """Return the rows of chunks, and all chunks: those that the vocabulary lacks are added behind."""
+        rows = self.vocabulary.find_rows(named)
+        missing = rows < 0
+        extra = find_distinct(named.tokens[missing], named.lengths[missing])
+        rows[missing] = len(chunks) + extra.inverse
+        return rows, Chunks(torch.cat([chunks.tokens, extra.tokens]), torch.cat([chunks.lengths, extra.lengths]))
+
+
+def _log_prob_of_beginning(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
+    """Return the decoder's log p (N,) of chunks that begin with `opened` (n,)."""
+    n = len(opened)
+    tokens = F.pad(opened.long(), (0, system.cut.k - n)).expand(len(prediction), -1)
+    decisions = system.decoder_log_probs(prediction, Chunks(tokens, torch.full((len(tokens),), n)), before)
+    return decisions[:, :n].sum(1)  # without the end
+
+
+@dataclass
 class LikeliestChunks:
     """Some chunks that may be next, the likeliest first, on the CPU.
 
@@ -80,45 +173,58 @@ class LikeliestChunks:
 
     Attributes:
         chunks: n chunks.
-        probability: (n,) probability by both ways together.
-        summoned: (n,) share of that by which a chunk is drawn as a known one; the rest is spelled.
-        rows: (n,) rows of the known chunks, −1 for others.
-        gate: probability that the next chunk is drawn from the known chunks.
+        probability: (n,) probability by all parts together.
+        parts: for each part but the decoder, the share (n,) of that by which it draws the chunk; the rest is spelled.
+        gate: for each part but the decoder, the probability that it draws the next chunk.
     """
 
     chunks: Chunks
     probability: Tensor
-    summoned: Tensor
-    rows: Tensor
-    gate: float
+    parts: dict[str, Tensor]
+    gate: dict[str, float]
 
 
 @torch.no_grad()
 def find_likeliest_chunks(
-    system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int
+    system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int, document: DocumentMemory | None = None
 ) -> LikeliestChunks:
-    """Return the likeliest next chunks, at most `count`, of ŷ (1, W); see `outcomes`.
+    """Return the likeliest next chunks, at most `count`, of ŷ (1, W), after a document that is remembered or none.
 
-    Probabilities are exact. The choice of chunks is approximate: those with the most g · q(c), and those that a beam
-    search of the decoder finds.
+    Probabilities are exact. The choice of chunks is approximate: those that are likeliest to be drawn whole, and those
+    that a beam search of the decoder finds.
     """
-    shares = outcome_log_probs(system, prediction, before, opened)[0].double().cpu()
+    if document is None:
+        outcomes = _known_outcomes(system, prediction, before, opened)
+    else:
+        outcomes = OutcomeSpace(system).list_outcomes(document, prediction[0], before, opened)
+    shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
     found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
-    if system.known is not None:
-        possible = int(shares[:-1].isfinite().sum())
-        named = system.known.lexicon.chunks[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
-        found = Chunks(torch.cat([found.tokens, named.tokens]), torch.cat([found.lengths, named.lengths]))
-    every = find_distinct(found.tokens, found.lengths)
+    possible = int(shares[:-1].isfinite().sum())
+    named = outcomes.chunks[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
+    every = find_distinct(torch.cat([found.tokens, named.tokens]), torch.cat([found.lengths, named.lengths]))
     chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
     decisions = system.decoder_log_probs(prediction.expand(size, -1), chunks, repeated).double().cpu()
     spelled = shares[-1] + decisions[:, len(opened) :].sum(1)
-    rows = torch.full((size,), -1) if system.known is None else system.known.lexicon.find_rows(chunks)
-    summoned = shares[rows].where(rows >= 0, -torch.inf)
-    joint, whole = torch.logaddexp(summoned, spelled), shares.logsumexp(0)
+    rows = ChunkVocabulary(outcomes.chunks).find_rows(chunks)
+    drawn = shares[rows].where(rows >= 0, -torch.inf)
+    joint = torch.logaddexp(drawn, spelled)
     best = joint.argsort(descending=True, stable=True)[:count]
-    gate = float((shares[:-1].logsumexp(0) - whole).exp())
-    return LikeliestChunks(chunks[best], (joint - whole)[best].exp(), (summoned - joint)[best].exp(), rows[best], gate)
+    parts = {name: torch.zeros(len(best), dtype=torch.float64) for name, _, _ in outcomes.ways}
+    for place, row in enumerate(rows[best].tolist()):
+        for name, share in (outcomes.share_of_parts(row) if row >= 0 else {}).items():
+            parts[name][place] = share * float((drawn - joint)[best[place]].exp())
+    gate = {name: float((joint_of.logsumexp(0) - whole).exp()) for name, _, joint_of in outcomes.ways}
+    return LikeliestChunks(chunks[best], (joint - whole)[best].exp(), parts, gate)
+
+
+def _known_outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
+    """Return the outcomes of a model without memory for ŷ (1, W)."""
+    log_prob = outcome_log_probs(system, prediction, before, opened)[0].double().cpu()
+    if system.known is None:
+        none = torch.zeros(0, system.cut.k, dtype=torch.long)
+        return Outcomes(Chunks(none, none[:, 0]), log_prob, [])
+    return Outcomes(system.known.lexicon.chunks, log_prob, [("known", torch.arange(len(system.known)), log_prob[:-1])])
 
 
 def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:
@@ -227,11 +333,11 @@ class Sampler(ABC):
     """Continues B prompts of the same number of chunks, chunk by chunk.
 
     Attributes:
-        summoned: (B,) number of chunks of each sample that were drawn as known ones, without the decoder; None without
-            known chunks.
+        parts: for each part that draws whole chunks, the number (B,) of chunks of each sample that it drew; the others
+            were spelled. A chunk that several parts may draw counts for each by its share.
     """
 
-    summoned: Tensor | None = None
+    parts: dict[str, Tensor]
 
     @abstractmethod
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
@@ -267,7 +373,26 @@ class ChunkSampler(Sampler):
         self.prediction = system.main.step(self.inputs, self.cache)[:, -1]
         none = Chunks(tokens.new_zeros(samples, system.cut.k), lengths.new_zeros(samples))
         self.last = Chunks(tokens[:, -1], lengths[:, -1]) if lengths.shape[1] else none
-        self.summoned = None if system.known is None else torch.zeros(samples, dtype=torch.long)
+        self.parts = {} if system.known is None else {"known": torch.zeros(samples, dtype=torch.float64)}
+        self.documents: list[DocumentMemory] = []
+        if system.memory is not None:
+            self.space = OutcomeSpace(system)
+            self.documents = self._remember_prompts(prompt)
+            self.parts |= {part.name: torch.zeros(samples, dtype=torch.float64) for part in self.documents[0].parts}
+
+    def _remember_prompts(self, prompt: TokenBatch) -> list[DocumentMemory]:
+        """Return the memory of each sample's prompt."""
+        assert self.system.memory is not None
+        documents = []
+        for row in range(len(prompt)):
+            document = self.system.memory.start_document()
+            for windows, new in _overlapping_windows(prompt[row : row + 1], self.system.cut.context):
+                prediction = self.system.predict_vectors(windows)[new]
+                document.remember_chunks(prediction, Chunks(windows.tokens[0, new], windows.lengths[0, new]))
+            documents.append(document)
+        if len(documents) < self.samples:
+            documents = [documents[0].fork() for _ in range(self.samples)]
+        return documents
 
     @torch.no_grad()
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
@@ -275,18 +400,32 @@ class ChunkSampler(Sampler):
         k, known = self.system.cut.k, self.system.known
         drawn = Chunks(torch.zeros(self.samples, k, dtype=torch.long), torch.zeros(self.samples, dtype=torch.long))
         opened = drawn.lengths[:0] if opened is None else opened.long()
-        rows = self._draw_known_rows(draw, opened)
-        spelled = (rows < 0).nonzero().squeeze(1)
+        if self.documents:
+            self._draw_outcomes(drawn, draw, opened)
+        elif known is not None:
+            rows = self._draw_known_rows(draw, opened)
+            whole = rows >= 0
+            found = known.lexicon.chunks[rows[whole]]
+            drawn.tokens[whole], drawn.lengths[whole] = found.tokens, found.lengths
+            self.parts["known"] += whole
+        spelled = (drawn.lengths == 0).nonzero().squeeze(1)
         if len(spelled):
             found = self._decode_chunks(spelled, draw, opened)
             drawn.tokens[spelled], drawn.lengths[spelled] = found.tokens, found.lengths
-        if known is not None and self.summoned is not None:
-            summoned = rows >= 0
-            found = known.lexicon.chunks[rows[summoned]]
-            drawn.tokens[summoned], drawn.lengths[summoned] = found.tokens, found.lengths
-            self.summoned += summoned
+        for row, document in enumerate(self.documents):
+            document.remember_chunks(self.prediction[row : row + 1], drawn[torch.tensor([row])])
         self._feed_chunks(drawn)
         return drawn
+
+    def _draw_outcomes(self, drawn: Chunks, draw: Draw, opened: Tensor) -> None:
+        """Draw an outcome of every sample by all parts, and enter the chunks that are drawn whole."""
+        for row, document in enumerate(self.documents):
+            outcomes = self.space.list_outcomes(document, self.prediction[row], self.last[torch.tensor([row])], opened)
+            place = int(draw(outcomes.log_prob[None]))
+            if place < len(outcomes.chunks):
+                drawn.tokens[row], drawn.lengths[row] = outcomes.chunks.tokens[place], outcomes.chunks.lengths[place]
+                for name, share in outcomes.share_of_parts(place).items():
+                    self.parts[name][row] += share
 
     def _draw_known_rows(self, draw: Draw, opened: Tensor) -> Tensor:
         """Draw the rows (B,) of known chunks, −1 where a chunk is to be spelled."""
@@ -349,6 +488,17 @@ class ChunkSampler(Sampler):
         return self.system.encode(chunks).vector.to(self.system.main.start.dtype)
 
 
+def _overlapping_windows(document: TokenBatch, context: int) -> Iterator[tuple[TokenBatch, Tensor]]:
+    """Yield the windows (1, T) of one document that cover it, half of each new, with the places of the new chunks."""
+    size, begin, read = document.lengths.shape[1], 0, 0
+    while read < size:
+        end = min(begin + context, size)
+        windows = TokenBatch.from_chunks(document.tokens[:, begin:end], document.lengths[:, begin:end])
+        windows.starts[:, 0] = begin == 0
+        yield windows, torch.arange(read - begin, end - begin)
+        read, begin = end, begin + max(1, context // 2)
+
+
 class TokenSampler(Sampler):
     """Sampler of a system of tokens, K of them a chunk.
 
@@ -366,7 +516,7 @@ class TokenSampler(Sampler):
 
     def __init__(self, system: TokenModel, prompt: TokenBatch, samples: int = 1) -> None:
         cut = system.cut
-        self.system, self.samples = system, samples
+        self.system, self.samples, self.parts = system, samples, {}
         most = cut.context * cut.k
         self.window = most if cut.fixed else max(min(2, most), most // 2)
         sizes = prompt.lengths.sum(1)

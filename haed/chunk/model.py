@@ -15,6 +15,7 @@ from haed.base import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, t
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
 from haed.chunk.encoder import Embedding, Encoder
 from haed.chunk.main import Main
+from haed.chunk.memory import Memory
 from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
 from haed.layers.lstm import LSTMLayer, initialise_lstm
@@ -36,6 +37,7 @@ class HAED(SequenceModel):
     Attributes:
         mixture: the gate that joins known chunks and decoder in one likelihood, if `model.mixture.known` is not 0.
         known: the known chunks; while it is None, the decoder alone is the likelihood.
+        memory: parts that remember, which samplers and scores by document use; None: none.
     """
 
     submodules = ("encoder", "main", "decoder")
@@ -59,6 +61,7 @@ class HAED(SequenceModel):
         self.decoder: LSTMDecoder | TransformerDecoder = make_decoder(options.decoder, width, cut.vocabulary, cut.k)
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: VocabularyScorer | None = None
+        self.memory: Memory | None = None
         self.initialise_parameters()
 
     @torch.no_grad()

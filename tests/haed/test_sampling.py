@@ -34,10 +34,10 @@ def frequencies(drawn: Chunks, every: Chunks) -> Tensor:
     return same.double().mean(0)
 
 
-def fits(found: Tensor, wanted: Tensor) -> bool:
+def fits(found: Tensor, wanted: Tensor, drawn: int = DRAWN) -> bool:
     """Pearson's chi-square is within what one draw in a thousand exceeds (Wilson and Hilferty's approximation)."""
     possible = wanted > 0
-    statistic = DRAWN * ((found - wanted)[possible].square() / wanted[possible]).sum()
+    statistic = drawn * ((found - wanted)[possible].square() / wanted[possible]).sum()
     free = max(1, int(possible.sum()) - 1)
     return bool(
         (found[~possible] == 0).all() and statistic < free * (1 - 2 / (9 * free) + 3.1 * (2 / (9 * free)) ** 0.5) ** 3
@@ -58,8 +58,7 @@ def test_chunks_are_drawn_as_often_as_the_likelihood_says(many: int, monkeypatch
         shares = outcome_log_probs(model, sampler.prediction[:1], before, beginning)[0].softmax(0).detach()
         found = frequencies(sampler.draw_chunk(draw, beginning), every)
         assert fits(found, likelihood(model, given, every, opened))
-        assert sampler.summoned is not None
-        gate, summoned = float(1 - shares[-1]), float(sampler.summoned.double().mean())
+        gate, summoned = float(1 - shares[-1]), float(sampler.parts["known"].mean())
         assert abs(summoned - gate) <= 4 * (gate * (1 - gate) / DRAWN) ** 0.5
 
 
@@ -98,7 +97,7 @@ def test_temperature_0_takes_the_likeliest_outcome() -> None:
         with torch.no_grad():
             shares = outcome_log_probs(model, sampler.prediction, sampler.last, torch.tensor([], dtype=torch.long))[0]
         drawn, best = sampler.draw_chunk(Draw(0.0)), int(shares.argmax())
-        assert sampler.summoned is not None and (best < 5) == (bias > 0) == bool(sampler.summoned)
+        assert (best < 5) == (bias > 0) == bool(sampler.parts["known"])
         if bias > 0:
             assert drawn.tokens.tolist() == lexicon(every).chunks.tokens[[best]].tolist()
 
@@ -158,11 +157,12 @@ def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None
         torch.testing.assert_close(found.probability, wanted.values[:possible])
         assert found.chunks.tokens.tolist() == best.tokens.tolist() and found.chunks.lengths.equal(best.lengths)
         rows = lexicon(every).find_rows(best) if known else torch.full((possible,), -1)
-        assert found.rows.equal(rows) and ((found.summoned > 0) == (rows >= 0)).all() and (found.summoned < 1).all()
+        known_share = found.parts.get("known", torch.zeros(possible))
+        assert ((known_share > 0) == (rows >= 0)).all() and (known_share < 1).all()
         with torch.no_grad():
             shares = outcome_log_probs(model, sampler.prediction, sampler.last, beginning)[0].softmax(0)
-        assert found.gate == pytest.approx(float(1 - shares[-1])) and (known or found.gate == 0)
-        summoned = (found.probability * found.summoned)[rows >= 0]
+        assert found.gate.get("known", 0.0) == pytest.approx(float(1 - shares[-1]))
+        summoned = (found.probability * known_share)[rows >= 0]
         torch.testing.assert_close(summoned, shares[rows[rows >= 0]])
 
 

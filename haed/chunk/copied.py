@@ -1,0 +1,104 @@
+"""Chunks copied from the same document: a cache of states that points to what followed them.
+
+    r(c) ∝ Σ_{i < t, c_i = c} exp(θ · h_t · h_i)
+
+over the last N chunks of the document; h is ŷ of a place at unit length, so h_i predicted c_i. It sums to one over the
+chunks of the cache, also those that no vocabulary has. Cf. Grave et al. 2017 (continuous cache) and Merity et al. 2017
+(pointer sentinel), over tokens.
+
+Legend: N chunks that are scored, P chunks in the cache, W width of ŷ, K tokens of a chunk.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from haed.chunk.memory import Part, PartPrediction, PartScores
+from haed.chunk.packing import Chunks, chunk_keys
+
+SHARPNESS = 12.0  # θ: 8 and 20 are worse (dev/LOG.md)
+_BLOCK = 512  # chunks that are scored at a time
+
+
+class Copied(Part):
+    """The cache of one document.
+
+    Args:
+        most: maximum number of chunks that are remembered; older ones are forgotten.
+
+    It says of itself the largest similarity, and the logarithm of the number of chunks in the cache.
+    """
+
+    name = "copied"
+    features = 2
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.states: Tensor | None = None  # (P, W) at unit length
+        self.chunks: Chunks | None = None
+        self.keys = torch.zeros(0, dtype=torch.long)
+
+    def score(self, states: Tensor, chunks: Chunks) -> PartScores:
+        """See `Part.score`."""
+        found = [
+            self._score_block(some, chunks[torch.arange(first, first + len(some))])
+            for first, some in zip(range(0, len(states), _BLOCK), states.split(_BLOCK), strict=True)
+        ]
+        return PartScores(
+            *(torch.cat([getattr(each, name) for each in found]) for name in ("log_prob", "features", "present"))
+        )
+
+    def _score_block(self, states: Tensor, chunks: Chunks) -> PartScores:
+        count, past = len(chunks), len(self.keys)
+        self._append_chunks(states, chunks)
+        assert self.states is not None
+        with torch.autocast(states.device.type, enabled=False):
+            scores = SHARPNESS * (self.states[past:] @ self.states.t())
+        place = torch.arange(past, past + count)[:, None]
+        other = torch.arange(past + count)
+        visible = ((other < place) & (other >= place - self.most)).to(scores.device)
+        same = (self.keys[past:, None] == self.keys).to(scores.device) & visible
+        scores = scores.masked_fill(~visible, -torch.inf)
+        present = visible.any(1)
+        log_prob = (scores.masked_fill(~same, -torch.inf).logsumexp(1) - scores.logsumexp(1)).where(
+            same.any(1), -torch.inf
+        )
+        largest = (scores.amax(1) / SHARPNESS).where(present, -1.0)
+        features = torch.stack([largest.float().cpu(), visible.sum(1).float().log1p().cpu()], 1)
+        self._forget_oldest()
+        return PartScores(log_prob.double().cpu(), features, present.cpu())
+
+    def predict_next(self, state: Tensor) -> PartPrediction:
+        """See `Part.predict_next`; there is one outcome for each chunk of the cache."""
+        if self.states is None or self.chunks is None:
+            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (Chunks(self.keys, self.keys), self.keys))
+        chunks = self.chunks
+        with torch.autocast(state.device.type, enabled=False):
+            similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
+        features = torch.stack([similarity.amax().float().cpu(), torch.tensor(float(len(self.keys))).log1p()])
+        return PartPrediction(features, True, lambda: (chunks, (SHARPNESS * similarity).double().cpu().log_softmax(0)))
+
+    def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
+        """See `Part.remember_chunks`."""
+        self._append_chunks(states, chunks)
+        self._forget_oldest()
+
+    def _append_chunks(self, states: Tensor, chunks: Chunks) -> None:
+        unit = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=1)
+        keys = chunk_keys(chunks.tokens, chunks.lengths)
+        if self.states is None or self.chunks is None:
+            self.states, self.chunks, self.keys = unit, chunks, keys
+            return
+        self.states, self.keys = torch.cat([self.states, unit]), torch.cat([self.keys, keys])
+        tokens, lengths = (torch.cat([getattr(x, n) for x in (self.chunks, chunks)]) for n in ("tokens", "lengths"))
+        self.chunks = Chunks(tokens, lengths)
+
+    def _forget_oldest(self) -> None:
+        assert self.states is not None and self.chunks is not None
+        if len(self.keys) > self.most:
+            newest = torch.arange(len(self.keys) - self.most, len(self.keys))
+            self.states, self.keys, self.chunks = (
+                self.states[-self.most :],
+                self.keys[-self.most :],
+                self.chunks[newest],
+            )

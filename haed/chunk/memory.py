@@ -1,0 +1,260 @@
+"""One likelihood of the model's parts and of those that remember, joined by a gate.
+
+    P(c | before) = Σ_j g_j · p_j(c),    g = softmax over the parts present of (w_j · φ + b_j)
+
+The parts are *known* (the IEM score over the vocabulary) and *spelled* (the decoder), and any that remember: *copied* from
+the document (`copied.py`), *recalled* from the train split (`recalled.py`). φ is ŷ, the logit of the model's own gate, and
+what each part says of itself before it sees the chunk. Each p_j sums to one over what it knows, and so does P over all
+strings.
+
+The gate is linear and is fitted on held-out chunks by maximum likelihood: what memory is worth cannot be seen in
+training, where everything was read before. Cf. Grave et al. 2017 and Khandelwal et al. 2020, who choose the weight and
+the temperature of a cache on the validation split.
+
+Legend: N chunks of a document, J parts, F features, W width of ŷ.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from haed.chunk.mixture import MixtureScores
+from haed.chunk.packing import Chunks
+
+_PRIOR = 160.0  # chunks: the strength of the pull of the gate's weights towards 0
+_BOUND = 5.0  # deviations: a feature beyond counts as this
+_STEPS = 60  # of L-BFGS
+
+
+@dataclass
+class PartScores:
+    """What a part says of N consecutive chunks of a document.
+
+    Attributes:
+        log_prob: (N,) log p of each chunk, in nats; −∞ for what the part cannot produce.
+        features: (N, F) what the part says of itself before it sees the chunk, for the gate.
+        present: (N,) true where the part has outcomes, whose probabilities sum to one.
+    """
+
+    log_prob: Tensor
+    features: Tensor
+    present: Tensor
+
+
+@dataclass
+class PartPrediction:
+    """What a part predicts for the next chunk of a document.
+
+    Attributes:
+        features: (F,), as in `PartScores`.
+        present: true if there is an outcome.
+        list_outcomes: returns n chunks, and log p (n,) float64 of each; equal chunks may stand several times, and all
+            probabilities sum to one. Only to be called if the part is present.
+    """
+
+    features: Tensor
+    present: bool
+    list_outcomes: Callable[[], tuple[Chunks, Tensor]]
+
+
+class Part(ABC):
+    """The memory of one document by one part of the likelihood.
+
+    Everything is on the CPU but the states. Probabilities depend on nothing but earlier chunks and states of the
+    document, and on what the part was made with.
+
+    Attributes:
+        name: name of the part in results.
+        features: F, the number of features.
+    """
+
+    name: ClassVar[str]
+    features: ClassVar[int]
+
+    @property
+    def vocabulary(self) -> Chunks | None:
+        """The chunks of `PartPrediction.list_outcomes`, if they are always the same; else None."""
+        return None
+
+    @abstractmethod
+    def score(self, states: Tensor, chunks: Chunks) -> PartScores:
+        """Score the document's next N chunks, each given those before it, and remember them.
+
+        Args:
+            states: (N, W) ŷ of their places.
+            chunks: the chunks.
+        """
+
+    @abstractmethod
+    def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
+        """Remember the document's next N chunks, as `score` does."""
+
+    @abstractmethod
+    def predict_next(self, state: Tensor) -> PartPrediction:
+        """Predict the next chunk, given its ŷ (W,). Nothing is remembered."""
+
+
+@dataclass
+class MemoryScores:
+    """What every part says of N chunks, and its weight.
+
+    Attributes:
+        log_prob: (N, J) float64 log p_j, in nats.
+        log_weight: (N, J) float64 log g_j; −∞ for a part that is not present.
+    """
+
+    log_prob: Tensor
+    log_weight: Tensor
+
+    @property
+    def joint_log_prob(self) -> Tensor:
+        """Log P (N,), in nats."""
+        return (self.log_prob + self.log_weight).logsumexp(1)
+
+    @property
+    def shares(self) -> Tensor:
+        """Probability (N, J) that each part produced the chunk."""
+        return (self.log_prob + self.log_weight).softmax(1)
+
+
+@dataclass
+class MemoryGate:
+    """The gate between parts, on the CPU.
+
+    Attributes:
+        weight: (F, J) float64.
+        bias: (J,) float64.
+        mean: (F,) of the features it was fitted with.
+        deviation: (F,) likewise.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def fit(cls, features: Tensor, present: Tensor, log_prob: Tensor) -> "MemoryGate":
+        """Fit the gate by maximum likelihood.
+
+        Args:
+            features: (N, F) float64 of held-out chunks.
+            present: (N, J) true where a part has outcomes.
+            log_prob: (N, J) float64 log p_j of the chunks.
+        """
+        mean, deviation = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
+        weight, bias = (
+            torch.zeros(*shape, dtype=torch.float64)
+            for shape in ((features.shape[1], present.shape[1]), (present.shape[1],))
+        )
+        gate = cls(weight.requires_grad_(), bias.requires_grad_(), mean, deviation)
+        scaled = gate.scale_features(features)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            value = -(gate.weigh_scaled(scaled, present) + log_prob).logsumexp(1).mean()
+            value = value + _PRIOR / len(features) * weight.square().sum()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        return cls(weight.detach(), bias.detach(), mean, deviation)
+
+    def scale_features(self, features: Tensor) -> Tensor:
+        """Return features (N, F) in deviations from their mean, within bounds."""
+        return ((features - self.mean) / self.deviation).clamp(-_BOUND, _BOUND)
+
+    def weigh_scaled(self, scaled: Tensor, present: Tensor) -> Tensor:
+        """Return log g (N, J) from scaled features (N, F) and which parts are present (N, J)."""
+        return (scaled @ self.weight + self.bias).masked_fill(~present, -torch.inf).log_softmax(1)
+
+    def weigh_parts(self, features: Tensor, present: Tensor) -> Tensor:
+        """Return log g (N, J) from features (N, F) and which parts are present (N, J)."""
+        return self.weigh_scaled(self.scale_features(features), present)
+
+
+class DocumentMemory:
+    """The memory of one document by all parts that remember.
+
+    Args:
+        parts: new parts.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+
+    def read_chunks(self, prediction: Tensor, chunks: Chunks, scores: MixtureScores) -> tuple[Tensor, Tensor, Tensor]:
+        """Score the document's next N chunks, and remember them.
+
+        Args:
+            prediction: (N, W) ŷ of their places.
+            chunks: the chunks, on the CPU.
+            scores: the model's own parts.
+
+        Returns:
+            Features (N, F), which parts are present (N, J) and log p (N, J), float64 on the CPU.
+        """
+        there = torch.ones(len(chunks), dtype=torch.bool)
+        own = [scores.decoder_log_prob] if scores.known is None else [scores.known, scores.decoder_log_prob]
+        gate = [] if scores.gate is None else [scores.gate[:, None]]
+        found = [part.score(prediction, chunks) for part in self.parts]
+        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in found)]
+        present = [there] * len(own) + [each.present for each in found]
+        log_prob = [x.double().cpu() for x in (*own, *(each.log_prob for each in found))]
+        return torch.cat(features, 1), torch.stack(present, 1), torch.stack(log_prob, 1)
+
+    def remember_chunks(self, prediction: Tensor, chunks: Chunks) -> None:
+        """Remember the document's next N chunks, given ŷ (N, W) of their places, without scoring them."""
+        for part in self.parts:
+            part.remember_chunks(prediction, chunks)
+
+    def fork(self) -> "DocumentMemory":
+        """Return a memory that goes on by itself from what is remembered so far."""
+        return DocumentMemory([copy(part) for part in self.parts])
+
+    def predict_next(
+        self, prediction: Tensor, gate_logit: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[PartPrediction]]:
+        """Return features (1, F), which parts are present (1, J), and the parts' predictions, for ŷ (W,) of a place."""
+        found = [part.predict_next(prediction) for part in self.parts]
+        gate = [] if gate_logit is None else [gate_logit.reshape(1)]
+        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in found)]
+        present = [True] * (1 if gate_logit is None else 2) + [each.present for each in found]
+        return torch.cat(features)[None], torch.tensor([present]), found
+
+
+@dataclass
+class Memory:
+    """The parts that remember, and their gate.
+
+    Attributes:
+        names: names of all J parts, those of the model first.
+        start_parts: makes the parts' memories of a new document.
+        gate: weighs the parts.
+    """
+
+    names: tuple[str, ...]
+    start_parts: Callable[[], list[Part]]
+    gate: MemoryGate
+
+    def start_document(self) -> DocumentMemory:
+        """Return an empty memory."""
+        return DocumentMemory(self.start_parts())
+
+    def score_chunks(
+        self, document: DocumentMemory, prediction: Tensor, chunks: Chunks, scores: MixtureScores
+    ) -> MemoryScores:
+        """Score the next N chunks of a document, and remember them; see `DocumentMemory.read_chunks`."""
+        features, present, log_prob = document.read_chunks(prediction, chunks, scores)
+        return MemoryScores(log_prob, self.gate.weigh_parts(features, present))
+
+
+def name_parts(known: bool, parts: Sequence[Part]) -> tuple[str, ...]:
+    """Return the names of all parts of a model with or without known chunks."""
+    return (*(("known",) if known else ()), "spelled", *(part.name for part in parts))

@@ -1,0 +1,276 @@
+"""Chunks recalled from the train split: n-grams of chunks of any order, in a suffix array.
+
+The order-n distribution is interpolated by Witten and Bell (1991):
+
+    p_n(c | h) = (count(h, c) + types(h) · p_{n−1}(c | h′)) / (count(h) + types(h))
+
+h is the last n chunks, h′ the same without its first, and p_0 the frequencies in the train split. Orders are `ORDERS`; an
+order whose context was not seen is skipped. Each p_n sums to one over the distinct chunks of the train split.
+
+A suffix array of contexts (positions sorted by the chunks before them, the nearest first) finds the occurrences of a
+context as a range, and the range of the next order inside it. Cf. Liu et al. 2024 (infini-gram), over chunks. The
+beginning of a document is a chunk of its own in contexts, so that beginnings are recalled as well.
+
+Legend: M positions of the train split, U distinct chunks, N chunks of a document that are scored, K tokens of a chunk.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from haed.chunk.memory import Part, PartPrediction, PartScores
+from haed.chunk.packing import Chunks, chunk_keys
+
+ORDERS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+DEPTH = ORDERS[-1]
+_BORDER = 0  # id of the place between documents; real chunks begin at 1
+_SMALL = 32  # a context with at most so many occurrences has its types counted when it is asked
+
+
+@dataclass
+class ChunkRecall:
+    """The chunk sequence of a train split, searchable for any sequence of chunks.
+
+    Attributes:
+        chunks: (U, K) the distinct chunks, in the order of their keys.
+        keys: (U,) their keys, sorted; see `chunk_keys`.
+        sequence: (DEPTH + n,) int32 id of every chunk, from 1, with `_BORDER` at both ends of every document. The first
+            `DEPTH` are borders.
+        order: (M,) int32 positions in `sequence`, sorted by what precedes them, the nearest first.
+        starts: (U + 2,) where in `order` the positions after each id begin.
+        ends: (D,) places in `order` of the positions that are the end of a document, sorted.
+        ranges: (R,) sorted `order · M + first place` of every context that occurs more than `_SMALL` times.
+        types: (R,) number of different chunks after each of them.
+        counts: (U,) occurrences of each chunk.
+    """
+
+    chunks: Chunks
+    keys: Tensor
+    sequence: Tensor
+    order: Tensor
+    starts: Tensor
+    ends: Tensor
+    ranges: Tensor
+    types: Tensor
+    counts: Tensor
+
+    @classmethod
+    def build(cls, chunks: Chunks, ids: Tensor) -> "ChunkRecall":
+        """Sort the positions of a train split.
+
+        Args:
+            chunks: the U distinct chunks, in the order of their keys.
+            ids: (n,) int32 index of every chunk in them, plus 1; 0 after each document.
+        """
+        border = ids.new_zeros(DEPTH)
+        sequence = torch.cat([border, ids]).int()
+        positions = torch.arange(DEPTH, len(sequence))
+        positions = positions[(sequence[positions] != _BORDER) | (sequence[positions - 1] != _BORDER)]
+        order = _sort_contexts(sequence, positions)
+        size = len(chunks)
+        before = sequence[order.long() - 1]
+        starts = torch.cat([border[:1].long(), torch.bincount(before.long(), minlength=size + 1).cumsum(0)])
+        successors = sequence[order.long()]
+        ranges, types = _count_types(sequence, order, successors)
+        counts = torch.bincount(ids.long(), minlength=size + 1)[1:]
+        ends = (successors == _BORDER).nonzero().squeeze(1)
+        keys = chunk_keys(chunks.tokens, chunks.lengths)
+        return cls(chunks, keys, sequence, order.int(), starts, ends, ranges, types, counts)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def find_ids(self, chunks: Chunks) -> Tensor:
+        """Return the id (N,) of each of N chunks, −1 for those that the train split does not have."""
+        if not len(self.keys):
+            return torch.full((len(chunks),), -1)
+        place = torch.searchsorted(self.keys, chunk_keys(chunks.tokens, chunks.lengths)).clamp(max=len(self.keys) - 1)
+        same = self.chunks.lengths[place] == chunks.lengths
+        same &= (self.chunks.tokens[place] == chunks.tokens).all(1)
+        return (place + 1).where(same, -1)
+
+    def find_contexts(self, ids: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Return the range in `order` of the contexts of each place: first and end, (N + 1, depth + 1) each.
+
+        Column d is the range of the last d chunks, empty (0, 0) if they were not seen.
+
+        Args:
+            ids: (N + P,) ids of a document with the P ≤ DEPTH + 1 chunks before; contexts of the last N + 1 places.
+            depth: the longest context.
+        """
+        places = len(ids) + 1
+        first, end = torch.zeros(2, places, depth + 1, dtype=torch.long)
+        end[:, 0] = len(self)
+        active = torch.arange(places)
+        for d in range(depth):
+            active = active[active > d]
+            wanted = ids[active - 1 - d].long()
+            low, high = first[active, d], end[active, d]
+            if d == 0:
+                known = wanted >= 0
+                wanted = wanted.clamp(min=0)
+                low, high = self.starts[wanted], self.starts[wanted + 1].where(known, self.starts[wanted])
+            else:
+                low, high = self._narrow(low, high, wanted, d)
+            alive = low < high
+            active = active[alive]
+            if not len(active):
+                break
+            first[active, d + 1], end[active, d + 1] = low[alive], high[alive]
+        return first, end
+
+    def _narrow(self, low: Tensor, high: Tensor, wanted: Tensor, d: int) -> tuple[Tensor, Tensor]:
+        """Return the part of each range [low, high) whose chunk at distance d + 1 is `wanted`."""
+        bounds = []
+        for value in (wanted, wanted + 1):
+            a, b = low.clone(), high.clone()
+            while len(a) and bool((a < b).any()):
+                middle = (a + b) // 2
+                seen = self.sequence[self.order[middle.clamp(max=len(self) - 1)].long() - 1 - d].long()
+                smaller = (seen < value) & (a < b)
+                a, b = (middle + 1).where(smaller, a), middle.where(~smaller & (a < b), b)
+            bounds.append(a)
+        return bounds[0], bounds[1]
+
+    def count_outcomes(self, first: Tensor, end: Tensor) -> Tensor:
+        """Return how many chunks follow the contexts of ranges (n,): the ends of documents left out."""
+        inside = torch.searchsorted(self.ends, end) - torch.searchsorted(self.ends, first)
+        return end - first - inside
+
+    def count_types(self, order: int, first: Tensor, end: Tensor) -> Tensor:
+        """Return how many different chunks follow the contexts of non-empty ranges (n,) of an order."""
+        result = torch.ones_like(first)
+        large = (end - first > _SMALL).nonzero().squeeze(1)
+        if len(large):
+            place = torch.searchsorted(self.ranges, order * len(self) + first[large])
+            result[large] = self.types[place].long()
+        small = ((end - first <= _SMALL) & (end - first > 1)).nonzero().squeeze(1)
+        if len(small):
+            places = first[small, None] + torch.arange(_SMALL)
+            inside = places < end[small, None]
+            after = self.sequence[self.order[places.clamp(max=len(self) - 1)].long()].where(inside, _BORDER)
+            after = after.sort(1).values
+            new = torch.cat([after[:, :1] != _BORDER, after[:, 1:] != after[:, :-1]], 1) & (after != _BORDER)
+            result[small] = new.sum(1)
+        return result
+
+
+def _sort_contexts(sequence: Tensor, positions: Tensor) -> Tensor:
+    """Sort positions by the DEPTH chunks before each, the nearest first, by doubling."""
+    rank = torch.cat([sequence.new_zeros(1), sequence[:-1]]).long()  # by the chunk before
+    length = 1
+    while length < DEPTH:
+        earlier = torch.cat([rank.new_zeros(length), rank[:-length]])
+        rank = torch.unique(rank * (len(sequence) + 1) + earlier, return_inverse=True)[1]
+        length *= 2
+    return positions[rank[positions].argsort(stable=True)].int()
+
+
+def _count_types(sequence: Tensor, order: Tensor, successors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys of frequent contexts, and how many different chunks follow each; see `ChunkRecall.ranges`."""
+    size, places = len(order), torch.arange(len(order))
+    alike = torch.ones(size, dtype=torch.bool)  # the context is that of the place before
+    alike[:1] = False
+    ranges, types = [], []
+    for depth in range(1, DEPTH + 1):
+        left = alike.nonzero().squeeze(1)
+        both = sequence[order[left].long() - depth] == sequence[order[left - 1].long() - depth]
+        alike[left[~both]] = False
+        if depth not in ORDERS:
+            continue
+        first = (~alike).nonzero().squeeze(1)
+        sizes = torch.diff(first, append=first.new_tensor([size]))
+        frequent = (sizes > _SMALL).nonzero().squeeze(1)
+        group = torch.full((len(first),), -1)
+        group[frequent] = torch.arange(len(frequent))
+        mine = group.repeat_interleave(sizes)
+        which = ((mine >= 0) & (successors != _BORDER)).nonzero().squeeze(1)
+        pairs = torch.unique(mine[which] * (int(sequence.max()) + 1) + successors[which].long())
+        types.append(torch.bincount(pairs // (int(sequence.max()) + 1), minlength=len(frequent)))
+        ranges.append(depth * size + places[first[frequent]])
+    return torch.cat(ranges), torch.cat(types).int()
+
+
+class Recalled(Part):
+    """The part of a likelihood that recalls what followed the last chunks of a document in the train split.
+
+    Args:
+        recall: the train split's chunks.
+
+    It says of itself the longest order that matched, how many different chunks follow there as a share of the
+    occurrences, and the logarithm of the occurrences.
+    """
+
+    name = "recalled"
+    features = len(ORDERS) + 2
+
+    def __init__(self, recall: ChunkRecall) -> None:
+        self.recall = recall
+        self.ids = torch.zeros(1, dtype=torch.long)  # the border, then the last chunks of the document
+
+    @property
+    def vocabulary(self) -> Chunks:
+        """The distinct chunks of the train split."""
+        return self.recall.chunks
+
+    def score(self, states: Tensor, chunks: Chunks) -> PartScores:
+        """See `Part.score`; `states` are not used."""
+        recall, count = self.recall, len(chunks)
+        own = recall.find_ids(chunks)
+        before = len(self.ids)
+        ids = torch.cat([self.ids, own])
+        first, end = recall.find_contexts(ids, DEPTH + 1)
+        here = slice(before, before + count)
+        known = own > 0
+        probability = torch.zeros(count, dtype=torch.float64)
+        probability[known] = recall.counts[own[known] - 1].double() / max(1, int(recall.counts.sum()))
+        features = torch.zeros(count, self.features)
+        for number, order in enumerate(ORDERS):
+            low, high = first[here, order], end[here, order]
+            seen = (low < high).nonzero().squeeze(1)
+            totals = recall.count_outcomes(low[seen], high[seen])
+            seen, totals = seen[totals > 0], totals[totals > 0]
+            if not len(seen):
+                continue
+            types = recall.count_types(order, low[seen], high[seen]).double()
+            after = seen + before + 1
+            times = (end[after, order + 1] - first[after, order + 1]).double()
+            probability[seen] = (times + types * probability[seen]) / (totals + types)
+            features[seen, number] = 1
+            features[seen, -2], features[seen, -1] = (types / totals).float(), totals.double().log1p().float()
+        self.ids = ids[-(DEPTH + 1) :]
+        return PartScores(probability.log(), features, torch.full((count,), len(recall.keys) > 0))
+
+    def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
+        """See `Part.remember_chunks`; `states` are not used."""
+        self.ids = torch.cat([self.ids, self.recall.find_ids(chunks)])[-(DEPTH + 1) :]
+
+    def predict_next(self, state: Tensor) -> PartPrediction:
+        """See `Part.predict_next`; the outcomes are all distinct chunks of the train split."""
+        recall = self.recall
+        first, end = (x[-1] for x in recall.find_contexts(self.ids, DEPTH))
+        features, orders = torch.zeros(self.features), []
+        for number, order in enumerate(ORDERS):
+            low, high = first[order : order + 1], end[order : order + 1]
+            total = int(recall.count_outcomes(low, high))
+            if total <= 0:
+                continue
+            types = int(recall.count_types(order, low, high))
+            orders.append((slice(int(low), int(high)), total, types))
+            features[number] = 1
+            features[-2], features[-1] = types / total, torch.tensor(float(total)).log1p()
+        return PartPrediction(features, len(recall.keys) > 0, lambda: self._list_outcomes(orders))
+
+    def _list_outcomes(self, orders: list[tuple[slice, int, int]]) -> tuple[Chunks, Tensor]:
+        """Return all chunks and log p (U,), from the ranges, occurrences and types of the orders that matched."""
+        recall, left, weights = self.recall, 1.0, []
+        for places, total, types in reversed(orders):  # the longest context leaves a share to the shorter ones
+            weights.append((places, left / (total + types)))
+            left *= types / (total + types)
+        probability = recall.counts.double() * (left / max(1, int(recall.counts.sum())))
+        for places, weight in weights:
+            after = recall.sequence[recall.order[places].long()].long()
+            after = after[after != _BORDER] - 1
+            probability.index_add_(0, after, torch.full((len(after),), weight, dtype=torch.float64))
+        return recall.chunks, probability.log()

@@ -1,0 +1,199 @@
+"""The likelihood of all parts: sums to one over all strings for every subset, streams, samples, and is fitted."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from haed.base import TokenBatch
+from haed.chunk.copied import SHARPNESS, Copied
+from haed.chunk.memory import Memory, MemoryGate, Part, name_parts
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks, chunk_keys
+from haed.chunk.recalled import ChunkRecall, Recalled
+from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
+from tests.haed.chunk.test_mixture import K, T, V, lexicon, mixed
+from tests.haed.chunk.test_model import windows
+from tests.haed.test_sampling import DRAWN, fits, frequencies
+
+SUBSETS = [(), ("copied",), ("recalled",), ("copied", "recalled")]
+
+
+def recall_some(every: Chunks) -> ChunkRecall:
+    """The recall of two documents of some of the strings, one of them unknown to the vocabulary."""
+    rows = torch.tensor([0, 3, 6, 9, 12])
+    rows = rows[chunk_keys(every.tokens[rows], every.lengths[rows]).argsort()]
+    return ChunkRecall.build(every[rows], torch.tensor([1, 2, 3, 1, 2, 4, 5, 1, 0, 2, 1, 2, 3, 0], dtype=torch.int32))
+
+
+def remembering(names: tuple[str, ...], known: bool = True) -> tuple[HAED, Chunks]:
+    """A tiny model with some parts and a gate of random weights."""
+    model, every = mixed()
+    if known:
+        model.known = model.embed_vocabulary(lexicon(every))
+    recall = recall_some(every)
+    makers: dict[str, Callable[[], Part]] = {"copied": lambda: Copied(6), "recalled": lambda: Recalled(recall)}
+
+    def start() -> list[Part]:
+        return [makers[name]() for name in names]
+
+    features = 6 + known + sum(part.features for part in start())
+    generator = torch.Generator().manual_seed(4)
+    all_names = name_parts(known, start())
+    weight = torch.randn(features, len(all_names), generator=generator, dtype=torch.float64)
+    zeros = torch.zeros(features, dtype=torch.float64)
+    gate = MemoryGate(0.5 * weight, torch.randn(len(all_names), generator=generator).double(), zeros, zeros + 1)
+    model.memory = Memory(all_names, start, gate)
+    return model, every
+
+
+def document(length: int) -> TokenBatch:
+    return windows(1, length, K, V)
+
+
+@torch.no_grad()
+def log_probs_of_all(model: HAED, given: TokenBatch, every: Chunks, window: int | None = None) -> Tensor:
+    """Log P of every string after a document, each scored by itself in one window."""
+    assert model.memory is not None
+    result = []
+    for tokens, length in zip(every.tokens, every.lengths, strict=True):
+        whole = TokenBatch.from_chunks(
+            torch.cat([given.tokens, tokens[None, None]], 1), torch.cat([given.lengths, length[None, None]], 1)
+        )
+        scores = model.score(whole, whole.chunk_mask)
+        chunks = Chunks(whole.tokens, whole.lengths)[whole.chunk_mask]
+        memory = model.memory.start_document()
+        found = model.memory.score_chunks(memory, model.predict_vectors(whole), chunks, scores)
+        result.append(found.joint_log_prob[-1])
+    return torch.stack(result)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("names", SUBSETS)
+def test_the_probabilities_of_all_chunks_sum_to_one_for_every_subset_of_parts(
+    names: tuple[str, ...], known: bool
+) -> None:
+    model, every = remembering(names, known)
+    for length in (0, 1, 3):  # an empty memory is at the start of a document
+        total = log_probs_of_all(model, document(length), every).exp().sum()
+        torch.testing.assert_close(total, torch.ones((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("names", SUBSETS)
+def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> None:
+    model, _ = remembering(names)
+    assert model.memory is not None
+    given = document(T)
+    chunks = Chunks(given.tokens, given.lengths)[given.chunk_mask]
+    with torch.no_grad():
+        prediction, scores = model.predict_vectors(given), model.score(given, given.chunk_mask)
+        whole = model.memory.score_chunks(model.memory.start_document(), prediction, chunks, scores)
+        memory, single = model.memory.start_document(), []
+        for place in range(T):
+            which = torch.zeros_like(given.chunk_mask)
+            which[0, place] = True
+            part = model.score(given, which)
+            one = chunks[torch.tensor([place])]
+            single.append(model.memory.score_chunks(memory, prediction[place : place + 1], one, part).joint_log_prob)
+    torch.testing.assert_close(torch.cat(single), whole.joint_log_prob)
+
+
+def test_later_chunks_change_no_probability_of_earlier_ones() -> None:
+    model, _ = remembering(("copied", "recalled"))
+    assert model.memory is not None
+    given, other = document(T), document(T)
+    other.tokens[0, -1], other.lengths[0, -1] = torch.tensor([1, 1, 1]), 3
+    found = []
+    with torch.no_grad():
+        for each in (given, other):
+            chunks = Chunks(each.tokens, each.lengths)[each.chunk_mask]
+            scores = model.score(each, each.chunk_mask)
+            memory = model.memory.start_document()
+            found.append(model.memory.score_chunks(memory, model.predict_vectors(each), chunks, scores).joint_log_prob)
+    torch.testing.assert_close(found[0][:-1], found[1][:-1])
+    assert found[0][-1] != found[1][-1]
+
+
+def test_copied_chunks_are_weighted_by_the_similarity_of_states_by_brute_force() -> None:
+    generator = torch.Generator().manual_seed(2)
+    states = torch.randn(40, 4, generator=generator, dtype=torch.float64)
+    values = torch.randint(0, 5, (40,), generator=generator)
+    chunks = Chunks(values[:, None], torch.ones(40, dtype=torch.long))
+    for most in (1, 7, 100):
+        found = Copied(most).score(states, chunks)
+        streamed = Copied(most)
+        pieces = [streamed.score(states[a : a + 9], chunks[torch.arange(a, min(a + 9, 40))]) for a in range(0, 40, 9)]
+        unit = F.normalize(states, dim=1)
+        for place in range(40):
+            before = range(max(0, place - most), place)
+            weights = torch.tensor(
+                [float((SHARPNESS * unit[place] @ unit[i]).exp()) for i in before], dtype=torch.float64
+            )
+            same = torch.tensor([bool(values[i] == values[place]) for i in before])
+            expected = float(weights[same].sum() / weights.sum()) if len(weights) else 0.0
+            assert float(found.log_prob[place].exp()) == pytest.approx(expected, abs=1e-12)
+            assert bool(found.present[place]) == (place > 0)
+        torch.testing.assert_close(torch.cat([each.log_prob for each in pieces]), found.log_prob)
+        torch.testing.assert_close(torch.cat([each.features for each in pieces]), found.features)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("opened", [[], [1], [1, 0]])
+def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], known: bool) -> None:
+    model, every = remembering(("copied", "recalled"), known)
+    given, beginning = document(2), torch.tensor(opened, dtype=torch.long)
+    log_prob = log_probs_of_all(model, given, every)
+    begins = (every.tokens[:, : len(opened)] == beginning).all(1) & (every.lengths >= len(opened))
+    wanted = log_prob.exp() * begins / log_prob[begins].exp().sum()
+    with torch.no_grad():
+        sampler = ChunkSampler(model, given)
+        found = find_likeliest_chunks(
+            model, sampler.prediction, sampler.last, beginning, len(every), sampler.documents[0]
+        )
+    ranked = wanted.sort(descending=True).values[: int(begins.sum())]
+    torch.testing.assert_close(found.probability, ranked)
+    assert all(((share >= 0) & (share <= 1)).all() for share in found.parts.values())
+    assert sum(found.gate.values()) < 1 and set(found.gate) == {*(["known"] if known else []), "copied", "recalled"}
+    drawing = ChunkSampler(model, given, DRAWN // 10)
+    drawn = drawing.draw_chunk(Draw(generator=torch.Generator().manual_seed(1)), beginning)
+    assert fits(frequencies(drawn, every), wanted, len(drawn))
+    by_parts = {name: float(number.mean()) for name, number in drawing.parts.items()}
+    for name, share in by_parts.items():
+        assert abs(share - found.gate[name]) < 0.08
+
+
+def test_a_long_prompt_is_remembered_whole_and_sampling_goes_on_past_the_window() -> None:
+    model, _ = remembering(("copied", "recalled"))
+    sampler = ChunkSampler(model, document(3 * T), 2)
+    assert [len(part.keys) for memory in sampler.documents for part in memory.parts if isinstance(part, Copied)] == [
+        6,
+        6,
+    ]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2 * T):
+        drawn = sampler.draw_chunk(Draw(0.8, generator=generator))
+        assert (drawn.lengths > 0).all()
+    first, second = (memory.parts[0] for memory in sampler.documents)
+    assert isinstance(first, Copied) and isinstance(second, Copied) and not first.keys.equal(second.keys)
+
+
+def test_the_fitted_gate_gives_held_out_chunks_the_parts_that_predict_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2000, 3, generator=generator, dtype=torch.float64)
+    good = (features[:, 1] > 0).long()
+    log_prob = torch.full((2000, 2), -6.0, dtype=torch.float64)
+    log_prob[torch.arange(2000), good] = -0.1
+    present = torch.ones(2000, 2, dtype=torch.bool)
+    present[:100, 1] = False
+    gate = MemoryGate.fit(features, present, log_prob)
+    weights = gate.weigh_parts(features, present).exp()
+    assert (weights[:100, 1] == 0).all()
+    clear = (features[:, 1].abs() > 0.5) & present[:, 1]
+    assert (weights.argmax(1) == good)[clear].all()
+    again = MemoryGate.fit(features, present, log_prob)
+    assert again.weight.equal(gate.weight)
+    for rows in itertools.islice(torch.eye(3, dtype=torch.float64), 1):
+        assert gate.weigh_parts(1e9 * rows[None], present[-1:]).isfinite().all()
