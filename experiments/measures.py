@@ -30,7 +30,7 @@ from pipeline.evaluation import baselines
 from pipeline.run.index.queries import display_chunk
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.windows import DocumentWindows, ScoredWindows, fixed_subset, split_windows
+from pipeline.run.windows import DocumentWindows, WindowScorer, fixed_subset, split_windows
 from pipeline.training.profile import profile_phase
 
 PER_VARIANT = {"profile", "memory", "speed"}  # time and memory, which depend on no seed: of one run of a variant
@@ -219,7 +219,9 @@ def _second_half_bits(run: Run, windows: TokenBatch) -> Tensor:
         for part in split_windows(windows):
             mask = part.chunk_mask.clone()
             mask[:, : mask.shape[1] // 2] = False
-            scored = ScoredWindows.from_system(run.likelihood, DocumentWindows(part, mask, torch.arange(len(part))))
+            scored = WindowScorer(run.likelihood, remembers=False).score_windows(
+                DocumentWindows(part, mask, torch.arange(len(part)))
+            )
             bits.append(scored.bits.view(len(part), -1))
     return torch.cat(bits)
 
@@ -282,7 +284,7 @@ def count_chunks(run: Run) -> CountedChunks:
         for part in split_windows(windows):
             mask = part.chunk_mask
             each = DocumentWindows(part, mask, torch.arange(len(part)))
-            bits.append(ScoredWindows.from_system(run.likelihood, each).bits.numpy())
+            bits.append(WindowScorer(run.likelihood, remembers=False).score_windows(each).bits.numpy())
             tokens, lengths = part.tokens[mask].numpy().astype(np.uint8), part.lengths[mask].numpy()
             joined = tokens[np.arange(tokens.shape[1]) < lengths[:, None]]
             counts.append(train.count_occurrences(joined, lengths.astype(np.uint8)))

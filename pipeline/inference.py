@@ -62,7 +62,7 @@ def continue_prompt(run: "Run", prompt: bytes, samples: int, how: SampleOptions)
     """Return `samples` continuations of a prompt, as displayed text and as bytes."""
     continuations = run.continued(prompt, samples, how)
     shown, speed = prompt.decode(errors="backslashreplace"), continuations.characters_per_second
-    shares = [None] * samples if continuations.summoned is None else continuations.summoned
+    shares = [None] * samples if continuations.parts is None else continuations.parts
     return [
         Sample(shown, decode_whole_characters(text), (prompt + text).hex(), share, speed)
         for text, share in zip(continuations.texts, shares, strict=True)
@@ -115,9 +115,9 @@ def prediction_rows(item: "NextChunks") -> list[dict[str, str]]:
     """Return table rows of the chunks after one prompt, with visible white space, and the probability of all others."""
 
     def row(text: str, probability: float, chunk: "NextChunk | None") -> dict[str, str]:
-        known = f"{100 * chunk.summoned:.1f}" if chunk and item.gate is not None else ""
+        parts = {f"{name} %": f"{100 * chunk.parts[name]:.1f}" if chunk else "" for name in item.gate or ()}
         count = f"{chunk.count:,}" if chunk and chunk.count is not None else ""
-        return {"probability": f"{probability:.4f}", "vocabulary %": known, "in train": count, "chunk": text}
+        return {"probability": f"{probability:.4f}"} | parts | {"in train": count, "chunk": text}
 
     return [
         *(row(escape_control_characters(chunk.text), chunk.probability, chunk) for chunk in item.chunks),
@@ -129,7 +129,8 @@ def prediction_heading(item: "NextChunks") -> str:
     """Describe the prompt, how it was cut, and the gate."""
     cut = f"after {escape_control_characters(item.before)}" if item.before is not None else "where a document begins"
     opened = f", given that it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
-    gate = f"; from the vocabulary with probability {item.gate:.3f}" if item.gate is not None else ""
+    gate = "".join(f", {name} {share:.3f}" for name, share in (item.gate or {}).items())
+    gate = f"; by part{gate.replace(',', ':', 1)}" if gate else ""
     return f"{escape_control_characters(item.prompt)}: the chunk {cut}{opened}{gate}"
 
 
@@ -139,7 +140,8 @@ def format_predictions(predictions: "list[NextChunks]") -> str:
     for item in predictions:
         lines.append(prediction_heading(item))
         for row in ({name: name for name in prediction_rows(item)[0]}, *prediction_rows(item)):
-            lines.append("  {probability:>11}  {vocabulary %:>12}  {in train:>9}  {chunk}".format(**row))
+            *figures, text = row.items()
+            lines.append("".join(f"  {value:>{max(9, len(name))}}" for name, value in figures) + f"  {text[1]}")
     return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from haed.chunk.mixture import MixtureScores
 from haed.chunk.packing import Chunks
 
-_PRIOR = 160.0  # chunks: the strength of the pull of the gate's weights towards 0
+_PRIOR, _BIAS_PRIOR = 160.0, 1.0  # chunks: the strength of the pull of the gate's weights and biases towards 0
 _BOUND = 5.0  # deviations: a feature beyond counts as this
 _STEPS = 60  # of L-BFGS
 
@@ -159,7 +159,8 @@ class MemoryGate:
         def loss() -> Tensor:
             optimizer.zero_grad()
             value = -(gate.weigh_scaled(scaled, present) + log_prob).logsumexp(1).mean()
-            value = value + _PRIOR / len(features) * weight.square().sum()
+            penalty = _PRIOR * weight.square().sum() + _BIAS_PRIOR * bias.square().sum()
+            value = value + penalty / len(features)
             value.backward()
             return value
 
@@ -189,11 +190,10 @@ class DocumentMemory:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = list(parts)
 
-    def read_chunks(self, prediction: Tensor, chunks: Chunks, scores: MixtureScores) -> tuple[Tensor, Tensor, Tensor]:
+    def read_chunks(self, chunks: Chunks, scores: MixtureScores) -> tuple[Tensor, Tensor, Tensor]:
         """Score the document's next N chunks, and remember them.
 
         Args:
-            prediction: (N, W) ŷ of their places.
             chunks: the chunks, on the CPU.
             scores: the model's own parts.
 
@@ -203,8 +203,11 @@ class DocumentMemory:
         there = torch.ones(len(chunks), dtype=torch.bool)
         own = [scores.decoder_log_prob] if scores.known is None else [scores.known, scores.decoder_log_prob]
         gate = [] if scores.gate is None else [scores.gate[:, None]]
-        found = [part.score(prediction, chunks) for part in self.parts]
-        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in found)]
+        found = [part.score(scores.prediction, chunks) for part in self.parts]
+        features = [
+            *(x.double().cpu() for x in (scores.prediction, *gate)),
+            *(each.features.double() for each in found),
+        ]
         present = [there] * len(own) + [each.present for each in found]
         log_prob = [x.double().cpu() for x in (*own, *(each.log_prob for each in found))]
         return torch.cat(features, 1), torch.stack(present, 1), torch.stack(log_prob, 1)
@@ -247,11 +250,9 @@ class Memory:
         """Return an empty memory."""
         return DocumentMemory(self.start_parts())
 
-    def score_chunks(
-        self, document: DocumentMemory, prediction: Tensor, chunks: Chunks, scores: MixtureScores
-    ) -> MemoryScores:
+    def score_chunks(self, document: DocumentMemory, chunks: Chunks, scores: MixtureScores) -> MemoryScores:
         """Score the next N chunks of a document, and remember them; see `DocumentMemory.read_chunks`."""
-        features, present, log_prob = document.read_chunks(prediction, chunks, scores)
+        features, present, log_prob = document.read_chunks(chunks, scores)
         return MemoryScores(log_prob, self.gate.weigh_parts(features, present))
 
 

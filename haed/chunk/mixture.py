@@ -29,14 +29,20 @@ class MixtureScores:
     """Log probabilities, in nats, of N chunks by each part of the mixture, and the weight of the parts.
 
     Attributes:
+        prediction: (N, W) ŷ of their places.
         decisions: (N, K + 1) of the decoder's tokens and end, see `SequenceModel.decision_log_likelihood`.
         known: (N,) log q; −∞ for unknown chunks. None if the decoder is the only part.
         gate: (N,) logit of the gate, g = σ(gate). None if the decoder is the only part.
     """
 
+    prediction: Tensor
     decisions: Tensor
     known: Tensor | None = None
     gate: Tensor | None = None
+
+    def __getitem__(self, rows: Tensor) -> "MixtureScores":
+        known, gate = (None if x is None else x[rows] for x in (self.known, self.gate))
+        return MixtureScores(self.prediction[rows], self.decisions[rows], known, gate)
 
     @property
     def decoder_log_prob(self) -> Tensor:

@@ -177,7 +177,7 @@ class HAED(SequenceModel):
         """
         prediction = self.predict_vectors(windows)[which[windows.chunk_mask].nonzero().squeeze(1).to(self.device)]
         chunks = Chunks(windows.tokens, windows.lengths)[which]
-        parts = MixtureScores(self.decoder_log_probs(prediction, chunks, previous_chunks(windows)[which]))
+        parts = MixtureScores(prediction, self.decoder_log_probs(prediction, chunks, previous_chunks(windows)[which]))
         if self.known is not None and self.mixture is not None:
             rows = self.known.lexicon.find_rows(chunks)
             parts.known = self.known.log_softmax(self.compute_query(prediction), rows, self.mixture.prior)

@@ -38,6 +38,7 @@ from pipeline.config.schema import (
     is_mixed,
     is_option,
     max_known_chunks,
+    remembered_chunks,
     requested_likelihood,
     set_option,
     training_phases,

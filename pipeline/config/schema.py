@@ -204,6 +204,20 @@ class EvaluateOptions:
             description="of a run with model.mixture.known: the mixture, or the decoder alone; of others there is one"
         ),
     ] = field(default="mixture", metadata=CHUNKS_ONLY)
+    memory: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=65_536,
+            description="chunks of a document that are remembered, word for word, by a model of chunks: a further part of its "
+            "likelihood copies them, another recalls the train split; 0: the model alone. What it costs: a product with so many "
+            "states a chunk, and 8 bytes for each chunk of the train split",
+        ),
+    ] = field(default=4096, metadata=CHUNKS_ONLY)
+    parts: Annotated[
+        list[Literal["copied", "recalled"]],
+        Field(max_length=8, description="the parts of the likelihood that remember, if evaluate.memory is not 0"),
+    ] = field(default_factory=lambda: ["copied", "recalled"], metadata=CHUNKS_ONLY)
     closed_set: Annotated[
         int,
         Field(
@@ -754,6 +768,13 @@ def max_known_chunks(options: Options) -> int:
 def is_mixed(options: Options, phase: PhaseOptions) -> bool:
     """Return whether checkpoints of a phase have the mixture's likelihood, which needs the IEM loss."""
     return max_known_chunks(options) > 0 and phase.iem_weight > 0
+
+
+def remembered_chunks(options: Options, phase: Phase) -> int:
+    """Return how many chunks of a document take part in the likelihood of a phase's checkpoint; 0: the model alone."""
+    how = options.evaluate
+    alone = not how.parts or options.model.kind != "haed" or requested_likelihood(options, phase) == "decoder"
+    return 0 if alone else how.memory
 
 
 def requested_likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:

@@ -19,7 +19,7 @@ from data.vocabulary import Occurrences, VocabularyOverflowError, count_distinct
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.config import Options, max_known_chunks, requested_likelihood
+from pipeline.config import Options, max_known_chunks, remembered_chunks, requested_likelihood
 from pipeline.evaluation.baselines import measure_baselines, not_beaten
 from pipeline.evaluation.breakdown import Tally
 from pipeline.run.device import release_memory
@@ -89,15 +89,15 @@ def _score_documents(
 ) -> Evaluation:
     began = time.perf_counter()
     limits = run.options.evaluate
-    stride = min(limits.stride or max(1, run.options.batch.context // 2), run.options.batch.context)
     per_document: dict[int, tuple[float, int]] = {}
-    sums = []
-    for scored in run.score_documents(documents, stride, limits.sequences):
+    sums, remembered = [], []
+    for scored in run.score_documents(documents, run.stride, limits.sequences):
         if tally is not None:
             tally.add_windows(scored)
         if progress is not None:
             progress.add_done(int(scored.part.new.sum()))
         sums.append(scored.sum_parts())
+        remembered.append(scored.sum_remembered())
         lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
         rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
         for document, bits, tokens in rows:
@@ -114,6 +114,7 @@ def _score_documents(
         characters=sum(size[0] for size in sizes),
         bytes=sum(size[1] for size in sizes),
         parts=run.parts(sums),
+        remembered=run.remembered_parts(remembered),
     )
     reference = [replace(each, bits_per_char=each.bits / score.characters) for each in reference]
     return Evaluation(
@@ -132,11 +133,12 @@ def _score_documents(
             [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
         ),
         context=run.options.batch.context,
-        stride=stride,
+        stride=run.stride,
         seconds=seconds,
         precision=run.compute.precision_name,
         processor=run.compute.processor_name,
         likelihood=requested_likelihood(run.options, run.phase),
+        memory=remembered_chunks(run.options, run.phase),
         iem=None,
         breakdown=tally.build_breakdown() if tally is not None else None,
         baselines=reference,
@@ -236,6 +238,12 @@ def format_evaluation(result: Evaluation) -> str:
         f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}, "
         f"{result.precision} on {result.processor}",
     ]
+    if found := result.remembered:
+        chars = result.bits / own.value
+        lines.append(
+            f"  {found.bits_without / chars:.4f} {own.unit} without memory (evaluate.memory=0); with {result.memory:,} chunks of the "
+            f"document: {found}"
+        )
     if result.fallback:
         lines.append(f"  {result.fallback}")
     if result.iem is not None:

@@ -309,6 +309,25 @@ def _format_bits(value: float | None) -> str:
 
 
 @dataclass
+class RememberedParts:
+    """What a memory adds to a model on the same chunks.
+
+    Attributes:
+        bits_without: total bits of the model alone.
+        weights: mean weight of each part over the scored chunks, from the gate, before it is seen.
+        shares: mean probability that each part produced the scored chunk.
+    """
+
+    bits_without: float
+    weights: dict[str, float]
+    shares: dict[str, float]
+
+    def __str__(self) -> str:
+        """Return a phrase for people: the shares of the parts."""
+        return ", ".join(f"{name} {100 * share:.1f} %" for name, share in self.shares.items())
+
+
+@dataclass
 class HeadlineMetric:
     """A metric's value, its unit, and the unit it is averaged over."""
 
@@ -346,6 +365,8 @@ class Evaluation:
         processor: model of CPU or GPU that computed it.
         likelihood: for a run with a mixture, whether the bits are the mixture's or its decoder's alone; else None.
         parts: results of the mixture's parts; else None.
+        memory: number of chunks of a document that were remembered; 0: the bits are of the model alone.
+        remembered: results of a memory's parts; else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
         breakdown: bits by position in a chunk, by its length, and by its count in the train split.
         baselines: baselines on the same bytes.
@@ -374,6 +395,8 @@ class Evaluation:
     processor: str
     likelihood: Literal["mixture", "decoder"] | None = None
     parts: MixtureParts | None = None
+    memory: int = 0
+    remembered: RememberedParts | None = None
     iem: ClosedSet | None = None
     breakdown: Breakdown | None = None
     baselines: list[Baseline]
@@ -407,14 +430,14 @@ class Sample:
         prompt: the prompt as readable text.
         text: its continuation as readable text; for pictures, the file in which they are drawn.
         hex: the exact bytes of both; None for pictures.
-        summoned: share of its chunks that needed no decoder; None if no chunks are known.
+        parts: share of its chunks by each part of the likelihood, see `NextChunk.parts`; None for a decoder alone.
         characters_per_second: speed over all continuations of the prompt; None for pictures.
     """
 
     prompt: str
     text: str
     hex: str | None = None
-    summoned: float | None = None
+    parts: dict[str, float] | None = None
     characters_per_second: float | None = field(default=None, compare=False)
 
 
@@ -429,8 +452,9 @@ class KeptSample(Sample):
 def describe_speed(samples: Sequence[Sample]) -> str:
     """Describe the speed of sampling, and the share of chunks made without the decoder; empty for pictures."""
     speeds = [item.characters_per_second for item in samples if item.characters_per_second is not None]
-    shares = [item.summoned for item in samples if item.summoned is not None]
-    known = (
-        f"; {100 * fmean(shares):.1f} % of the chunks came from the vocabulary, without the decoder" if shares else ""
+    shares = [item.parts for item in samples if item.parts is not None]
+    parts = "".join(
+        f"{'; chunks' if not number else ','} {name} {100 * fmean(share[name] for share in shares):.1f} %"
+        for number, name in enumerate(shares[0] if shares else ())
     )
-    return f"{fmean(speeds):,.0f} characters/s{known}" if speeds else ""
+    return f"{fmean(speeds):,.0f} characters/s{parts}" if speeds else ""

@@ -34,7 +34,7 @@ def make_vocabulary(corpus: Corpus, most: int) -> ChunkVocabulary:
 
 def store_known_chunks(folder: RunFolder, corpus: Corpus, most: int) -> None:
     """Store the known chunks in the folder of a run, so that the run can be moved without its shards."""
-    _write_cache(folder.path / CHUNKS, _find_known_chunks(corpus, most), _cache_key(corpus.digest, most), folder)
+    write_cache(folder.path / CHUNKS, _find_known_chunks(corpus, most), _cache_key(corpus.digest, most), folder)
 
 
 def embed_known_chunks(
@@ -53,18 +53,18 @@ def embed_known_chunks(
         FileNotFoundError: neither the run's cache nor its shards exist.
     """
     metadata = _cache_key(checkpoint.identity["corpus"], most)
-    chunks = _read_cache(folder.path / CHUNKS, metadata)
+    chunks = read_cache(folder.path / CHUNKS, metadata)
     if chunks is None:
         chunks = _find_known_chunks(folder.open_corpus(), most)
-        _write_cache(folder.path / CHUNKS, chunks, metadata, folder)
+        write_cache(folder.path / CHUNKS, chunks, metadata, folder)
     vocabulary = _as_vocabulary(chunks)
     metadata = {"checkpoint": checkpoint.digest, "chunks": str(len(vocabulary)), "precision": precision}
-    kept = _read_cache(folder.path / KEYS, metadata)
+    kept = read_cache(folder.path / KEYS, metadata)
     if kept is None:
         log.info("embedding %s known chunks", f"{len(vocabulary):,}")
         scorer = system.embed_vocabulary(vocabulary, torch.bfloat16)
         kept = {"keys": scorer.keys.to(torch.bfloat16).cpu(), "bias": scorer.bias.cpu()}
-        _write_cache(folder.path / KEYS, kept, metadata, folder)
+        write_cache(folder.path / KEYS, kept, metadata, folder)
     return VocabularyScorer(vocabulary, kept["keys"].to(system.device), kept["bias"].to(system.device))
 
 
@@ -74,7 +74,7 @@ def _cache_key(corpus: str, most: int) -> dict[str, str]:
 
 def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
     path, metadata = corpus.folder / f"known-{most}.safetensors", _cache_key(corpus.digest, most)
-    columns_by_name = _read_cache(path, metadata)
+    columns_by_name = read_cache(path, metadata)
     if columns_by_name is None:
         log.info("finding the known chunks: the %s most frequent of the train split at most", f"{most:,}")
         every = count_distinct_chunks(corpus, "train", most=most)
@@ -85,7 +85,7 @@ def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
         # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
         whole = every.lengths == corpus.build_chunker().k if corpus.build_chunker().fixed else slice(None)
         columns_by_name = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}
-        _write_cache(path, columns_by_name, metadata)
+        write_cache(path, columns_by_name, metadata)
     return columns_by_name
 
 
@@ -95,7 +95,7 @@ def _as_vocabulary(columns: dict[str, Tensor]) -> ChunkVocabulary:
     )
 
 
-def _read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
+def read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
     """Return the tensors of a cache, if it is whole and its metadata match; else None."""
     try:
         metadata, tensors = read_metadata(path), read_tensors(path)
@@ -115,7 +115,7 @@ def _read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
     return tensors
 
 
-def _write_cache(
+def write_cache(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], run: RunFolder | None = None
 ) -> None:
     """Write a cache, in a run unless its folder was removed; warn if that fails, since the result is used anyway."""

@@ -24,10 +24,18 @@ from haed.base import SequenceModel, TokenBatch
 from haed.chunk.model import HAED
 from haed.registry import make_sampler
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
-from pipeline.config import ConfigError, Options, SampleOptions, check_options, max_known_chunks, requested_likelihood
+from pipeline.config import (
+    ConfigError,
+    Options,
+    SampleOptions,
+    check_options,
+    max_known_chunks,
+    remembered_chunks,
+    requested_likelihood,
+)
 from pipeline.run.checkpoints import Checkpoint, Checkpoints, load_weights
 from pipeline.run.device import Compute, setup_compute
-from pipeline.run.files import MixtureParts
+from pipeline.run.files import MixtureParts, RememberedParts
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import (
     PIXELS,
@@ -42,8 +50,9 @@ from pipeline.run.index.queries import (
 )
 from pipeline.run.known import embed_known_chunks
 from pipeline.run.memory import build_system, check_memory
+from pipeline.run.remembered import load_memory
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.windows import ScoredWindows, cut_documents, pad_chunks
+from pipeline.run.windows import ScoredWindows, WindowScorer, cut_documents, pad_chunks
 from pipeline.signals import check_abandoned
 
 log = logging.getLogger(__name__)
@@ -55,7 +64,7 @@ MOST_NEXT = 10_000  # chunks that `Run.next` lists
 class Score:
     """Exact bits of a text as the chunker cuts it: of its tokens and of the ends of its chunks.
 
-    `parts` are the results of a mixture's parts, or None.
+    `parts` are the results of a mixture's parts, `remembered` those of a memory's; or None.
     """
 
     bits: float
@@ -63,6 +72,7 @@ class Score:
     characters: int
     bytes: int
     parts: MixtureParts | None = None
+    remembered: RememberedParts | None = None
 
     @property
     def bits_per_token(self) -> float:
@@ -86,12 +96,13 @@ class Continuations:
 
     Attributes:
         texts: the continuations.
-        summoned: for each, the share of its chunks that needed no decoder; None if no chunks are known.
+        parts: for each, the share of its chunks by each part of the likelihood, *spelled* by the decoder the last; None for
+            a model of tokens or of a decoder alone.
         seconds: time for all of them together.
     """
 
     texts: list[bytes]
-    summoned: list[float] | None
+    parts: list[dict[str, float]] | None
     seconds: float
 
     @property
@@ -107,15 +118,16 @@ class NextChunk:
     Attributes:
         text: the chunk as readable text.
         hex: its exact bytes.
-        probability: probability that it is next, from both parts of the mixture.
-        summoned: share of that probability from the known chunks (summoned); the rest is spelled by the decoder.
+        probability: probability that it is next, by all parts of the likelihood.
+        parts: share of that probability by each part: `known` from the vocabulary, `copied` from the prompt, `recalled`
+            from the train split, `spelled` by the decoder.
         count: its count in the train split; None if the chunk is not known.
     """
 
     text: str
     hex: str
     probability: float
-    summoned: float
+    parts: dict[str, float]
     count: int | None
 
 
@@ -127,7 +139,7 @@ class NextChunks:
         prompt: the prompt as readable text.
         before: its last whole chunk as readable text; None if it has none.
         opened: the beginning of the next chunk, if the prompt ends inside one; else None.
-        gate: probability that the next chunk is summoned, whichever it is; None for a decoder alone.
+        gate: probability that each part produces the next chunk, whichever it is; None for a decoder alone.
         chunks: the likeliest chunks, in descending order; all begin with `opened`, and their probabilities are given
             that beginning.
         rest: total probability of all other chunks.
@@ -136,7 +148,7 @@ class NextChunks:
     prompt: str
     before: str | None
     opened: str | None
-    gate: float | None
+    gate: dict[str, float] | None
     chunks: list[NextChunk]
     rest: float
 
@@ -176,6 +188,7 @@ class Run:
         self.chunker: Chunker = folder.load_chunker()
         self.of_values = bool(folder.read_corpus_record().form)
         self.checkpoint = checkpoint.without_tensors()
+        self._has_memory = False
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)
         check_memory(as_trained, self.chunker, self.compute)
@@ -184,7 +197,7 @@ class Run:
 
     @property
     def likelihood(self) -> SequenceModel:
-        """The system, with the known chunks of a mixture, which are loaded at first use."""
+        """The system, with the known chunks of a mixture and its memory, which are loaded at first use."""
         if self._guesses:
             self._guesses = False  # said once
             log.warning(
@@ -199,16 +212,30 @@ class Run:
                 system.known = embed_known_chunks(
                     self.folder, system, max_known_chunks(how), self.checkpoint, self.compute.precision_name
                 )
+        if isinstance(system, HAED) and not self._has_memory and remembered_chunks(how, self.phase):
+            self._has_memory = True
+            with torch.no_grad(), self.compute.use_precision():
+                system.memory = load_memory(
+                    self.folder, system, how.evaluate, self.checkpoint, self.compute.precision_name, self.stride
+                )
         return system
+
+    @property
+    def stride(self) -> int:
+        """Number of chunks that each window newly scores."""
+        context = self.options.batch.context
+        return min(self.options.evaluate.stride or max(1, context // 2), context)
 
     def score(self, text: Text) -> Score:
         """Return the exact bits of one document."""
         document = self._encode_document(text, 'run.score("def f(x):")')
-        bits, sums = 0.0, []
+        bits, sums, remembered = 0.0, [], []
         for scored in self.score_documents([self.chunker.split(document)]):
             bits += float(scored.bits.sum())
             sums.append(scored.sum_parts())
-        return Score(bits, len(document), self.size(document), len(document), self.parts(sums))
+            remembered.append(scored.sum_remembered())
+        parts = (self.parts(sums), self.remembered_parts(remembered))
+        return Score(bits, len(document), self.size(document), len(document), *parts)
 
     def _encode_document(self, text: Text, example: str) -> bytes:
         """Return the bytes of a text; for pictures and sound, a str is refused.
@@ -244,6 +271,20 @@ class Run:
             known_flops_per_token=2.0 * size * width * hits / tokens,
         )
 
+    def remembered_parts(self, sums: Sequence[Tensor | None]) -> RememberedParts | None:
+        """Return the results of a memory's parts from the sums of `ScoredWindows.sum_remembered`; None without a memory."""
+        found = [each for each in sums if each is not None]
+        if not found or not isinstance(self.system, HAED) or self.system.memory is None:
+            return None
+        names = self.system.memory.names
+        bits, *means = torch.stack(found).sum(0).tolist()
+        chunks = sum(means[: len(names)])  # the weights of each chunk sum to one
+        weights, shares = (
+            {name: value / chunks for name, value in zip(names, part, strict=True)}
+            for part in (means[: len(names)], means[len(names) :])
+        )
+        return RememberedParts(bits, weights, shares)
+
     def score_documents(
         self, documents: Iterable[tuple[np.ndarray, np.ndarray]], stride: int | None = None, at_once: int = 32
     ) -> Iterator[ScoredWindows]:
@@ -252,11 +293,12 @@ class Run:
         Each window scores `stride` new chunks after their context in it; the first window of a document scores all its
         chunks.
         """
-        stride = stride or max(1, self.options.batch.context // 2)
         with torch.no_grad(), self.compute.use_precision():
-            for part in cut_documents(documents, self.chunker.k, self.options.batch.context, stride, at_once):
+            scorer = WindowScorer(self.likelihood)
+            context = self.options.batch.context
+            for part in cut_documents(documents, self.chunker.k, context, stride or self.stride, at_once):
                 check_abandoned()
-                yield ScoredWindows.from_system(self.likelihood, part)
+                yield scorer.score_windows(part)
 
     def sample(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
         """Return continuations of a prompt, without the prompt; the same seed gives the same ones on one machine."""
@@ -289,8 +331,10 @@ class Run:
                 opened = None
                 for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
-        summoned = None if sampler.summoned is None else (sampler.summoned / how.chunks).tolist()
-        return Continuations([bytes(text) for text in written], summoned, time.perf_counter() - began)
+        whole = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
+        shares = [dict(zip(whole, each, strict=True)) for each in zip(*whole.values(), strict=True)]
+        parts = [share | {"spelled": max(0.0, 1 - sum(share.values()))} for share in shares] or None
+        return Continuations([bytes(text) for text in written], parts, time.perf_counter() - began)
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
         """Return the likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.
@@ -318,28 +362,25 @@ class Run:
         opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
         with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
-            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count)
-        if len(likeliest.rows) < count:
-            log.warning("%d of %d chunks: no more are possible there", len(likeliest.rows), count)
-        counts = None if system.known is None else system.known.lexicon.counts
-        columns = (
-            likeliest.chunks.tokens,
-            likeliest.chunks.lengths,
-            likeliest.probability,
-            likeliest.summoned,
-            likeliest.rows,
-        )
+            document = sampler.documents[0] if sampler.documents else None
+            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, document)
+        if len(likeliest.probability) < count:
+            log.warning("%d of %d chunks: no more are possible there", len(likeliest.probability), count)
+        known = None if system.known is None else system.known.lexicon
+        counts = [0] * len(likeliest.chunks) if known is None else known.counts_of(likeliest.chunks)[0].tolist()
+        columns = (likeliest.chunks.tokens, likeliest.chunks.lengths, likeliest.probability)
         chunks = []
-        for tokens, length, probability, summoned, known_as in zip(*(x.tolist() for x in columns), strict=True):
+        for row, (tokens, length, probability) in enumerate(zip(*(x.tolist() for x in columns), strict=True)):
             text = bytes(tokens[:length])
-            often = int(counts[known_as]) if counts is not None and known_as >= 0 else None
-            chunks.append(NextChunk(display_chunk(text, kind), text.hex(), probability, summoned, often))
+            shares = {name: float(share[row]) for name, share in likeliest.parts.items()}
+            shares["spelled"] = max(0.0, 1 - sum(shares.values()))
+            chunks.append(NextChunk(display_chunk(text, kind), text.hex(), probability, shares, counts[row] or None))
         last = bytes(sampler.last.tokens[0, : int(sampler.last.lengths[0])].tolist())
         return NextChunks(
             prompt=display_chunk(prompt, kind),
             before=display_chunk(last, kind) if last else None,
             opened=display_chunk(bytes(opened.tolist()), kind) if len(opened) else None,
-            gate=None if system.known is None else likeliest.gate,
+            gate=likeliest.gate | {"spelled": max(0.0, 1 - sum(likeliest.gate.values()))} if likeliest.gate else None,
             chunks=chunks,
             rest=max(0.0, 1 - float(likeliest.probability.sum())),
         )

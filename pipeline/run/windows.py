@@ -18,7 +18,10 @@ from torch.utils.data import IterableDataset
 from data.corpus import Corpus
 from data.loader import Batch, Loader
 from haed.base import SequenceModel, TokenBatch
+from haed.chunk.memory import DocumentMemory, Memory, MemoryScores
+from haed.chunk.mixture import MixtureScores
 from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,9 @@ class ScoredWindows:
         decisions: (N, K + 1) bits of each token and end, by the decoder or the system.
         known: (N,) bits by a mixture's softmax over the known chunks, ∞ if a chunk is not known; else None.
         gate: (N,) a mixture's g; else None.
+        without_memory: (N,) bits of the model alone; None without a memory.
+        weights: (N, J) weight of each part of a memory; else None.
+        shares: (N, J) probability that each part of a memory produced the chunk; else None.
     """
 
     part: DocumentWindows
@@ -57,20 +63,9 @@ class ScoredWindows:
     decisions: Tensor
     known: Tensor | None = None
     gate: Tensor | None = None
-
-    @classmethod
-    def from_system(cls, system: SequenceModel, part: DocumentWindows) -> "ScoredWindows":
-        """Score windows with a system."""
-        if not isinstance(system, HAED):
-            decisions = -system.decision_log_likelihood(part.windows).double().cpu()[part.new] / math.log(2)
-            return cls(part, decisions.sum(-1), decisions)
-        score = system.score(part.windows, part.new)
-        joint, decisions = (-x.double().cpu() / math.log(2) for x in (score.joint_log_prob, score.decisions))
-        if score.known is None or score.gate is None:
-            return cls(part, joint, decisions)
-        return cls(
-            part, joint, decisions, -score.known.double().cpu() / math.log(2), score.gate.double().sigmoid().cpu()
-        )
+    without_memory: Tensor | None = None
+    weights: Tensor | None = None
+    shares: Tensor | None = None
 
     def sum_parts(self) -> Tensor | None:
         """Return sums (2, 5) over all chunks and over the known ones; None if the system has no known chunks.
@@ -83,10 +78,65 @@ class ScoredWindows:
         each = torch.stack([torch.ones_like(lengths), lengths, decoder, self.known, self.gate])
         return torch.stack([each.sum(1), each[:, self.known.isfinite()].sum(1)])
 
+    def sum_remembered(self) -> Tensor | None:
+        """Return sums (1 + 2·J) over all chunks: bits without memory, weights, and shares; None without a memory."""
+        if self.without_memory is None or self.weights is None or self.shares is None:
+            return None
+        return torch.cat([self.without_memory.sum()[None], self.weights.sum(0), self.shares.sum(0)])
+
     def per_window(self) -> Tensor:
         """Return the bits (B,) of each window."""
         window = self.part.new.nonzero()[:, 0]
         return self.bits.new_zeros(len(self.part.new)).index_add(0, window, self.bits)
+
+
+class WindowScorer:
+    """Scores windows of documents in their order, and remembers the document if the system has a memory.
+
+    Args:
+        system: in evaluation mode.
+        remembers: false for windows that are no documents, which the model scores alone.
+    """
+
+    def __init__(self, system: SequenceModel, remembers: bool = True) -> None:
+        self.system, self.remembers = system, remembers
+        self._document: DocumentMemory | None = None
+        self._number = -1
+
+    def score_windows(self, part: DocumentWindows) -> ScoredWindows:
+        """Score the next windows."""
+        system = self.system
+        if not isinstance(system, HAED):
+            decisions = -system.decision_log_likelihood(part.windows).double().cpu()[part.new] / math.log(2)
+            return ScoredWindows(part, decisions.sum(-1), decisions)
+        found = system.score(part.windows, part.new)
+        joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint_log_prob, found.decisions))
+        scored = ScoredWindows(part, joint, decisions)
+        if found.known is not None and found.gate is not None:
+            scored.known = -found.known.double().cpu() / math.log(2)
+            scored.gate = found.gate.double().sigmoid().cpu()
+        if self.remembers and system.memory is not None and len(joint):
+            remembered = [self._score_document(system.memory, *each) for each in read_windows(part, found)]
+            scored.without_memory, scored.bits = joint, -torch.cat([x.joint_log_prob for x in remembered]) / math.log(2)
+            scored.weights = torch.cat([each.log_weight.exp() for each in remembered])
+            scored.shares = torch.cat([each.shares for each in remembered])
+        return scored
+
+    def _score_document(
+        self, memory: Memory, number: int, rows: Tensor, chunks: Chunks, scores: MixtureScores
+    ) -> MemoryScores:
+        if self._document is None or number != self._number:
+            self._document, self._number = memory.start_document(), number
+        return memory.score_chunks(self._document, chunks, scores)
+
+
+def read_windows(part: DocumentWindows, scores: MixtureScores) -> Iterator[tuple[int, Tensor, Chunks, MixtureScores]]:
+    """Yield the scored chunks of windows by document: its number, their rows among all, the chunks, and their scores."""
+    documents = part.document[part.new.nonzero()[:, 0]]
+    chunks = Chunks(part.windows.tokens, part.windows.lengths)[part.new]
+    numbers, sizes = documents.unique_consecutive(return_counts=True)
+    for number, rows in zip(numbers.tolist(), torch.arange(len(documents)).split(sizes.tolist()), strict=True):
+        yield number, rows, chunks[rows], scores[rows]
 
 
 def pad_chunks(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:

@@ -66,7 +66,7 @@ def log_probs_of_all(model: HAED, given: TokenBatch, every: Chunks, window: int 
         scores = model.score(whole, whole.chunk_mask)
         chunks = Chunks(whole.tokens, whole.lengths)[whole.chunk_mask]
         memory = model.memory.start_document()
-        found = model.memory.score_chunks(memory, model.predict_vectors(whole), chunks, scores)
+        found = model.memory.score_chunks(memory, chunks, scores)
         result.append(found.joint_log_prob[-1])
     return torch.stack(result)
 
@@ -89,15 +89,15 @@ def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> 
     given = document(T)
     chunks = Chunks(given.tokens, given.lengths)[given.chunk_mask]
     with torch.no_grad():
-        prediction, scores = model.predict_vectors(given), model.score(given, given.chunk_mask)
-        whole = model.memory.score_chunks(model.memory.start_document(), prediction, chunks, scores)
+        scores = model.score(given, given.chunk_mask)
+        whole = model.memory.score_chunks(model.memory.start_document(), chunks, scores)
         memory, single = model.memory.start_document(), []
         for place in range(T):
             which = torch.zeros_like(given.chunk_mask)
             which[0, place] = True
             part = model.score(given, which)
             one = chunks[torch.tensor([place])]
-            single.append(model.memory.score_chunks(memory, prediction[place : place + 1], one, part).joint_log_prob)
+            single.append(model.memory.score_chunks(memory, one, part).joint_log_prob)
     torch.testing.assert_close(torch.cat(single), whole.joint_log_prob)
 
 
@@ -112,7 +112,7 @@ def test_later_chunks_change_no_probability_of_earlier_ones() -> None:
             chunks = Chunks(each.tokens, each.lengths)[each.chunk_mask]
             scores = model.score(each, each.chunk_mask)
             memory = model.memory.start_document()
-            found.append(model.memory.score_chunks(memory, model.predict_vectors(each), chunks, scores).joint_log_prob)
+            found.append(model.memory.score_chunks(memory, chunks, scores).joint_log_prob)
     torch.testing.assert_close(found[0][:-1], found[1][:-1])
     assert found[0][-1] != found[1][-1]
 

@@ -13,7 +13,7 @@ from pipeline.run.known import make_vocabulary
 from pipeline.run.metrics import read_metrics
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.windows import DocumentWindows, ScoredWindows, fixed_subset
+from pipeline.run.windows import DocumentWindows, WindowScorer, fixed_subset
 from pipeline.training.trainer import Validation
 
 
@@ -37,8 +37,8 @@ def test_it_is_the_evaluation_of_the_same_windows(run: Run, windows: TokenBatch)
     trained = read_metrics(run.folder.phase_folder("finetune") / "metrics.jsonl")
     assert found == pytest.approx(next(r[name] for r in trained if r["step"] == run.step and name in r), rel=1e-5)
     with torch.no_grad():
-        scored = ScoredWindows.from_system(
-            run.likelihood, DocumentWindows(windows, windows.chunk_mask, torch.arange(len(windows)))
+        scored = WindowScorer(run.likelihood, remembers=False).score_windows(
+            DocumentWindows(windows, windows.chunk_mask, torch.arange(len(windows)))
         )
     assert scored.known is not None and scored.known.isfinite().any()
     assert found == pytest.approx(float(scored.bits.sum() / windows.lengths.sum()), rel=1e-6)

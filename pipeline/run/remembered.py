@@ -1,0 +1,194 @@
+"""The parts of the likelihood that remember, for a trained run: what they recall, and the gate that weighs them.
+
+The recalled chunks of a corpus lie beside its shards, in `recall.safetensors`. The gate is fitted on chunks of the valid
+split and lies in the folder `known/` of the run. Both are caches: one that is damaged, or of another corpus, checkpoint or
+setting, is made again, which is logged. Nothing else of any other split than train is in them.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.corpus import Corpus
+from haed.chunk.copied import Copied
+from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, name_parts
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks, chunk_keys, find_distinct
+from haed.chunk.recalled import ChunkRecall, Recalled
+from pipeline.config import EvaluateOptions
+from pipeline.run.checkpoints import Checkpoint
+from pipeline.run.known import read_cache, write_cache
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.windows import cut_documents, pad_chunks, read_windows
+
+log = logging.getLogger(__name__)
+GATE, RECALL = "known/gate.safetensors", "recall.safetensors"
+FITTED, FITTED_PER_DOCUMENT = 24_576, 4096  # chunks of the valid split on which the gate is fitted
+RECALLED = 1 << 25  # chunks of the train split at most: 8 bytes each
+_SORTED = 1 << 20  # chunks whose distinct ones are found at a time
+
+
+def load_memory(
+    folder: RunFolder, system: HAED, how: EvaluateOptions, checkpoint: Checkpoint, precision: str, stride: int
+) -> Memory | None:
+    """Return the memory of a run by its checkpoint, cached or fitted.
+
+    None, with a warning, if the corpus is not there, or its valid split is empty, so that no gate can be fitted.
+
+    Args:
+        folder: the run.
+        system: the checkpoint's system, in evaluation mode, with its known chunks.
+        how: `memory` chunks of a document are remembered, by the parts `parts`.
+        checkpoint: the checkpoint.
+        precision: precision in which the system computes.
+        stride: chunks that each window newly scores.
+    """
+    try:
+        corpus = folder.open_corpus()
+    except FileNotFoundError as error:
+        log.warning("nothing is remembered: %s", error)
+        return None
+    makers: dict[str, Callable[[], Part]] = {}
+    for name in how.parts:
+        makers[name] = _PARTS[name](corpus, how)
+
+    def start() -> list[Part]:
+        return [make() for make in makers.values()]
+
+    names = name_parts(system.known is not None, start())
+    key = {
+        "checkpoint": checkpoint.digest,
+        "corpus": corpus.digest,
+        "precision": precision,
+        "parts": " ".join(names),
+        "memory": str(how.memory),
+        "windows": f"{system.cut.context} {stride}",
+    }
+    kept = read_cache(folder.path / GATE, key)
+    if kept is None:
+        held_out = _choose_held_out(corpus)
+        count = sum(len(lengths) for _, lengths in held_out)
+        if not count:
+            log.warning("nothing is remembered: the valid split is empty, so the gate of the parts cannot be fitted")
+            return None
+        log.info("fitting the gate of %s on %s chunks of the valid split", ", ".join(names), f"{count:,}")
+        gate = MemoryGate.fit(*_read_documents(system, start, held_out, stride))
+        kept = {each.name: getattr(gate, each.name) for each in fields(gate)}
+        write_cache(folder.path / GATE, kept, key, folder)
+    return Memory(names, start, MemoryGate(**kept))
+
+
+def _start_copied(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
+    return lambda: Copied(how.memory)
+
+
+def _start_recalled(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
+    recall = load_recall(corpus)
+    return lambda: Recalled(recall)
+
+
+# A further part is a file beside haed/chunk/copied.py and a line here, and its name in `EvaluateOptions.parts`.
+_PARTS: dict[str, Callable[[Corpus, EvaluateOptions], Callable[[], Part]]] = {
+    "copied": _start_copied,
+    "recalled": _start_recalled,
+}
+
+
+def load_recall(corpus: Corpus) -> ChunkRecall:
+    """Return the chunk sequence of a corpus's train split, cached beside its shards or sorted anew."""
+    key = {"corpus": corpus.digest, "most": str(RECALLED)}
+    kept = read_cache(corpus.folder / RECALL, key)
+    if kept is None:
+        total = corpus.split_counts("train").chunks
+        read = min(total, RECALLED)
+        log.info("sorting %s chunks of the train split to recall them: %.0f MB", f"{read:,}", 8e-6 * read)
+        if read < total:
+            log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
+        recall = ChunkRecall.build(*_number_chunks(corpus.iterate_documents("train"), corpus.build_chunker().k, read))
+        kept = {name: getattr(recall, name) for name in _RECALL_TENSORS}
+        kept |= {"tokens": recall.chunks.tokens.byte(), "lengths": recall.chunks.lengths.byte()}
+        write_cache(corpus.folder / RECALL, kept, key)
+    chunks = Chunks(kept.pop("tokens").long(), kept.pop("lengths").long())
+    return ChunkRecall(chunks, **kept)
+
+
+_RECALL_TENSORS = [each.name for each in fields(ChunkRecall) if each.name != "chunks"]
+
+
+def _number_chunks(documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, most: int) -> tuple[Chunks, Tensor]:
+    """Return the distinct chunks of documents in the order of their keys, and the ids for `ChunkRecall.build`.
+
+    Of more than `most` chunks the first are taken. Only `_SORTED` chunks have their tokens in memory at a time.
+    """
+    keys: list[Tensor] = []
+    seen = [find_distinct(torch.zeros(0, k, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8))]
+    sizes: list[int] = []
+    waiting: list[Chunks] = []
+    left = most
+
+    def merge_waiting() -> None:
+        sets = [seen[0], *waiting]
+        seen[0] = find_distinct(*(torch.cat([getattr(each, name) for each in sets]) for name in ("tokens", "lengths")))
+        waiting.clear()
+
+    for tokens, lengths in documents:
+        for first in range(0, len(lengths), _SORTED):
+            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            some = lengths[first : first + min(_SORTED, left)]
+            rows = pad_chunks(tokens[ends[first] : ends[first + len(some)]], some, k)
+            chunks = Chunks(torch.from_numpy(rows), torch.from_numpy(some.astype(np.uint8)))
+            keys.append(chunk_keys(chunks.tokens, chunks.lengths))
+            waiting.append(chunks)
+            left -= len(some)
+            if sum(map(len, waiting)) >= _SORTED:
+                merge_waiting()
+        sizes.append(sum(map(len, keys)) - sum(sizes))
+        if not left:
+            break
+    merge_waiting()
+    distinct = seen[0]
+    every = torch.cat([torch.zeros(0, dtype=torch.long), *keys])
+    ids = torch.zeros(len(every) + len(sizes), dtype=torch.int32)
+    border = torch.tensor(sizes, dtype=torch.long).cumsum(0) + torch.arange(len(sizes))
+    real = torch.ones(len(ids), dtype=torch.bool)
+    real[border] = False
+    ids[real] = (torch.searchsorted(distinct.keys, every) + 1).int()
+    return Chunks(distinct.tokens.long(), distinct.lengths.long()), ids
+
+
+def _choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return beginnings of documents of the valid split, in a fixed random order, about `FITTED` chunks in all."""
+    documents = corpus.split_counts("valid").documents
+    share = max(1.0, corpus.split_counts("valid").chunks / FITTED)
+    chosen = set(
+        torch.randperm(documents, generator=torch.Generator().manual_seed(0))[
+            : math.ceil(2 * documents / share)
+        ].tolist()
+    )
+    result, left = [], FITTED
+    for number, (tokens, lengths) in enumerate(corpus.iterate_documents("valid")):
+        if number in chosen and left > 0:
+            some = lengths[: min(FITTED_PER_DOCUMENT, left)]
+            result.append((tokens[: int(some.astype(np.int64).sum())], some))
+            left -= len(some)
+    return result
+
+
+def _read_documents(
+    system: HAED, start: Callable[[], list[Part]], documents: list[tuple[np.ndarray, np.ndarray]], stride: int
+) -> Iterator[Tensor]:
+    """Return features, presence and log p of all chunks of documents, as `MemoryGate.fit` takes them."""
+    columns = []
+    memory, number = DocumentMemory(start()), -1
+    for part in cut_documents(documents, system.cut.k, system.cut.context, stride, at_once=32):
+        scores = system.score(part.windows, part.new)
+        for document, _, chunks, own in read_windows(part, scores):
+            if document != number:
+                memory, number = DocumentMemory(start()), document
+            columns.append(memory.read_chunks(chunks, own))
+    return (torch.cat(column) for column in zip(*columns, strict=True))

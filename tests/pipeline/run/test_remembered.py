@@ -1,0 +1,159 @@
+"""The memory of a run: beside the model alone, by every way to a likelihood, cached as long as it is right."""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.statistics import hash_chunks
+from haed.chunk.model import HAED
+from pipeline.config import Options, load_options
+from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
+from pipeline.inference import next_chunks, sample
+from pipeline.run.files import Evaluation, read_as
+from pipeline.run.opened import Run
+from pipeline.run.remembered import GATE, RECALL, load_recall
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.shards import shard_source
+from pipeline.training.stages import train
+
+
+def opened(options: Options, **how: object) -> Run:
+    options = replace(options, evaluate=replace(options.evaluate, **how))
+    return Run(RunFolder.from_options(options), options)
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pipeline")
+
+
+def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: Options) -> None:
+    with_memory = evaluate_run(mixed)
+    alone = evaluate_run(replace(mixed, evaluate=replace(mixed.evaluate, memory=0)))
+    assert with_memory.memory == 4096 and alone.memory == 0 and alone.remembered is None
+    found = with_memory.remembered
+    assert found is not None and found.bits_without == pytest.approx(alone.bits, rel=1e-9)
+    assert with_memory.bits < alone.bits  # the files of one library are alike
+    names = {"known", "spelled", "copied", "recalled"}
+    for parts in (found.weights, found.shares):
+        assert set(parts) == names and sum(parts.values()) == pytest.approx(1) and min(parts.values()) >= 0
+    text = format_evaluation(with_memory)
+    assert f"{alone.bits_per_char:.4f} bits/char without memory" in text and "copied" in text
+    kept = read_as(Evaluation, RunFolder.from_options(mixed).path / "evaluation.json")
+    assert kept == alone
+
+
+def test_an_evaluation_is_the_sum_of_its_documents_scored_alone(mixed: Options) -> None:
+    """No document sees another, whichever batch its windows came in."""
+    run = opened(mixed)
+    documents = [b.tobytes() for b, _ in run.folder.open_corpus().iterate_documents("test")]
+    bits = sum(run.score(document).bits for document in documents)
+    assert evaluate_run(mixed).bits == pytest.approx(bits, rel=1e-6)
+
+
+@pytest.mark.parametrize("stride", [None, 1, 5])
+def test_memory_reaches_beyond_the_window_whatever_the_stride(mixed: Options, stride: int | None) -> None:
+    """A second copy of a long text costs a fraction of the first."""
+    text = " ".join(f"alpha{n} = beta_{n * 7 % 31}({n})\n" for n in range(60))
+    run = opened(mixed, stride=stride)
+    once, twice = run.score(text), run.score(text + text)
+    alone = opened(mixed, memory=0, stride=stride)
+    assert twice.bits - once.bits < 0.5 * (alone.score(text + text).bits - alone.score(text).bits)
+
+
+def test_parts_can_be_left_out(mixed: Options) -> None:
+    text = "def f(self):\n    return self.queue\n" * 3
+    bits = {}
+    for parts in ([], ["copied"], ["recalled"], ["copied", "recalled"]):
+        score = opened(mixed, parts=parts).score(text)
+        bits[len(parts), *parts] = score.bits
+        assert (score.remembered is None) == (not parts)
+        assert not parts or score.remembered is None or set(score.remembered.weights) == {"known", "spelled", *parts}
+    assert len(set(bits.values())) == 4
+
+
+def test_the_next_chunk_and_samples_say_which_parts_they_came_from(mixed: Options) -> None:
+    (found,) = next_chunks(mixed, ["import os\nimport sys\nimport "], 5)
+    names = ["known", "copied", "recalled", "spelled"]
+    assert found.gate is not None and list(found.gate) == names and sum(found.gate.values()) == pytest.approx(1)
+    for chunk in found.chunks:
+        assert list(chunk.parts) == names and sum(chunk.parts.values()) == pytest.approx(1)
+    assert sum(chunk.probability for chunk in found.chunks) + found.rest == pytest.approx(1)
+    (item,) = sample(mixed, ["import "])
+    assert item.parts is not None and list(item.parts) == names and sum(item.parts.values()) == pytest.approx(1)
+
+
+def test_recall_and_gate_are_built_once_and_made_anew_where_they_are_damaged(
+    mixed: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = opened(mixed)
+    first = run.score("def f(self):\n").bits
+    gate, recall = run.folder.path / GATE, run.folder.open_corpus().folder / RECALL
+    assert "fitting the gate" in caplog.text and "to recall them" in caplog.text
+    caplog.clear()
+    assert opened(mixed).score("def f(self):\n").bits == first and caplog.text == ""
+    for path, line in ((gate, "fitting the gate"), (recall, "to recall them")):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+        caplog.clear()
+        assert opened(mixed).score("def f(self):\n").bits == first
+        assert "damaged" in caplog.text and line in caplog.text
+    shutil.copy(recall, recall.with_name("aside"))
+    caplog.clear()
+    opened(mixed, memory=64).score("def f(self):\n")
+    assert "gate.safetensors is stale: memory 4096, now 64" in caplog.text
+
+
+def test_what_is_recalled_is_the_train_split_alone(mixed: Options) -> None:
+    corpus = RunFolder.from_options(mixed).open_corpus()
+    recall = load_recall(corpus)
+    keys = {int(key) for tokens, lengths in corpus.iterate_documents("train") for key in hash_chunks(tokens, lengths)}
+    chunks = recall.chunks
+    flat = torch.cat([row[:n] for row, n in zip(chunks.tokens, chunks.lengths.tolist(), strict=True)]).numpy()
+    assert {int(key) for key in hash_chunks(flat.astype(np.uint8), chunks.lengths.numpy())} == keys
+    assert int(recall.counts.sum()) == corpus.split_counts("train").chunks
+
+
+def test_without_shards_nothing_is_remembered_which_is_said(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(options)
+    alone = opened(options, memory=0).score("import os\n").bits
+    assert opened(options).score("import os\n").bits != alone
+    shutil.rmtree(options.shards_dir)
+    assert opened(options).score("import os\n").bits == alone
+    assert "nothing is remembered" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("texts", "fitted"),
+    [
+        ({"train": "a b c a b c\n" * 9, "valid": "a", "test": "b"}, True),
+        ({"train": "a", "valid": "a b a b", "test": "a b c"}, True),
+        ({"train": "a b c a b c\n" * 9, "test": "a b c"}, False),
+    ],
+    ids=["documents of one chunk", "a train split of one chunk", "no valid split"],
+)
+def test_the_smallest_corpora(
+    texts: dict[str, str], fitted: bool, tmp_path: Path, tiny: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    more = [f"source.path={folder}", "name=small", "evaluate.baselines=false", "validation.times=0"]
+    options = load_options("quickstart", [*tiny, *more])
+    shard_source(options)
+    train(options)
+    result = evaluate_run(options)
+    assert np.isfinite(result.bits) and (result.remembered is not None) == fitted
+    assert fitted or "the valid split is empty" in caplog.text
+    run = opened(options)
+    assert run.score("").bits == 0 and isinstance(run.system, HAED)
+    assert run.next("", 2).chunks and run.sample("", 1)
