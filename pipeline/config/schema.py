@@ -241,7 +241,7 @@ class EvaluateOptions:
         ),
     ] = "fp32"
     sequences: Annotated[int, Field(ge=1, le=65_536, description="windows scored at a time")] = 16
-    baselines: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
+    baselines: Annotated[bool, Field(description="also measure n-gram models, xz and PPMd on the same bytes")] = True
 
 
 @dataclass(kw_only=True)

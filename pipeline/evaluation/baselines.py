@@ -5,8 +5,9 @@ Interpolated Witten-Bell n-gram models over bytes (Witten & Bell 1991), fitted o
     p_n(x | h) = (c(hx) + T(h) · p_{n−1}(x | h′)) / (c(h) + T(h))
 
 T(h) is the number of different bytes seen after h, and h′ is h without its first byte. The lowest order is mixed with
-the uniform distribution. The last baseline is `xz -9`. The documents of a split are joined, so contexts cross their
-borders.
+the uniform distribution. Then there are two compressors: `xz -9` of the held-out bytes alone, and PPMd (Shkarin 2002,
+variant I, order 16), which has read the train split before and goes on to learn from the held-out bytes. The documents of
+a split are joined, so contexts cross their borders.
 """
 
 import lzma
@@ -19,13 +20,14 @@ from pipeline.run.files import Baseline
 
 ORDERS = range(6)
 TRAIN_LIMIT = 64 << 20
+_PPMD_ORDER, _PPMD_MEMORY = 16, 1 << 30  # bytes at most, of which only those that are used are taken
 
 
 def measure_baselines(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> list[Baseline]:
-    """Measure n-gram models of the given orders (bytes of context), and xz, on `held_out`.
+    """Measure n-gram models of the given orders (bytes of context), xz and PPMd on `held_out`.
 
     Args:
-        train: text to fit the n-gram models on. Of a longer text only the first 64 MiB are used, and the names say so.
+        train: text to fit the n-gram models and PPMd on. Of a longer text only the first 64 MiB are used, and the names say so.
         held_out: bytes to score.
         orders: bytes of context, each at most 6.
 
@@ -51,7 +53,20 @@ def measure_baselines(train: bytes, held_out: bytes, orders: Iterable[int] = ORD
     window = min(max(len(held_out), 1 << 12), 1 << 26)  # `xz -9` has a window of 64 MB, which is slow to clear;
     wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # a window longer than the text finds no more
     bits = 8.0 * len(lzma.compress(held_out, filters=[wide]))
-    return [*result, Baseline("xz -9", bits, bits / size, bits / length)]
+    result.append(Baseline("xz -9", bits, bits / size, bits / length))
+    bits = 8.0 * _compress_after(train[:TRAIN_LIMIT], held_out)
+    return [*result, Baseline(f"PPMd, order {_PPMD_ORDER}, given train{note}", bits, bits / size, bits / length)]
+
+
+def _compress_after(train: bytes, held_out: bytes) -> int:
+    """Return the bytes that PPMd adds for `held_out` after it has compressed `train`."""
+    import pyppmd
+
+    memory = min(_PPMD_MEMORY, max(1 << 20, 64 * (len(train) + len(held_out))))
+    encoder = pyppmd.Ppmd8Encoder(_PPMD_ORDER, memory, pyppmd.PPMD8_RESTORE_METHOD_RESTART)
+    if train:
+        encoder.encode(train)  # what it holds back is a few bytes of its range coder
+    return len(encoder.encode(held_out)) + len(encoder.flush())
 
 
 def _pack_ngrams(data: np.ndarray, width: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from pipeline.run.windows import cut_documents, pad_chunks, read_windows
 
 log = logging.getLogger(__name__)
 GATE, RECALL = "known/gate.safetensors", "recall.safetensors"
-FITTED, FITTED_PER_DOCUMENT = 24_576, 4096  # chunks of the valid split on which the gate is fitted
+FITTED, FITTED_PER_DOCUMENT = 20_480, 4096  # chunks of the valid split on which the gate is fitted
 RECALLED = 1 << 25  # chunks of the train split at most: 8 bytes each
 _SORTED = 1 << 20  # chunks whose distinct ones are found at a time
 
