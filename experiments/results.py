@@ -174,7 +174,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun], words: int | None) ->
     if not finished:
         return Row(variant.name, paper=variant.paper, failures=failures)
     evaluations = [read_as(Evaluation, run.folder / "evaluation.json") for run in finished]
-    bits = Metric.summarize([each.headline.value for each in evaluations])
+    bits = Metric.summarize([each.alone.value for each in evaluations])
     totals = finished[0].totals
     assert totals is not None
     perplexity = None

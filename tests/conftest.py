@@ -51,6 +51,7 @@ TINY = [
     "train.steps=4",
     "threads=1",
     "sample.chunks=4",
+    "evaluate.memory=0",  # most tests are of the model alone; the run `whole` and tests of memory have one
 ]
 # What makes a model of tokens as small, and more for some kinds of them.
 TOKENS = ["model.token.width=16", "model.token.heads=4", "model.token.head_width=4", "model.token.ffn=32"]
@@ -142,7 +143,14 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(place: Path) -> None:
         where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-        chosen = [*TINY, *where, "name=run", "checkpoint.every_steps=2", "evaluate.baselines=false"]
+        chosen = [
+            *TINY,
+            *where,
+            "name=run",
+            "checkpoint.every_steps=2",
+            "evaluate.baselines=false",
+            "evaluate.memory=256",
+        ]
         for stage in ("shard", "pretrain", "finetune"):
             assert main([stage, "--config", "quickstart", *chosen]) == 0
         for stage in ("evaluate", "index", "sample"):

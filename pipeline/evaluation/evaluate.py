@@ -238,11 +238,10 @@ def format_evaluation(result: Evaluation) -> str:
         f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}, "
         f"{result.precision} on {result.processor}",
     ]
-    if found := result.remembered:
-        chars = result.bits / own.value
+    if result.remembered is not None:
         lines.append(
-            f"  {found.bits_without / chars:.4f} {own.unit} without memory (evaluate.memory=0); with {result.memory:,} chunks of the "
-            f"document: {found}"
+            f"  {result.alone.value:.4f} {own.unit} by the model alone (evaluate.memory=0). With {result.memory:,} chunks of the document "
+            f"and the train split: {result.remembered}"
         )
     if result.fallback:
         lines.append(f"  {result.fallback}")

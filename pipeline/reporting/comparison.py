@@ -45,7 +45,7 @@ class Row:
         flops: model FLOPs of all phases.
         validation: last bits per token on the fixed subset of the validation split.
         validation_error: standard error of `validation`.
-        evaluation: headline metric of evaluation.json, or None if the run was not evaluated.
+        evaluation: metric of evaluation.json of the model alone, or None if the run was not evaluated.
         unit: unit of `evaluation`: bits/char, or bits/dim for pictures and sound.
         decoder: the same metric by the decoder of a mixture alone.
         unknown: share of chunks outside the vocabulary of the mixture, which its decoder spells.
@@ -54,6 +54,7 @@ class Row:
         stage: phase of the evaluated checkpoint.
         corpus: digest of the corpus and its chunking. Validations on different ones are not comparable.
         text: digest of the evaluated text. Evaluations of different texts are not comparable.
+        remembering: the same metric with memory, or None without one. Runs are compared without it.
         fallback: why a checkpoint other than the best is used, or None.
         stale: true if an earlier checkpoint than the present one was evaluated.
     """
@@ -75,6 +76,7 @@ class Row:
     stage: str | None
     corpus: str | None
     text: str | None
+    remembering: float | None = None
     fallback: str | None = None
     stale: bool = False
 
@@ -98,6 +100,7 @@ COLUMNS = (
     Column("model FLOPs", lambda row: row.flops, "{:.3g}"),
     Column("validation, bits/token", _format_validation, "{}"),
     Column("evaluation", _format_evaluation, "{}"),
+    Column("with memory", lambda row: row.remembering, "{:.4f}"),
     Column("decoder alone", lambda row: row.decoder, "{:.4f}"),
     Column("unknown chunks", lambda row: row.unknown, "{:.2%}"),
 )
@@ -233,7 +236,8 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
         flops=totals["flops"],
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
-        evaluation=evaluation.headline.value if evaluation else None,
+        evaluation=evaluation.alone.value if evaluation else None,
+        remembering=evaluation.headline.value if evaluation and evaluation.remembered else None,
         unit=evaluation.headline.unit if evaluation else None,
         decoder=evaluation.decoder_metric if evaluation else None,
         unknown=evaluation.parts.unknown_share if evaluation and evaluation.parts else None,

@@ -122,8 +122,12 @@ class RunReport:
             RankedModel(each.name, each.bits_per_char, "not beaten" if each.name in better else "beaten")
             for each in self.evaluation.baselines
         ]
+        remembers = self.evaluation.remembered is not None
+        alone = (
+            [RankedModel(f"{self.name}, without memory", self.evaluation.alone.value, "", True)] if remembers else []
+        )
         return sorted(
-            [RankedModel(self.name, self.evaluation.bits_per_char, "", True), *rows], key=lambda row: row.bits
+            [RankedModel(self.name, self.evaluation.bits_per_char, "", True), *alone, *rows], key=lambda row: row.bits
         )
 
     def template_values(self, addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -184,6 +188,10 @@ def summarise_report(options: Options) -> str:
     if evaluation := report.evaluation:
         metric = evaluation.headline
         lines.append(f"**{metric.value:.3f} {metric.unit}** on the {markdown_text(evaluation.split)} split")
+        if evaluation.remembered is not None:
+            lines.append(
+                f"{evaluation.alone.value:.3f} {metric.unit} by the model alone; by part: {evaluation.remembered}."
+            )
         lines += [markdown_text(evaluation.likelihood_note)] if evaluation.likelihood_note else []
     if report.ranking:
         lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())

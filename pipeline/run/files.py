@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -408,6 +408,12 @@ class Evaluation:
         if self.bits_per_dim is not None:
             return HeadlineMetric(self.bits_per_dim, "bits/dim", "values")
         return HeadlineMetric(self.bits_per_char, "bits/char", "characters")
+
+    @property
+    def alone(self) -> HeadlineMetric:
+        """The main metric of the model alone, without memory."""
+        bits = self.bits if self.remembered is None else self.remembered.bits_without
+        return replace(self.headline, value=self.headline.value * bits / self.bits if self.bits else 0.0)
 
     @property
     def likelihood_note(self) -> str:

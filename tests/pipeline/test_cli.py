@@ -78,7 +78,7 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
     once = last_json(capsys)
     assert main(["sample", "run", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
     for item in (*once, *(again := last_json(capsys))):
-        assert item.pop("characters_per_second") > 0 and 0 <= item["summoned"] <= 1
+        assert item.pop("characters_per_second") > 0 and sum(item["parts"].values()) == pytest.approx(1)
     assert once == again and len(once) == 2
 
     # Options anywhere among queries; what has the key of an option is one, unless it stands after `--`.

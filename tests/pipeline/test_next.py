@@ -46,25 +46,23 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
             ranked = [each["probability"] for each in item["chunks"]]
             assert len(ranked) == 30 and ranked == sorted(ranked, reverse=True)
             assert sum(ranked) + item["rest"] == pytest.approx(1) and (item["gate"] is not None) == mixed
-            assert all((each["summoned"] > 0) == (each["count"] is not None) for each in item["chunks"])
+            assert all(sum(each["parts"].values()) == pytest.approx(1) for each in item["chunks"])
+            assert all((each["parts"].get("known", 0) > 0) == (each["count"] is not None) for each in item["chunks"])
         known = [each["text"] for each in inside["chunks"] if each["count"]]
         assert ("import " in known) == mixed and all(each["text"].startswith("imp") for each in inside["chunks"])
 
     assert main(["next", where, "x def ", "x imp", "--count=1"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "x␣imp: the chunk after x␣, given that it begins with imp; from the vocabulary" in shown
-        and "(all others)" in shown
+        "x␣imp: the chunk after x␣, given that it begins with imp; by part: known" in shown and "(all others)" in shown
     )
 
     options = RunFolder(run).load_options(["sample.prompts=['def ', imp]"])
     written = sample(options)
-    assert all(item.summoned is not None and 0 < item.summoned <= 1 for item in written)
-    assert (
-        "from the vocabulary" in describe_speed(written) and "from the vocabulary" in write_report(options).read_text()
-    )
+    assert all(item.parts is not None and sum(item.parts.values()) == pytest.approx(1) for item in written)
+    assert "recalled" in describe_speed(written) and "recalled" in write_report(options).read_text()
     options.evaluate.likelihood = "decoder"
-    assert all(item.summoned is None and item.characters_per_second for item in sample(options))
+    assert all(item.parts is None and item.characters_per_second for item in sample(options))
 
 
 @pytest.mark.parametrize(

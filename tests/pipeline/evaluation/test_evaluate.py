@@ -79,7 +79,7 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
         "validation.times=0",
         "evaluate.baselines=true",
     ]
-    for kind, place, baselines in (("images", pictures, 0), ("audio", sound, 7)):
+    for kind, place, baselines in (("images", pictures, 0), ("audio", sound, 8)):
         words = [f"source.kind={kind}", f"source.path={place}", "source.pattern=*", f"name={kind}"]
         made = load_options("quickstart", [*flat, *words])
         shard_source(made)
