@@ -240,7 +240,7 @@ def format_evaluation(result: Evaluation) -> str:
     ]
     if result.remembered is not None:
         lines.append(
-            f"  {result.alone.value:.4f} {own.unit} by the model alone (evaluate.memory=0). With {result.memory:,} chunks of the document "
+            f"  {result.alone.value:.4f} {result.alone.unit} by the model alone (evaluate.memory=0). With {result.memory:,} chunks of the document "
             f"and the train split: {result.remembered}"
         )
     if result.fallback:

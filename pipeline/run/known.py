@@ -115,9 +115,7 @@ def read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
     return tensors
 
 
-def write_cache(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], run: RunFolder | None = None
-) -> None:
+def write_cache(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], run: RunFolder | None = None) -> None:
     """Write a cache, in a run unless its folder was removed; warn if that fails, since the result is used anyway."""
     try:
         if run is not None:
