@@ -239,9 +239,9 @@ def format_evaluation(result: Evaluation) -> str:
         f"{result.precision} on {result.processor}",
     ]
     if result.remembered is not None:
+        alone = f"{result.alone.value:.4f} {result.alone.unit} by the model alone (evaluate.memory=0)"
         lines.append(
-            f"  {result.alone.value:.4f} {result.alone.unit} by the model alone (evaluate.memory=0). With {result.memory:,} chunks of the document "
-            f"and the train split: {result.remembered}"
+            f"  {alone}. With {result.memory:,} chunks of the document and the train split: {result.remembered}"
         )
     if result.fallback:
         lines.append(f"  {result.fallback}")
