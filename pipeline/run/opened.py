@@ -91,6 +91,25 @@ class Score:
 
 
 @dataclass
+class ScoredChunk:
+    """A chunk of a scored text.
+
+    Attributes:
+        text: the chunk as readable text.
+        hex: its exact bytes.
+        bits: bits that it costs.
+        alone: bits by the model alone; equal to `bits` without a memory.
+        parts: probability that each part of the likelihood produced it, see `NextChunk.parts`; None for one part alone.
+    """
+
+    text: str
+    hex: str
+    bits: float
+    alone: float
+    parts: dict[str, float] | None
+
+
+@dataclass
 class Continuations:
     """Continuations of a prompt.
 
@@ -236,6 +255,21 @@ class Run:
             remembered.append(scored.sum_remembered())
         parts = (self.parts(sums), self.remembered_parts(remembered))
         return Score(bits, len(document), self.size(document), len(document), *parts)
+
+    def score_chunks(self, text: Text) -> list[ScoredChunk]:
+        """Return the bits of each chunk of one document, and the parts of the likelihood that they came from."""
+        document = self._encode_document(text, 'run.score_chunks("def f(x):")')
+        kind, result = self.chunker.name, list[ScoredChunk]()
+        for scored in self.score_documents([self.chunker.split(document)]):
+            new = scored.part.new
+            alone = scored.bits if scored.without_memory is None else scored.without_memory
+            names, shares = scored.part_shares()
+            columns = (scored.part.windows.tokens[new], scored.part.windows.lengths[new], scored.bits, alone)
+            for row, (tokens, length, *bits) in enumerate(zip(*(x.tolist() for x in columns), strict=True)):
+                chunk = bytes(tokens[:length])
+                parts = dict(zip(names, shares[row].tolist(), strict=True)) if names else None
+                result.append(ScoredChunk(display_chunk(chunk, kind), chunk.hex(), *bits, parts))
+        return result
 
     def _encode_document(self, text: Text, example: str) -> bytes:
         """Return the bytes of a text; for pictures and sound, a str is refused.

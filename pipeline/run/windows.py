@@ -56,6 +56,7 @@ class ScoredWindows:
         without_memory: (N,) bits of the model alone; None without a memory.
         weights: (N, J) weight of each part of a memory; else None.
         shares: (N, J) probability that each part of a memory produced the chunk; else None.
+        names: names of the J parts of a memory; empty without one.
     """
 
     part: DocumentWindows
@@ -66,6 +67,7 @@ class ScoredWindows:
     without_memory: Tensor | None = None
     weights: Tensor | None = None
     shares: Tensor | None = None
+    names: tuple[str, ...] = ()
 
     def sum_parts(self) -> Tensor | None:
         """Return sums (2, 5) over all chunks and over the known ones; None if the system has no known chunks.
@@ -77,6 +79,18 @@ class ScoredWindows:
         lengths, decoder = self.part.windows.lengths[self.part.new].double(), self.decisions.sum(-1)
         each = torch.stack([torch.ones_like(lengths), lengths, decoder, self.known, self.gate])
         return torch.stack([each.sum(1), each[:, self.known.isfinite()].sum(1)])
+
+    def part_shares(self) -> tuple[tuple[str, ...], Tensor]:
+        """Return the names of the J parts of the likelihood, and the probability (N, J) that each produced the chunk.
+
+        J is 0 for a model of one part.
+        """
+        if self.shares is not None:
+            return self.names, self.shares
+        if self.known is None or self.gate is None:
+            return (), self.bits.new_zeros(len(self.bits), 0)
+        known = (self.gate * torch.exp2(self.bits - self.known)).clamp(0, 1)
+        return ("known", "spelled"), torch.stack([known, 1 - known], 1)
 
     def sum_remembered(self) -> Tensor | None:
         """Return sums (1 + 2·J) over all chunks: bits without memory, weights, and shares; None without a memory."""
@@ -120,6 +134,7 @@ class WindowScorer:
             scored.without_memory, scored.bits = joint, -torch.cat([x.joint_log_prob for x in remembered]) / math.log(2)
             scored.weights = torch.cat([each.log_weight.exp() for each in remembered])
             scored.shares = torch.cat([each.shares for each in remembered])
+            scored.names = system.memory.names
         return scored
 
     def _score_document(

@@ -36,13 +36,20 @@ from pipeline.web import questions
 from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.runs import NotFoundError, RunListing, ServedRuns, list_served_files, metrics_csv
 
-TOOLS = {"neighbours": "neighbours", "passages": "passages", "next": "next chunks", "samples": "samples"}
+TOOLS = {
+    "neighbours": "neighbours",
+    "passages": "passages",
+    "next": "next chunks",
+    "samples": "samples",
+    "score": "bits of a text",
+}
 # By tool: the class of its question, and what returns the function that answers one with an opened run.
 _QUESTIONS: dict[str, tuple[type, Callable[[Any], Callable[[Any], Any]]]] = {
     "neighbours": (questions.NeighbourQuestion, questions.ask_neighbours),
     "passages": (questions.PassageQuestion, questions.ask_passages),
     "next": (questions.NextChunkQuestion, questions.ask_next_chunks),
     "samples": (questions.SampleQuestion, questions.ask_samples),
+    "score": (questions.ScoreQuestion, questions.ask_score),
 }
 
 

@@ -1,4 +1,4 @@
-"""The questions that pages ask an opened run, each with bounds: neighbours, passages, next chunks, samples."""
+"""The questions that pages ask an opened run, each with bounds: neighbours, passages, next chunks, samples, scores."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ from pipeline.run.index.queries import PIXELS, Neighbour, QueryResult, display_c
 from pipeline.web.corpus_examples import Example
 
 if TYPE_CHECKING:  # torch costs two seconds
-    from pipeline.run.opened import NextChunks
+    from pipeline.run.opened import NextChunks, ScoredChunk
     from pipeline.web.model_cache import LoadedRun
 
 MOST_CHUNKS = 2000  # of all samples together
@@ -51,6 +51,13 @@ class NextChunkQuestion:
 
     prompt: Prompt = ""
     count: Annotated[int, Field(ge=1, le=200)] = 12
+
+
+@dataclass(kw_only=True)
+class ScoreQuestion:
+    """A question for the bits of each chunk of a text."""
+
+    prompt: Prompt = ""
 
 
 @dataclass(kw_only=True)
@@ -112,6 +119,19 @@ class NeighbourResult:
     among: int
     indexed: int
     where: str
+
+
+@dataclass
+class ScoreResult:
+    """The bits of each chunk of a text, and of the text per character, by the model alone too.
+
+    `shares` are the mean shares of the parts of the likelihood, weighted by characters.
+    """
+
+    chunks: list["ScoredChunk"]
+    bits_per_char: float
+    alone: float
+    shares: dict[str, float]
 
 
 @dataclass
@@ -180,6 +200,24 @@ def ask_passages(question: PassageQuestion) -> Callable[["LoadedRun"], QueryResu
 def ask_next_chunks(question: NextChunkQuestion) -> Callable[["LoadedRun"], "NextChunks"]:
     """Return a function that computes the most likely next chunks after a prompt."""
     return lambda opened: opened.run.next(_prompt_bytes(question.prompt), question.count)
+
+
+def ask_score(question: ScoreQuestion) -> Callable[["LoadedRun"], ScoreResult]:
+    """Return a function that scores a text chunk by chunk."""
+
+    def ask(opened: "LoadedRun") -> ScoreResult:
+        run, text = opened.run, _prompt_bytes(question.prompt)
+        if run.chunker.name == PIXELS:
+            raise ValueError("this run's model is of pictures: `haed evaluate` scores them")
+        chunks, size = run.score_chunks(text), max(1, run.size(text))
+        weighed = [(len(each.hex) / 2, each.parts) for each in chunks if each.parts is not None]
+        total = sum(weight for weight, _ in weighed)
+        names = weighed[0][1] if weighed else {}
+        shares = {name: sum(weight * parts[name] for weight, parts in weighed) / total for name in names}
+        bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
+        return ScoreResult(chunks, bits / size, alone / size, shares)
+
+    return ask
 
 
 def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResult]:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 import pytest
 from starlette.testclient import TestClient
@@ -16,6 +16,7 @@ from pipeline.cli import main
 from pipeline.config import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.metrics import encode_record
+from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.app import make_application
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
@@ -117,6 +118,24 @@ def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run
     assert "finetune step 4" in text and present.digest in text and "def␣" in text
 
 
+def test_a_text_is_scored_chunk_by_chunk_with_the_part_that_each_came_from(site: Site, run: Path) -> None:
+    text = "import os\nimport sys\nimport os\nimport sys\n"
+    found = site.ask(f"score?{urlencode({'prompt': text})}")["value"]
+    assert "".join(each["text"] for each in found["chunks"]) == text
+    expected = open_run(run).score(text)
+    assert found["bits_per_char"] == pytest.approx(expected.bits_per_char)
+    assert sum(each["bits"] for each in found["chunks"]) == pytest.approx(expected.bits)
+    assert expected.remembered is not None and found["alone"] > found["bits_per_char"]
+    assert sum(each["alone"] for each in found["chunks"]) == pytest.approx(expected.remembered.bits_without)
+    for each in found["chunks"]:
+        assert set(each["parts"]) == {"known", "spelled", "copied", "recalled"}
+        assert sum(each["parts"].values()) == pytest.approx(1)
+    assert found["chunks"][0]["parts"]["copied"] == 0 and found["shares"]["copied"] > 0
+    page = site.get(f"/runs/run/score?{urlencode({'prompt': text})}").text
+    assert page.count('<span class="part ') == len(found["chunks"]) + 4 and "part copied" in page
+    assert site.ask("score?prompt=")["value"]["chunks"] == []
+
+
 def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site, run: Path) -> None:
     def ask() -> Any:
         return site.ask("next?prompt=a&count=1")
@@ -216,7 +235,7 @@ def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
     (folder / "finetune" / "checkpoints" / f"step-{HOSTILE.replace('/', '|')}").mkdir()
     where = site.get("/runs/").text.split('href="/runs/%3C')[1].split('"')[0]
     place = f"/runs/%3C{where}"
-    for path in ("/runs/", place, *(f"{place}{page}" for page in ("live", "neighbours", "next", "samples"))):
+    for path in ("/runs/", place, *(f"{place}{page}" for page in ("live", "neighbours", "next", "samples", "score"))):
         for question in ("", "?prompt=<script>alert(1)</script>&query=<script>&count=4&chunks=2"):
             found = site.get(path + question)
             shown = found.json()["html"] if path.endswith("live") else found.text
@@ -235,7 +254,7 @@ def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
     before = contents()
     for path in ("", "run/", "run/live", "run/files/evaluation.json", "run/files/pretrain/metrics.csv"):
         site.get(f"/runs/{path}")
-    for question in ("neighbours?query=def%20", "next?prompt=def", "samples?prompt=a&chunks=2"):
+    for question in ("neighbours?query=def%20", "next?prompt=def", "samples?prompt=a&chunks=2", "score?prompt=a"):
         site.get(f"/runs/run/{question}")
     assert contents() == before
     for method in ("POST", "PUT", "PATCH", "DELETE"):
@@ -250,6 +269,7 @@ def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
         ("neighbours?query=a&count=many", "count=many"),
         (f"neighbours?{'query=a&' * 17}", "query"),
         (f"next?prompt={'a' * 4001}", "prompt"),
+        (f"score?prompt={'a' * 4001}", "prompt"),
         ("next?prompt=a&count=201", "count=201"),
         ("samples?prompt=a&samples=17", "samples=17"),
         ("samples?prompt=a&samples=16&chunks=500", "at most 2,000"),
@@ -302,4 +322,5 @@ def test_neighbours_of_colours_are_drawn(pictures: Options) -> None:
         == chunk
     )
     assert "samples.png" in site.get("/runs/pictures/samples?prompt=", 400).text
+    assert "haed evaluate" in site.get("/runs/pictures/score?prompt=", 400).text
     assert "all others" in site.get("/runs/pictures/next?prompt=").text
