@@ -240,6 +240,8 @@ def format_evaluation(result: Evaluation) -> str:
     ]
     if result.remembered is not None:
         alone = f"{result.alone.value:.4f} {result.alone.unit} by the model alone (evaluate.memory=0)"
+        if result.split == "valid":
+            alone += "; the gate of the memory was fitted on a part of this split"
         lines.append(
             f"  {alone}. With {result.memory:,} chunks of the document and the train split: {result.remembered}"
         )
