@@ -54,7 +54,7 @@ def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: 
     )
     held_out = evaluate_run(remembering(mixed, split="valid"))
     assert "fitted on a part of this split" in format_evaluation(held_out) and "fitted on" not in text
-    evaluate_run(mixed)
+    alone = evaluate_run(mixed)
     kept = read_as(Evaluation, RunFolder.from_options(mixed).path / "evaluation.json")
     assert kept == alone
 
