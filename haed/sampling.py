@@ -63,7 +63,7 @@ def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: 
     """
     spelled = prediction.new_zeros(len(prediction))
     if n := len(opened):
-        spelled = _log_prob_of_beginning(system, prediction, before, opened)
+        spelled = _spell_beginning(system, prediction, before, opened)[1][:, :n].sum(1)  # without the end
     if system.known is None or system.mixture is None:
         return spelled[:, None]
     gate = system.mixture(prediction)[:, None]
@@ -105,7 +105,7 @@ class OutcomeSpace:
         assert system.memory is not None
         self.system, self.memory = system, system.memory
         sets = [] if system.known is None else [system.known.lexicon.chunks]
-        sets += [part.vocabulary for part in self.memory.start_parts() if part.vocabulary is not None]
+        sets += [part.vocabulary for part in self.memory.start_document().parts if part.vocabulary is not None]
         every = find_distinct(*(torch.cat([getattr(x, name).long() for x in sets]) for name in ("tokens", "lengths")))
         self.vocabulary = ChunkVocabulary(Chunks(every.tokens, every.lengths))
         self._rows = list(every.inverse.split([len(each) for each in sets]))
@@ -142,7 +142,8 @@ class OutcomeSpace:
         if n := len(opened):
             begins = (chunks.lengths >= n) & (chunks.tokens[:, :n] == opened).all(1)
             ways = [(name, at, log_prob.where(begins[at], -torch.inf)) for name, at, log_prob in ways]
-            spelled = spelled + _log_prob_of_beginning(system, prediction[None], before, opened)[0].double().cpu()
+            beginning, decisions = _spell_beginning(system, prediction[None], before, opened)
+            spelled = spelled + self.memory.spell_decisions(document, decisions, beginning)[0, :n].double().sum().cpu()
         joint = torch.zeros(len(chunks), dtype=torch.float64)
         for _, places, log_prob in ways:
             joint.index_add_(0, places, log_prob.exp())
@@ -157,12 +158,12 @@ class OutcomeSpace:
         return rows, Chunks(torch.cat([chunks.tokens, extra.tokens]), torch.cat([chunks.lengths, extra.lengths]))
 
 
-def _log_prob_of_beginning(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
-    """Return the decoder's log p (N,) of chunks that begin with `opened` (n,)."""
+def _spell_beginning(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> tuple[Chunks, Tensor]:
+    """Return N chunks of the tokens `opened` (n,) alone, and the decoder's log p (N, K + 1) of them."""
     n = len(opened)
     tokens = F.pad(opened.long(), (0, system.cut.k - n)).expand(len(prediction), -1)
-    decisions = system.decoder_log_probs(prediction, Chunks(tokens, torch.full((len(tokens),), n)), before)
-    return decisions[:, :n].sum(1)  # without the end
+    chunks = Chunks(tokens, torch.full((len(tokens),), n))
+    return chunks, system.decoder_log_probs(prediction, chunks, before)
 
 
 @dataclass
@@ -205,6 +206,8 @@ def find_likeliest_chunks(
     chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
     decisions = system.decoder_log_probs(prediction.expand(size, -1), chunks, repeated).double().cpu()
+    if document is not None and system.memory is not None:
+        decisions = system.memory.spell_decisions(document, decisions, chunks)
     spelled = shares[-1] + decisions[:, len(opened) :].sum(1)
     rows = ChunkVocabulary(outcomes.chunks).find_rows(chunks)
     drawn = shares[rows].where(rows >= 0, -torch.inf)
@@ -456,7 +459,8 @@ class ChunkSampler(Sampler):
             if position < len(opened):
                 symbol = opened[position].expand(batch)
             else:
-                symbol = draw(mask_end(logits, [batch] if position == 0 else [0], cut.fixed))
+                logits = mask_end(logits, [batch] if position == 0 else [0], cut.fixed)
+                symbol = draw(self._spell_symbols(logits, rows[open_rows], tokens[open_rows, :position]))
             goes_on = symbol != cut.vocabulary
             if not goes_on.all():  # chunks that have ended cost nothing more
                 lengths[open_rows[~goes_on]] = position
@@ -466,6 +470,23 @@ class ChunkSampler(Sampler):
                 state.select_rows(goes_on.to(self.device))
             tokens[open_rows, position] = symbol
         return Chunks(tokens, lengths)
+
+    def _spell_symbols(self, logits: Tensor, rows: Tensor, beginnings: Tensor) -> Tensor:
+        """Return log p of the next symbols of samples `rows` (b,), helped by the words of their documents.
+
+        Args:
+            logits: (b, V + 1) of the decoder.
+            rows: samples.
+            beginnings: (b, n) symbols of their chunks so far.
+        """
+        speller = None if self.system.memory is None else self.system.memory.speller
+        if speller is None or not self.documents:
+            return logits
+        following = [
+            {} if (words := self.documents[row].words) is None else words.next_symbols(tuple(beginning))
+            for row, beginning in zip(rows.tolist(), beginnings.tolist(), strict=True)
+        ]
+        return speller.mix_symbols(logits, following, beginnings.shape[1])
 
     def _feed_chunks(self, drawn: Chunks) -> None:
         """Feed the chunks to the main model, which predicts the next ones."""

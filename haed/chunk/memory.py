@@ -25,6 +25,7 @@ from torch import Tensor
 
 from haed.chunk.mixture import MixtureScores
 from haed.chunk.packing import Chunks
+from haed.chunk.spelling import DocumentWords, Speller
 
 _PRIOR, _BIAS_PRIOR = 160.0, 1.0  # chunks: the strength of the pull of the gate's weights and biases towards 0
 _BOUND = 5.0  # deviations: a feature beyond counts as this
@@ -180,25 +181,57 @@ class MemoryGate:
         return self.weigh_scaled(self.scale_features(features), present)
 
 
+@dataclass
+class ReadChunks:
+    """What a document's memory says of N chunks, before they are joined.
+
+    Attributes:
+        features: (N, F) float64, for the gate.
+        present: (N, J) true where a part has outcomes.
+        log_prob: (N, J) float64 log p_j; *spelled* is the decoder's alone.
+        decisions: (N, K + 1) float64 of the decoder.
+        counts: (N, K + 1, 3) of the words of the document, see `DocumentWords`; None if they are not remembered.
+    """
+
+    features: Tensor
+    present: Tensor
+    log_prob: Tensor
+    decisions: Tensor
+    counts: Tensor | None
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[ReadChunks]") -> "ReadChunks":
+        """Concatenate several, all with or all without counts."""
+        counts = [part.counts for part in parts if part.counts is not None]
+        features, present, log_prob, decisions = (
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("features", "present", "log_prob", "decisions")
+        )
+        return cls(features, present, log_prob, decisions, torch.cat(counts) if counts else None)
+
+    def spell(self, speller: Speller, column: int) -> None:
+        """Let the words of the document help the decoder, whose column of `log_prob` is `column`."""
+        assert self.counts is not None
+        self.log_prob[:, column] = speller.mix_decisions(self.decisions, self.counts).sum(1)
+
+
 class DocumentMemory:
     """The memory of one document by all parts that remember.
 
     Args:
         parts: new parts.
+        words: the words of the document for the decoder, none yet; None: it spells without.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = list(parts)
+    def __init__(self, parts: Sequence[Part], words: DocumentWords | None = None) -> None:
+        self.parts, self.words = list(parts), words
 
-    def read_chunks(self, chunks: Chunks, scores: MixtureScores) -> tuple[Tensor, Tensor, Tensor]:
+    def read_chunks(self, chunks: Chunks, scores: MixtureScores) -> ReadChunks:
         """Score the document's next N chunks, and remember them.
 
         Args:
             chunks: the chunks, on the CPU.
             scores: the model's own parts.
-
-        Returns:
-            Features (N, F), which parts are present (N, J) and log p (N, J), float64 on the CPU.
         """
         there = torch.ones(len(chunks), dtype=torch.bool)
         own = [scores.decoder_log_prob] if scores.known is None else [scores.known, scores.decoder_log_prob]
@@ -210,16 +243,24 @@ class DocumentMemory:
         ]
         present = [there] * len(own) + [each.present for each in found]
         log_prob = [x.double().cpu() for x in (*own, *(each.log_prob for each in found))]
-        return torch.cat(features, 1), torch.stack(present, 1), torch.stack(log_prob, 1)
+        return ReadChunks(
+            torch.cat(features, 1),
+            torch.stack(present, 1),
+            torch.stack(log_prob, 1),
+            scores.decisions.double().cpu(),
+            None if self.words is None else self.words.read_chunks(chunks),
+        )
 
     def remember_chunks(self, prediction: Tensor, chunks: Chunks) -> None:
         """Remember the document's next N chunks, given ŷ (N, W) of their places, without scoring them."""
         for part in self.parts:
             part.remember_chunks(prediction, chunks)
+        if self.words is not None:
+            self.words.remember_chunks(chunks)
 
     def fork(self) -> "DocumentMemory":
         """Return a memory that goes on by itself from what is remembered so far."""
-        return DocumentMemory([copy(part) for part in self.parts])
+        return DocumentMemory([copy(part) for part in self.parts], self.words and self.words.fork())
 
     def predict_next(
         self, prediction: Tensor, gate_logit: Tensor | None
@@ -238,22 +279,41 @@ class Memory:
 
     Attributes:
         names: names of all J parts, those of the model first.
-        start_parts: makes the parts' memories of a new document.
+        start_document: returns an empty memory of a document.
         gate: weighs the parts.
+        speller: joins the decoder and the words of the document; None: it spells without.
     """
 
     names: tuple[str, ...]
-    start_parts: Callable[[], list[Part]]
+    start_document: Callable[[], DocumentMemory]
     gate: MemoryGate
+    speller: Speller | None = None
 
-    def start_document(self) -> DocumentMemory:
-        """Return an empty memory."""
-        return DocumentMemory(self.start_parts())
+    @classmethod
+    def fit(cls, names: tuple[str, ...], start_document: Callable[[], DocumentMemory], read: ReadChunks) -> "Memory":
+        """Fit speller and gate on held-out chunks, which a memory without a speller has read."""
+        speller = None
+        column = names.index("spelled")
+        if read.counts is not None:
+            others = torch.arange(len(names)) != column
+            unknown = (read.log_prob[:, others] == -torch.inf).all(1)
+            speller = Speller.fit(read.decisions, read.counts, unknown)
+            read.spell(speller, column)
+        return cls(names, start_document, MemoryGate.fit(read.features, read.present, read.log_prob), speller)
 
     def score_chunks(self, document: DocumentMemory, chunks: Chunks, scores: MixtureScores) -> MemoryScores:
         """Score the next N chunks of a document, and remember them; see `DocumentMemory.read_chunks`."""
-        features, present, log_prob = document.read_chunks(chunks, scores)
-        return MemoryScores(log_prob, self.gate.weigh_parts(features, present))
+        read = document.read_chunks(chunks, scores)
+        if self.speller is not None:
+            read.spell(self.speller, self.names.index("spelled"))
+        return MemoryScores(read.log_prob, self.gate.weigh_parts(read.features, read.present))
+
+    def spell_decisions(self, document: DocumentMemory, decisions: Tensor, chunks: Chunks) -> Tensor:
+        """Return log p (N, K + 1) of every decision of N possible next chunks, from the decoder's alone."""
+        if self.speller is None or document.words is None:
+            return decisions
+        counts = document.words.count_symbols(chunks)
+        return self.speller.mix_decisions(decisions.cpu(), counts).to(decisions)
 
 
 def name_parts(known: bool, parts: Sequence[Part]) -> tuple[str, ...]:

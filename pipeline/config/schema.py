@@ -215,9 +215,13 @@ class EvaluateOptions:
         ),
     ] = field(default=4096, metadata=CHUNKS_ONLY)
     parts: Annotated[
-        list[Literal["copied", "recalled"]],
-        Field(max_length=8, description="the parts of the likelihood that remember, if evaluate.memory is not 0"),
-    ] = field(default_factory=lambda: ["copied", "recalled"], metadata=CHUNKS_ONLY)
+        list[Literal["copied", "recalled", "words"]],
+        Field(
+            max_length=8,
+            description="what remembers, if evaluate.memory is not 0: parts that copy from the document and recall the train "
+            "split, and the words of the document, which help the decoder to spell",
+        ),
+    ] = field(default_factory=lambda: ["copied", "recalled", "words"], metadata=CHUNKS_ONLY)
     closed_set: Annotated[
         int,
         Field(

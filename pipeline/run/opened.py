@@ -265,10 +265,10 @@ class Run:
             alone = scored.bits if scored.without_memory is None else scored.without_memory
             names, shares = scored.part_shares()
             columns = (scored.part.windows.tokens[new], scored.part.windows.lengths[new], scored.bits, alone)
-            for row, (tokens, length, *bits) in enumerate(zip(*(x.tolist() for x in columns), strict=True)):
+            for row, (tokens, length, bits, model_bits) in enumerate(zip(*(x.tolist() for x in columns), strict=True)):
                 chunk = bytes(tokens[:length])
                 parts = dict(zip(names, shares[row].tolist(), strict=True)) if names else None
-                result.append(ScoredChunk(display_chunk(chunk, kind), chunk.hex(), *bits, parts))
+                result.append(ScoredChunk(display_chunk(chunk, kind), chunk.hex(), bits, model_bits, parts))
         return result
 
     def _encode_document(self, text: Text, example: str) -> bytes:

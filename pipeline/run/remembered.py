@@ -7,7 +7,7 @@ setting, is made again, which is logged. Nothing else of any other split than tr
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 import numpy as np
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from data.corpus import Corpus
 from haed.chunk.copied import Copied
-from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, name_parts
+from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, ReadChunks, name_parts
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, chunk_keys, find_distinct
 from haed.chunk.recalled import ChunkRecall, Recalled
+from haed.chunk.spelling import DocumentWords, Speller
 from pipeline.config import EvaluateOptions
 from pipeline.run.checkpoints import Checkpoint
 from pipeline.run.known import read_cache, write_cache
@@ -53,34 +54,37 @@ def load_memory(
     except FileNotFoundError as error:
         log.warning("nothing is remembered: %s", error)
         return None
-    makers: dict[str, Callable[[], Part]] = {}
-    for name in how.parts:
-        makers[name] = _PARTS[name](corpus, how)
+    makers = [_PARTS[name](corpus, how) for name in how.parts if name in _PARTS]
+    cut = system.cut
 
-    def start() -> list[Part]:
-        return [make() for make in makers.values()]
+    def start_document() -> DocumentMemory:
+        words = DocumentWords(cut.k, cut.vocabulary, cut.fixed) if "words" in how.parts else None
+        return DocumentMemory([make() for make in makers], words)
 
-    names = name_parts(system.known is not None, start())
+    names = name_parts(system.known is not None, start_document().parts)
     key = {
         "checkpoint": checkpoint.digest,
         "corpus": corpus.digest,
         "precision": precision,
-        "parts": " ".join(names),
+        "parts": " ".join([*names, *(["words"] if "words" in how.parts else [])]),
         "memory": str(how.memory),
-        "windows": f"{system.cut.context} {stride}",
+        "windows": f"{cut.context} {stride}",
     }
     kept = read_cache(folder.path / GATE, key)
-    if kept is None:
-        held_out = _choose_held_out(corpus)
-        count = sum(len(lengths) for _, lengths in held_out)
-        if not count:
-            log.warning("nothing is remembered: the valid split is empty, so the gate of the parts cannot be fitted")
-            return None
-        log.info("fitting the gate of %s on %s chunks of the valid split", ", ".join(names), f"{count:,}")
-        gate = MemoryGate.fit(*_read_documents(system, start, held_out, stride))
-        kept = {each.name: getattr(gate, each.name) for each in fields(gate)}
-        write_cache(folder.path / GATE, kept, key, folder)
-    return Memory(names, start, MemoryGate(**kept))
+    if kept is not None:
+        scale = kept.pop("log_scale", None)
+        return Memory(names, start_document, MemoryGate(**kept), None if scale is None else Speller(scale))
+    held_out = _choose_held_out(corpus)
+    count = sum(len(lengths) for _, lengths in held_out)
+    if not count:
+        log.warning("nothing is remembered: the valid split is empty, so the gate of the parts cannot be fitted")
+        return None
+    log.info("fitting the gate of %s on %s chunks of the valid split", ", ".join(names), f"{count:,}")
+    memory = Memory.fit(names, start_document, _read_documents(system, start_document, held_out, stride))
+    kept = {each.name: getattr(memory.gate, each.name) for each in fields(memory.gate)}
+    kept |= {} if memory.speller is None else {"log_scale": memory.speller.log_scale}
+    write_cache(folder.path / GATE, kept, key, folder)
+    return memory
 
 
 def _start_copied(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
@@ -180,15 +184,17 @@ def _choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _read_documents(
-    system: HAED, start: Callable[[], list[Part]], documents: list[tuple[np.ndarray, np.ndarray]], stride: int
-) -> Iterator[Tensor]:
-    """Return features, presence and log p of all chunks of documents, as `MemoryGate.fit` takes them."""
-    columns = []
-    memory, number = DocumentMemory(start()), -1
+    system: HAED,
+    start_document: Callable[[], DocumentMemory],
+    documents: list[tuple[np.ndarray, np.ndarray]],
+    stride: int,
+) -> ReadChunks:
+    """Return what memories say of all chunks of documents."""
+    read = []
+    memory, number = start_document(), 0
     for part in cut_documents(documents, system.cut.k, system.cut.context, stride, at_once=32):
-        scores = system.score(part.windows, part.new)
-        for document, _, chunks, own in read_windows(part, scores):
+        for document, _, chunks, scores in read_windows(part, system.score(part.windows, part.new)):
             if document != number:
-                memory, number = DocumentMemory(start()), document
-            columns.append(memory.read_chunks(chunks, own))
-    return (torch.cat(column) for column in zip(*columns, strict=True))
+                memory, number = start_document(), document
+            read.append(memory.read_chunks(chunks, scores))
+    return ReadChunks.concatenate(read)

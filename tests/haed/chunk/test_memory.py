@@ -10,16 +10,17 @@ from torch import Tensor
 
 from haed.base import TokenBatch
 from haed.chunk.copied import SHARPNESS, Copied
-from haed.chunk.memory import Memory, MemoryGate, Part, name_parts
+from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, name_parts
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, chunk_keys
 from haed.chunk.recalled import ChunkRecall, Recalled
+from haed.chunk.spelling import DocumentWords, Speller
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
 from tests.haed.chunk.test_mixture import K, T, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows
 from tests.haed.test_sampling import DRAWN, fits, frequencies
 
-SUBSETS = [(), ("copied",), ("recalled",), ("copied", "recalled")]
+SUBSETS = [(), ("copied",), ("recalled",), ("copied", "recalled"), ("words",), ("copied", "recalled", "words")]
 
 
 def recall_some(every: Chunks) -> ChunkRecall:
@@ -37,16 +38,19 @@ def remembering(names: tuple[str, ...], known: bool = True) -> tuple[HAED, Chunk
     recall = recall_some(every)
     makers: dict[str, Callable[[], Part]] = {"copied": lambda: Copied(6), "recalled": lambda: Recalled(recall)}
 
-    def start() -> list[Part]:
-        return [makers[name]() for name in names]
+    def start() -> DocumentMemory:
+        words = DocumentWords(K, V, False) if "words" in names else None
+        return DocumentMemory([makers[name]() for name in names if name in makers], words)
 
-    features = 6 + known + sum(part.features for part in start())
+    parts = start().parts
+    features = 6 + known + sum(part.features for part in parts)
     generator = torch.Generator().manual_seed(4)
-    all_names = name_parts(known, start())
+    all_names = name_parts(known, parts)
     weight = torch.randn(features, len(all_names), generator=generator, dtype=torch.float64)
     zeros = torch.zeros(features, dtype=torch.float64)
     gate = MemoryGate(0.5 * weight, torch.randn(len(all_names), generator=generator).double(), zeros, zeros + 1)
-    model.memory = Memory(all_names, start, gate)
+    scale = torch.randn(K + 1, generator=generator, dtype=torch.float64)
+    model.memory = Memory(all_names, start, gate, Speller(scale) if "words" in names else None)
     return model, every
 
 
@@ -102,7 +106,7 @@ def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> 
 
 
 def test_later_chunks_change_no_probability_of_earlier_ones() -> None:
-    model, _ = remembering(("copied", "recalled"))
+    model, _ = remembering(("copied", "recalled", "words"))
     assert model.memory is not None
     given, other = document(T), document(T)
     other.tokens[0, -1], other.lengths[0, -1] = torch.tensor([1, 1, 1]), 3
@@ -143,7 +147,7 @@ def test_copied_chunks_are_weighted_by_the_similarity_of_states_by_brute_force()
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("opened", [[], [1], [1, 0]])
 def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], known: bool) -> None:
-    model, every = remembering(("copied", "recalled"), known)
+    model, every = remembering(("copied", "recalled", "words"), known)
     given, beginning = document(2), torch.tensor(opened, dtype=torch.long)
     log_prob = log_probs_of_all(model, given, every)
     begins = (every.tokens[:, : len(opened)] == beginning).all(1) & (every.lengths >= len(opened))
@@ -166,7 +170,7 @@ def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], k
 
 
 def test_a_long_prompt_is_remembered_whole_and_sampling_goes_on_past_the_window() -> None:
-    model, _ = remembering(("copied", "recalled"))
+    model, _ = remembering(("copied", "recalled", "words"))
     sampler = ChunkSampler(model, document(3 * T), 2)
     assert [len(part.keys) for memory in sampler.documents for part in memory.parts if isinstance(part, Copied)] == [
         6,
