@@ -61,6 +61,7 @@ from pipeline.config import (
     Phase,
     PhaseOptions,
     check_training,
+    remembered_chunks,
     requested_likelihood,
     training_phases,
     write_override,
@@ -583,7 +584,10 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     folder, limits = RunFolder.from_options(options), options.evaluate
     run = str(folder.path)
     likelihood = requested_likelihood(options, folder.trained_phase(limits.stage))
-    if folder.is_current("evaluation.json", options, split=limits.split, likelihood=likelihood):
+    memory = remembered_chunks(options, folder.trained_phase(limits.stage))
+    parts = limits.parts if memory else []
+    wanted = {"split": limits.split, "likelihood": likelihood, "memory": memory, "memory_parts": parts}
+    if folder.is_current("evaluation.json", options, **wanted):
         stages.skip_stage("evaluate")
     else:
         with stages.begin_stage("evaluate", stages.estimate_evaluation_seconds(corpus.splits[limits.split].chunks)):

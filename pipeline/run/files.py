@@ -365,7 +365,8 @@ class Evaluation:
         processor: model of CPU or GPU that computed it.
         likelihood: for a run with a mixture, whether the bits are the mixture's or its decoder's alone; else None.
         parts: results of the mixture's parts; else None.
-        memory: number of chunks of a document that were remembered; 0: the bits are of the model alone.
+        memory: number of chunks of a document that are remembered; 0: the bits are of the model alone.
+        memory_parts: what remembers, see `evaluate.parts`.
         remembered: results of a memory's parts; else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
         breakdown: bits by position in a chunk, by its length, and by its count in the train split.
@@ -396,6 +397,7 @@ class Evaluation:
     likelihood: Literal["mixture", "decoder"] | None = None
     parts: MixtureParts | None = None
     memory: int = 0
+    memory_parts: list[str] = field(default_factory=list)
     remembered: RememberedParts | None = None
     iem: ClosedSet | None = None
     breakdown: Breakdown | None = None
