@@ -104,11 +104,14 @@ class OutcomeSpace:
     def __init__(self, system: HAED) -> None:
         assert system.memory is not None
         self.system, self.memory = system, system.memory
-        sets = [] if system.known is None else [system.known.lexicon.chunks]
+        none = torch.zeros(0, system.cut.k, dtype=torch.long)
+        sets = [Chunks(none, none[:, 0])] if system.known is None else [system.known.lexicon.chunks]
         sets += [part.vocabulary for part in self.memory.start_document().parts if part.vocabulary is not None]
         every = find_distinct(*(torch.cat([getattr(x, name).long() for x in sets]) for name in ("tokens", "lengths")))
         self.vocabulary = ChunkVocabulary(Chunks(every.tokens, every.lengths))
         self._rows = list(every.inverse.split([len(each) for each in sets]))
+        if system.known is None:
+            del self._rows[0]
 
     def list_outcomes(self, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
         """Return the outcomes after what a document has; see `outcome_log_probs`.
@@ -187,17 +190,22 @@ class LikeliestChunks:
 
 @torch.no_grad()
 def find_likeliest_chunks(
-    system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int, document: DocumentMemory | None = None
+    system: HAED,
+    prediction: Tensor,
+    before: Chunks,
+    opened: Tensor,
+    count: int,
+    remembered: "tuple[OutcomeSpace, DocumentMemory] | None" = None,
 ) -> LikeliestChunks:
     """Return the likeliest next chunks, at most `count`, of ŷ (1, W), after a document that is remembered or none.
 
     Probabilities are exact. The choice of chunks is approximate: those that are likeliest to be drawn whole, and those
     that a beam search of the decoder finds.
     """
-    if document is None:
+    if remembered is None:
         outcomes = _known_outcomes(system, prediction, before, opened)
     else:
-        outcomes = OutcomeSpace(system).list_outcomes(document, prediction[0], before, opened)
+        outcomes = remembered[0].list_outcomes(remembered[1], prediction[0], before, opened)
     shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
     found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
     possible = int(shares[:-1].isfinite().sum())
@@ -206,8 +214,8 @@ def find_likeliest_chunks(
     chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
     decisions = system.decoder_log_probs(prediction.expand(size, -1), chunks, repeated).double().cpu()
-    if document is not None and system.memory is not None:
-        decisions = system.memory.spell_decisions(document, decisions, chunks)
+    if remembered is not None:
+        decisions = remembered[0].memory.spell_decisions(remembered[1], decisions, chunks)
     spelled = shares[-1] + decisions[:, len(opened) :].sum(1)
     rows = ChunkVocabulary(outcomes.chunks).find_rows(chunks)
     drawn = shares[rows].where(rows >= 0, -torch.inf)

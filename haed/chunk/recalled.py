@@ -78,6 +78,15 @@ class ChunkRecall:
         keys = chunk_keys(chunks.tokens, chunks.lengths)
         return cls(chunks, keys, sequence, order.int(), starts, ends, ranges, types, counts)
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for tensors that do not fit together, as of a damaged file."""
+        sizes = len(self.chunks), len(self.keys), len(self.counts), len(self.starts) - 2
+        bounds = [(self.order, len(self.sequence)), (self.sequence, len(self.chunks) + 1), (self.ends, len(self.order))]
+        bounds.append((self.starts, len(self.order) + 1))
+        inside = all(bool(((x >= 0) & (x < most)).all()) for x, most in bounds)
+        if len(set(sizes)) > 1 or not inside or len(self.ranges) != len(self.types) or bool((self.counts < 1).any()):
+            raise ValueError("the tensors of what is recalled do not fit together")
+
     def __len__(self) -> int:
         return len(self.order)
 
@@ -157,10 +166,13 @@ class ChunkRecall:
 
 
 def _sort_contexts(sequence: Tensor, positions: Tensor) -> Tensor:
-    """Sort positions by the DEPTH chunks before each, the nearest first, by doubling."""
+    """Sort positions by the chunks before each, the nearest first, by doubling.
+
+    More than DEPTH chunks are compared: a chunk is counted after a context by the context that is longer by this chunk.
+    """
     rank = torch.cat([sequence.new_zeros(1), sequence[:-1]]).long()  # by the chunk before
     length = 1
-    while length < DEPTH:
+    while length <= DEPTH:
         earlier = torch.cat([rank.new_zeros(length), rank[:-length]])
         rank = torch.unique(rank * (len(sequence) + 1) + earlier, return_inverse=True)[1]
         length *= 2

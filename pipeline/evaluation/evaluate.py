@@ -241,10 +241,12 @@ def format_evaluation(result: Evaluation) -> str:
     ]
     if result.remembered is not None:
         alone = f"{result.alone.value:.4f} {result.alone.unit} by the model alone (evaluate.memory=0)"
-        if result.split == "valid":
-            alone += "; the gate of the memory was fitted on a part of this split"
+        alone += {
+            "valid": "; the gate of the memory was fitted on a part of this split",
+            "train": "; what is recalled is this split",
+        }.get(result.split, "")
         lines.append(
-            f"  {alone}. With {result.memory:,} chunks of the document and the train split: {result.remembered}"
+            f"  {alone}. With {', '.join(result.memory_parts)} of {result.memory:,} chunks: {result.remembered}"
         )
     if result.fallback:
         lines.append(f"  {result.fallback}")

@@ -232,11 +232,11 @@ class Run:
                     self.folder, system, max_known_chunks(how), self.checkpoint, self.compute.precision_name
                 )
         if isinstance(system, HAED) and not self._has_memory and remembered_chunks(how, self.phase):
-            self._has_memory = True
             with torch.no_grad(), self.compute.use_precision():
                 system.memory = load_memory(
                     self.folder, system, how.evaluate, self.checkpoint, self.compute.precision_name, self.stride
                 )
+            self._has_memory = True
         return system
 
     @property
@@ -396,8 +396,8 @@ class Run:
         opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
         with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
-            document = sampler.documents[0] if sampler.documents else None
-            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, document)
+            remembered = (sampler.space, sampler.documents[0]) if sampler.documents else None
+            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, remembered)
         if len(likeliest.probability) < count:
             log.warning("%d of %d chunks: no more are possible there", len(likeliest.probability), count)
         known = None if system.known is None else system.known.lexicon

@@ -18,10 +18,11 @@ from data.corpus import Corpus
 from haed.chunk.copied import Copied
 from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, ReadChunks, name_parts
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, chunk_keys, find_distinct
+from haed.chunk.packing import Chunks, Distinct, chunk_keys, find_distinct
 from haed.chunk.recalled import ChunkRecall, Recalled
 from haed.chunk.spelling import DocumentWords, Speller
 from pipeline.config import EvaluateOptions
+from pipeline.console import format_error
 from pipeline.run.checkpoints import Checkpoint
 from pipeline.run.known import read_cache, write_cache
 from pipeline.run.run_directory import RunFolder
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 GATE, RECALL = "known/gate.safetensors", "recall.safetensors"
 FITTED, FITTED_PER_DOCUMENT = 20_480, 4096  # chunks of the valid split on which the gate is fitted
 RECALLED = 1 << 25  # chunks of the train split at most: 8 bytes each
+_GATE_FORMAT, _RECALL_FORMAT = "gate of features in deviations, scales of spelling", "contexts sorted beyond 32 chunks"
 _SORTED = 1 << 20  # chunks whose distinct ones are found at a time
 
 
@@ -51,10 +53,12 @@ def load_memory(
     """
     try:
         corpus = folder.open_corpus()
-    except FileNotFoundError as error:
-        log.warning("nothing is remembered: %s", error)
+        if not corpus.split_counts("valid").chunks:
+            raise ValueError("the valid split is empty, so the gate of the parts cannot be fitted")
+        makers = [_PARTS[name](corpus, how) for name in dict.fromkeys(how.parts) if name in _PARTS]
+    except (OSError, ValueError) as error:
+        log.warning("nothing is remembered: %s", format_error(error))
         return None
-    makers = [_PARTS[name](corpus, how) for name in how.parts if name in _PARTS]
     cut = system.cut
 
     def start_document() -> DocumentMemory:
@@ -69,22 +73,33 @@ def load_memory(
         "parts": " ".join([*names, *(["words"] if "words" in how.parts else [])]),
         "memory": str(how.memory),
         "windows": f"{cut.context} {stride}",
+        "holds": _GATE_FORMAT,
     }
     kept = read_cache(folder.path / GATE, key)
-    if kept is not None:
-        scale = kept.pop("log_scale", None)
-        return Memory(names, start_document, MemoryGate(**kept), None if scale is None else Speller(scale))
+    if kept is not None and (memory := _restore_memory(kept, names, start_document)) is not None:
+        return memory
     held_out = _choose_held_out(corpus)
     count = sum(len(lengths) for _, lengths in held_out)
-    if not count:
-        log.warning("nothing is remembered: the valid split is empty, so the gate of the parts cannot be fitted")
-        return None
     log.info("fitting the gate of %s on %s chunks of the valid split", ", ".join(names), f"{count:,}")
     memory = Memory.fit(names, start_document, _read_documents(system, start_document, held_out, stride))
     kept = {each.name: getattr(memory.gate, each.name) for each in fields(memory.gate)}
     kept |= {} if memory.speller is None else {"log_scale": memory.speller.log_scale}
     write_cache(folder.path / GATE, kept, key, folder)
     return memory
+
+
+def _restore_memory(
+    kept: dict[str, Tensor], names: tuple[str, ...], start_document: Callable[[], DocumentMemory]
+) -> Memory | None:
+    """Return the memory of a gate's tensors; None, with a warning, if they are of no such gate."""
+    scale = kept.pop("log_scale", None)
+    features = len(kept.get("mean", ()))
+    shapes = {"weight": (features, len(names)), "bias": (len(names),), "mean": (features,), "deviation": (features,)}
+    fits = {name: tuple(tensor.shape) for name, tensor in kept.items()} == shapes
+    if not fits or not all(bool(tensor.isfinite().all()) for tensor in kept.values()):
+        log.warning("%s is damaged: it is made anew", GATE)
+        return None
+    return Memory(names, start_document, MemoryGate(**kept), None if scale is None else Speller(scale))
 
 
 def _start_copied(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
@@ -105,18 +120,27 @@ _PARTS: dict[str, Callable[[Corpus, EvaluateOptions], Callable[[], Part]]] = {
 
 def load_recall(corpus: Corpus) -> ChunkRecall:
     """Return the chunk sequence of a corpus's train split, cached beside its shards or sorted anew."""
-    key = {"corpus": corpus.digest, "most": str(RECALLED)}
+    key = {"corpus": corpus.digest, "most": str(RECALLED), "holds": _RECALL_FORMAT}
     kept = read_cache(corpus.folder / RECALL, key)
-    if kept is None:
-        total = corpus.split_counts("train").chunks
-        read = min(total, RECALLED)
-        log.info("sorting %s chunks of the train split to recall them: %.0f MB", f"{read:,}", 8e-6 * read)
-        if read < total:
-            log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
-        recall = ChunkRecall.build(*_number_chunks(corpus.iterate_documents("train"), corpus.build_chunker().k, read))
-        kept = {name: getattr(recall, name) for name in _RECALL_TENSORS}
-        kept |= {"tokens": recall.chunks.tokens.byte(), "lengths": recall.chunks.lengths.byte()}
-        write_cache(corpus.folder / RECALL, kept, key)
+    if kept is not None:
+        try:
+            return _restore_recall(kept)
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            log.warning("%s is damaged (%s): it is made anew", corpus.folder / RECALL, error)
+    total = corpus.split_counts("train").chunks
+    read = min(total, RECALLED)
+    log.info("sorting %s chunks of the train split to recall them: %.0f MB", f"{read:,}", 8e-6 * read)
+    if read < total:
+        log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
+    chunker = corpus.build_chunker()
+    recall = ChunkRecall.build(*_number_chunks(corpus.iterate_documents("train"), chunker.k, chunker.fixed, read))
+    tensors = {name: getattr(recall, name) for name in _RECALL_TENSORS}
+    tensors |= {"tokens": recall.chunks.tokens.byte(), "lengths": recall.chunks.lengths.byte()}
+    write_cache(corpus.folder / RECALL, tensors, key)
+    return recall
+
+
+def _restore_recall(kept: dict[str, Tensor]) -> ChunkRecall:
     chunks = Chunks(kept.pop("tokens").long(), kept.pop("lengths").long())
     return ChunkRecall(chunks, **kept)
 
@@ -124,38 +148,41 @@ def load_recall(corpus: Corpus) -> ChunkRecall:
 _RECALL_TENSORS = [each.name for each in fields(ChunkRecall) if each.name != "chunks"]
 
 
-def _number_chunks(documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, most: int) -> tuple[Chunks, Tensor]:
+def _number_chunks(
+    documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, fixed: bool, most: int
+) -> tuple[Chunks, Tensor]:
     """Return the distinct chunks of documents in the order of their keys, and the ids for `ChunkRecall.build`.
 
-    Of more than `most` chunks the first are taken. Only `_SORTED` chunks have their tokens in memory at a time.
+    Of more than `most` chunks the first are taken. Only about `_SORTED` chunks have their tokens in memory at a time. Of
+    chunks of a fixed size the shorter rest of a document is no outcome, and is left out.
     """
-    keys: list[Tensor] = []
-    seen = [find_distinct(torch.zeros(0, k, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8))]
-    sizes: list[int] = []
-    waiting: list[Chunks] = []
-    left = most
+    keys, sizes, waiting, queued, left = list[Tensor](), list[int](), list[Chunks](), 0, most
+    distinct = find_distinct(torch.zeros(0, k, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8))
 
-    def merge_waiting() -> None:
-        sets = [seen[0], *waiting]
-        seen[0] = find_distinct(*(torch.cat([getattr(each, name) for each in sets]) for name in ("tokens", "lengths")))
-        waiting.clear()
+    def merge_waiting() -> Distinct:
+        sets = [distinct, *waiting]
+        return find_distinct(*(torch.cat([getattr(each, name) for each in sets]) for name in ("tokens", "lengths")))
 
     for tokens, lengths in documents:
+        if fixed and len(lengths) and lengths[-1] < k:
+            lengths = lengths[:-1]
+        lengths = lengths[:left]
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         for first in range(0, len(lengths), _SORTED):
-            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            some = lengths[first : first + min(_SORTED, left)]
+            some = lengths[first : first + _SORTED]
             rows = pad_chunks(tokens[ends[first] : ends[first + len(some)]], some, k)
             chunks = Chunks(torch.from_numpy(rows), torch.from_numpy(some.astype(np.uint8)))
             keys.append(chunk_keys(chunks.tokens, chunks.lengths))
             waiting.append(chunks)
-            left -= len(some)
-            if sum(map(len, waiting)) >= _SORTED:
-                merge_waiting()
-        sizes.append(sum(map(len, keys)) - sum(sizes))
+            queued += len(some)
+            if queued >= _SORTED:
+                distinct, queued = merge_waiting(), 0
+                waiting.clear()
+        sizes.append(len(lengths))
+        left -= len(lengths)
         if not left:
             break
-    merge_waiting()
-    distinct = seen[0]
+    distinct = merge_waiting()
     every = torch.cat([torch.zeros(0, dtype=torch.long), *keys])
     ids = torch.zeros(len(every) + len(sizes), dtype=torch.int32)
     border = torch.tensor(sizes, dtype=torch.long).cumsum(0) + torch.arange(len(sizes))
@@ -176,7 +203,9 @@ def _choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
     )
     result, left = [], FITTED
     for number, (tokens, lengths) in enumerate(corpus.iterate_documents("valid")):
-        if number in chosen and left > 0:
+        if not left:
+            break
+        if number in chosen:
             some = lengths[: min(FITTED_PER_DOCUMENT, left)]
             result.append((tokens[: int(some.astype(np.int64).sum())], some))
             left -= len(some)

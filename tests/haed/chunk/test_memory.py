@@ -155,7 +155,7 @@ def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], k
     with torch.no_grad():
         sampler = ChunkSampler(model, given)
         found = find_likeliest_chunks(
-            model, sampler.prediction, sampler.last, beginning, len(every), sampler.documents[0]
+            model, sampler.prediction, sampler.last, beginning, len(every), (sampler.space, sampler.documents[0])
         )
     ranked = wanted.sort(descending=True).values[: int(begins.sum())]
     torch.testing.assert_close(found.probability, ranked)
@@ -167,6 +167,15 @@ def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], k
     by_parts = {name: float(number.mean()) for name, number in drawing.parts.items()}
     for name, share in by_parts.items():
         assert abs(share - found.gate[name]) < 0.08
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("names", SUBSETS[1:])
+def test_every_subset_of_parts_can_be_sampled(names: tuple[str, ...], known: bool) -> None:
+    model, _ = remembering(names, known)
+    sampler = ChunkSampler(model, document(2))
+    drawn = [sampler.draw_chunk(Draw(0.8, generator=torch.Generator().manual_seed(0))) for _ in range(3)]
+    assert all((each.lengths > 0).all() for each in drawn)
 
 
 def test_a_long_prompt_is_remembered_whole_and_sampling_goes_on_past_the_window() -> None:

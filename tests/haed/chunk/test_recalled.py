@@ -76,6 +76,21 @@ def test_every_probability_is_that_of_counting_and_they_sum_to_one(number: int, 
             torch.testing.assert_close(whole.features[place], prediction.features)
 
 
+def test_what_stands_before_and_behind_the_longest_context_is_counted_right() -> None:
+    """Contexts that agree in more than 32 chunks, and differ in what precedes or follows them."""
+    generator = torch.Generator().manual_seed(7)
+    same = torch.randint(0, 4, (40,), generator=generator).tolist()
+    documents = [[first, *same[size:], last] for first in range(3) for last in range(4) for size in (0, 7, 8, 9)]
+    recall, values = recall_of(documents)
+    for first in range(4):
+        held = [first, *same, 2, 1]
+        part = Recalled(recall)
+        scores = part.score(torch.zeros(len(held), 1), chunks_of(held))
+        for place in range(len(held)):
+            expected = torch.tensor(brute_force(documents, held[:place], values), dtype=torch.float64)
+            torch.testing.assert_close(scores.log_prob[place].exp(), expected[values.index(held[place])])
+
+
 def test_contexts_of_every_depth_are_found_where_they_occur() -> None:
     document = ([0, 1, 2, 0, 1, 3] * 20)[:100]
     recall, values = recall_of([document])

@@ -2,21 +2,26 @@
 
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from data.statistics import hash_chunks
 from haed.chunk.model import HAED
 from pipeline.config import Options, load_options
 from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
 from pipeline.inference import next_chunks, sample
+from pipeline.run.checkpoints import read_metadata
 from pipeline.run.files import Evaluation, read_as
+from pipeline.run.known import write_cache
 from pipeline.run.opened import Run
-from pipeline.run.remembered import GATE, RECALL, load_recall
+from pipeline.run.remembered import GATE, RECALL, _number_chunks, load_recall
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.training.stages import train
@@ -120,6 +125,54 @@ def test_recall_and_gate_are_built_once_and_made_anew_where_they_are_damaged(
     caplog.clear()
     opened(mixed, memory=64).score("def f(self):\n")
     assert "gate.safetensors is stale: memory 4096, now 64" in caplog.text
+
+
+def test_tensors_that_do_not_fit_are_made_anew(mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
+    """With right metadata and checksums, as of another program."""
+    run = opened(mixed)
+    first = run.score("def f(self):\n").bits
+    gate, recall = run.folder.path / GATE, run.folder.open_corpus().folder / RECALL
+    wrong: list[tuple[Path, str, Callable[[Tensor], Tensor]]] = [
+        (recall, "order", lambda x: x + 10**6),
+        (recall, "keys", lambda x: x[:10].contiguous()),
+        (recall, "counts", torch.zeros_like),
+        (gate, "bias", lambda x: x * torch.nan),
+        (gate, "weight", lambda x: x[:, :2].contiguous()),
+    ]
+    for path, name, change in wrong:
+        metadata, tensors = read_metadata(path), load_file(path)
+        metadata.pop("sha256")
+        write_cache(path, tensors | {name: change(tensors[name])}, metadata)
+        caplog.clear()
+        assert opened(mixed).score("def f(self):\n").bits == first and "made anew" in caplog.text
+
+
+def test_a_corpus_that_cannot_be_read_is_said_each_time(mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
+    run = opened(mixed)
+    assert run.score("import os\n").remembered is not None
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise PermissionError("no access")
+
+    broken = opened(mixed)
+    broken.folder.open_corpus = fail  # type: ignore[method-assign, assignment]
+    assert broken.score("import os\n").remembered is None and calls
+    assert "nothing is remembered: no access" in caplog.text
+
+
+def test_parts_named_twice_are_one(mixed: Options) -> None:
+    score = opened(mixed, parts=["copied", "copied"]).score("import os\nimport os\n")
+    assert score.remembered is not None and sum(score.remembered.weights.values()) == pytest.approx(1)
+
+
+def test_the_rest_of_a_document_of_chunks_of_a_fixed_size_is_not_recalled() -> None:
+    documents = [(np.arange(10, dtype=np.uint8), np.array([4, 4, 2], np.uint8))] * 2
+    chunks, ids = _number_chunks(iter(documents), 4, True, 100)
+    assert chunks.lengths.tolist() == [4, 4] and (ids == 0).nonzero().flatten().tolist() == [2, 5]
+    chunks, ids = _number_chunks(iter(documents), 4, False, 4)
+    assert len(chunks) == 3 and (ids == 0).nonzero().flatten().tolist() == [3, 5]
 
 
 def test_what_is_recalled_is_the_train_split_alone(mixed: Options) -> None:
