@@ -18,8 +18,9 @@ Legend: B samples, N chunks, C known ones, K tokens of a chunk, V vocabulary, W 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -348,7 +349,7 @@ class Sampler(ABC):
             were spelled. A chunk that several parts may draw counts for each by its share.
     """
 
-    parts: dict[str, Tensor]
+    parts: Mapping[str, Tensor] = MappingProxyType({})
 
     @abstractmethod
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
@@ -384,12 +385,13 @@ class ChunkSampler(Sampler):
         self.prediction = system.main.step(self.inputs, self.cache)[:, -1]
         none = Chunks(tokens.new_zeros(samples, system.cut.k), lengths.new_zeros(samples))
         self.last = Chunks(tokens[:, -1], lengths[:, -1]) if lengths.shape[1] else none
-        self.parts = {} if system.known is None else {"known": torch.zeros(samples, dtype=torch.float64)}
+        names = [] if system.known is None else ["known"]
         self.documents: list[DocumentMemory] = []
         if system.memory is not None:
             self.space = OutcomeSpace(system)
             self.documents = self._remember_prompts(prompt)
-            self.parts |= {part.name: torch.zeros(samples, dtype=torch.float64) for part in self.documents[0].parts}
+            names += [part.name for part in self.documents[0].parts]
+        self.parts = {name: torch.zeros(samples, dtype=torch.float64) for name in names}
 
     def _remember_prompts(self, prompt: TokenBatch) -> list[DocumentMemory]:
         """Return the memory of each sample's prompt."""
@@ -545,7 +547,7 @@ class TokenSampler(Sampler):
 
     def __init__(self, system: TokenModel, prompt: TokenBatch, samples: int = 1) -> None:
         cut = system.cut
-        self.system, self.samples, self.parts = system, samples, {}
+        self.system, self.samples = system, samples
         most = cut.context * cut.k
         self.window = most if cut.fixed else max(min(2, most), most // 2)
         sizes = prompt.lengths.sum(1)

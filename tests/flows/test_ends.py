@@ -81,6 +81,7 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
 def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
     """Flow runs that are not trainings: `haed`, which evaluates now, and its stage. A `haed run` was killed as well."""
     slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
+    slow += ["model.decoder.width=1024"]
     whole = served.trigger("haed", {"overrides": [*slow, "name=whole"]})
     of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
     stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]

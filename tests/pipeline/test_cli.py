@@ -58,7 +58,7 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
     held_out = (text / "test-queue.py").read_bytes()
     assert found["bytes"] == found["tokens"] == len(held_out) and found["characters"] == len(held_out.decode())
     assert found["bits_per_char"] == pytest.approx(found["bits"] / found["characters"])
-    assert len(found["baselines"]) == 7 and read_json(folder / "evaluation.json") == found
+    assert len(found["baselines"]) == 8 and read_json(folder / "evaluation.json") == found
 
     assert main(["evaluate", str(folder), "--text", str(text / "test-queue.py"), "--json"]) == 0
     assert last_json(capsys)["bits"] == pytest.approx(found["bits"], rel=1e-6)
