@@ -1,4 +1,4 @@
-"""One likelihood of the model's parts and of those that remember, joined by a gate.
+"""Likelihood of the model's parts and of those that remember, joined by a gate.
 
     P(c | before) = Σ_j g_j · p_j(c),    g = softmax over the parts present of (w_j · φ + b_j)
 
@@ -34,7 +34,7 @@ _STEPS = 60  # of L-BFGS
 
 @dataclass
 class PartScores:
-    """What a part says of N consecutive chunks of a document.
+    """Scores of N consecutive chunks of a document by a part.
 
     Attributes:
         log_prob: (N,) log p of each chunk, in nats; −∞ for what the part cannot produce.
@@ -49,7 +49,7 @@ class PartScores:
 
 @dataclass
 class PartPrediction:
-    """What a part predicts for the next chunk of a document.
+    """Prediction of the next chunk of a document by a part.
 
     Attributes:
         features: (F,), as in `PartScores`.
@@ -102,7 +102,7 @@ class Part(ABC):
 
 @dataclass
 class MemoryScores:
-    """What every part says of N chunks, and its weight.
+    """Scores of N chunks by every part, and the weights of the parts.
 
     Attributes:
         log_prob: (N, J) float64 log p_j, in nats.
@@ -183,7 +183,7 @@ class MemoryGate:
 
 @dataclass
 class ReadChunks:
-    """What a document's memory says of N chunks, before they are joined.
+    """Scores of N chunks by a document's memory, before they are joined.
 
     Attributes:
         features: (N, F) float64, for the gate.

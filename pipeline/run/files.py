@@ -310,7 +310,7 @@ def _format_bits(value: float | None) -> str:
 
 @dataclass
 class RememberedParts:
-    """What a memory adds to a model on the same chunks.
+    """Results of a memory beside those of the model alone, on the same chunks.
 
     Attributes:
         bits_without: total bits of the model alone.
