@@ -259,7 +259,7 @@ def format_evaluation(result: Evaluation) -> str:
     if result.likelihood_note:
         lines.append(f"  {result.likelihood_note}")
     if result.breakdown is not None:
-        lines += _format_breakdown(result.breakdown)
+        lines += _format_breakdown(result.breakdown, result.remembered is not None)
     if result.baselines:
         lines.append(f"baselines on the same bytes ({headline.unit}):")
         for item in sorted(result.baselines, key=lambda item: -item.bits_per_char):
@@ -268,10 +268,10 @@ def format_evaluation(result: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def _format_breakdown(breakdown: Breakdown) -> Iterator[str]:
+def _format_breakdown(breakdown: Breakdown, remembers: bool) -> Iterator[str]:
     """Yield lines with the shares of the bits, and for a mixture with the bits per token of its parts."""
     mixed = breakdown.mixture_rows()
-    position = "the decoder's bits" if mixed else "bits"  # the mixture scores whole chunks
+    position = "the decoder's bits" if mixed or remembers else "bits"  # a mixture and a memory score whole chunks
     partitions = {
         f"{position} by position": breakdown.by_position,
         "bits by length": breakdown.by_length,
