@@ -79,14 +79,22 @@ class Outcomes:
     """Every outcome for the next chunk of one document with memory, jointly with the beginning, on the CPU.
 
     Attributes:
+        vocabulary: the first of the chunks, which are the same for every document.
         chunks: n different chunks.
         log_prob: (n + 1,) float64 log P of drawing each chunk whole, by all parts together; to spell is the last.
         ways: for each part but the decoder its name, rows (m,) of `chunks`, and its log joint probability (m,) of them.
     """
 
+    vocabulary: ChunkVocabulary
     chunks: Chunks
     log_prob: Tensor
     ways: list[tuple[str, Tensor, Tensor]]
+
+    def find_rows(self, chunks: Chunks) -> Tensor:
+        """Return the row (N,) of each of N chunks on the CPU, −1 for those that are no outcome."""
+        rows, size = self.vocabulary.find_rows(chunks), len(self.vocabulary)
+        others = ChunkVocabulary(self.chunks[torch.arange(size, len(self.chunks))]).find_rows(chunks)
+        return rows.where(others < 0, others + size)
 
     def share_of_parts(self, row: int) -> dict[str, float]:
         """Return by which parts the chunk of a row is drawn: probabilities that sum to one."""
@@ -151,7 +159,7 @@ class OutcomeSpace:
         joint = torch.zeros(len(chunks), dtype=torch.float64)
         for _, places, log_prob in ways:
             joint.index_add_(0, places, log_prob.exp())
-        return Outcomes(chunks, torch.cat([joint.log(), spelled[None]]), ways)
+        return Outcomes(self.vocabulary, chunks, torch.cat([joint.log(), spelled[None]]), ways)
 
     def _find_or_add(self, named: Chunks, chunks: Chunks) -> tuple[Tensor, Chunks]:
         """Return the rows of chunks, and all chunks: those that the vocabulary lacks are added behind."""
@@ -218,7 +226,7 @@ def find_likeliest_chunks(
     if remembered is not None:
         decisions = remembered[0].memory.spell_decisions(remembered[1], decisions, chunks)
     spelled = shares[-1] + decisions[:, len(opened) :].sum(1)
-    rows = ChunkVocabulary(outcomes.chunks).find_rows(chunks)
+    rows = outcomes.find_rows(chunks)
     drawn = shares[rows].where(rows >= 0, -torch.inf)
     joint = torch.logaddexp(drawn, spelled)
     best = joint.argsort(descending=True, stable=True)[:count]
@@ -235,8 +243,10 @@ def _known_outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Te
     log_prob = outcome_log_probs(system, prediction, before, opened)[0].double().cpu()
     if system.known is None:
         none = torch.zeros(0, system.cut.k, dtype=torch.long)
-        return Outcomes(Chunks(none, none[:, 0]), log_prob, [])
-    return Outcomes(system.known.lexicon.chunks, log_prob, [("known", torch.arange(len(system.known)), log_prob[:-1])])
+        nothing = Chunks(none, none[:, 0])
+        return Outcomes(ChunkVocabulary(nothing), nothing, log_prob, [])
+    lexicon = system.known.lexicon
+    return Outcomes(lexicon, lexicon.chunks, log_prob, [("known", torch.arange(len(lexicon)), log_prob[:-1])])
 
 
 def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:

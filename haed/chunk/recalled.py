@@ -14,6 +14,7 @@ beginning of a document is a chunk of its own in contexts, so that beginnings ar
 Legend: M positions of the train split, U distinct chunks, N chunks of a document that are scored, K tokens of a chunk.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -238,21 +239,35 @@ class Recalled(Part):
         probability = torch.zeros(count, dtype=torch.float64)
         probability[known] = recall.counts[own[known] - 1].double() / max(1, int(recall.counts.sum()))
         features = torch.zeros(count, self.features)
-        for number, order in enumerate(ORDERS):
-            low, high = first[here, order], end[here, order]
-            seen = (low < high).nonzero().squeeze(1)
-            totals = recall.count_outcomes(low[seen], high[seen])
-            seen, totals = seen[totals > 0], totals[totals > 0]
-            if not len(seen):
-                continue
-            types = recall.count_types(order, low[seen], high[seen]).double()
+        for order, seen, totals, types in self._match_orders(first[here], end[here], features):
             after = seen + before + 1
             times = (end[after, order + 1] - first[after, order + 1]).double()
             probability[seen] = (times + types * probability[seen]) / (totals + types)
-            features[seen, number] = 1
-            features[seen, -2], features[seen, -1] = (types / totals).float(), totals.double().log1p().float()
         self.ids = ids[-(DEPTH + 1) :]
         return PartScores(probability.log(), features, torch.full((count,), len(recall.keys) > 0))
+
+    def _match_orders(
+        self, first: Tensor, end: Tensor, features: Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield each order with the places (n,) where it matched, the occurrences there and their types, float64.
+
+        The shortest order comes first.
+
+        Args:
+            first: (N, D) of the ranges of contexts, see `ChunkRecall.find_contexts`.
+            end: (N, D) likewise.
+            features: (N, F) zeros, which are filled.
+        """
+        for number, order in enumerate(ORDERS):
+            low, high = first[:, order].contiguous(), end[:, order].contiguous()
+            totals = self.recall.count_outcomes(low, high)
+            seen = (totals > 0).nonzero().squeeze(1)
+            if len(seen):
+                occurrences = totals[seen].double()
+                types = self.recall.count_types(order, low[seen], high[seen]).double()
+                features[seen, number] = 1
+                features[seen, -2], features[seen, -1] = (types / occurrences).float(), occurrences.log1p().float()
+                yield order, seen, occurrences, types
 
     def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
         """See `Part.remember_chunks`; `states` are not used."""
@@ -261,20 +276,15 @@ class Recalled(Part):
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; the outcomes are all distinct chunks of the train split."""
         recall = self.recall
-        first, end = (x[-1] for x in recall.find_contexts(self.ids, DEPTH))
-        features, orders = torch.zeros(self.features), []
-        for number, order in enumerate(ORDERS):
-            low, high = first[order : order + 1], end[order : order + 1]
-            total = int(recall.count_outcomes(low, high))
-            if total <= 0:
-                continue
-            types = int(recall.count_types(order, low, high))
-            orders.append((slice(int(low), int(high)), total, types))
-            features[number] = 1
-            features[-2], features[-1] = types / total, torch.tensor(float(total)).log1p()
-        return PartPrediction(features, len(recall.keys) > 0, lambda: self._list_outcomes(orders))
+        first, end = (x[-1:] for x in recall.find_contexts(self.ids, DEPTH))
+        features = torch.zeros(1, self.features)
+        orders = [
+            (slice(int(first[0, order]), int(end[0, order])), float(total), float(types))
+            for order, _, total, types in self._match_orders(first, end, features)
+        ]
+        return PartPrediction(features[0], len(recall.keys) > 0, lambda: self._list_outcomes(orders))
 
-    def _list_outcomes(self, orders: list[tuple[slice, int, int]]) -> tuple[Chunks, Tensor]:
+    def _list_outcomes(self, orders: list[tuple[slice, float, float]]) -> tuple[Chunks, Tensor]:
         """Return all chunks and log p (U,), from the ranges, occurrences and types of the orders that matched."""
         recall, left, weights = self.recall, 1.0, []
         for places, total, types in reversed(orders):  # the longest context leaves a share to the shorter ones

@@ -367,7 +367,7 @@ class Run:
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
         whole = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
         shares = [dict(zip(whole, each, strict=True)) for each in zip(*whole.values(), strict=True)]
-        parts = [share | {"spelled": max(0.0, 1 - sum(share.values()))} for share in shares] or None
+        parts = [_add_spelled(share) for share in shares] or None
         return Continuations([bytes(text) for text in written], parts, time.perf_counter() - began)
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
@@ -406,15 +406,14 @@ class Run:
         chunks = []
         for row, (tokens, length, probability) in enumerate(zip(*(x.tolist() for x in columns), strict=True)):
             text = bytes(tokens[:length])
-            shares = {name: float(share[row]) for name, share in likeliest.parts.items()}
-            shares["spelled"] = max(0.0, 1 - sum(shares.values()))
+            shares = _add_spelled({name: float(share[row]) for name, share in likeliest.parts.items()})
             chunks.append(NextChunk(display_chunk(text, kind), text.hex(), probability, shares, counts[row] or None))
         last = bytes(sampler.last.tokens[0, : int(sampler.last.lengths[0])].tolist())
         return NextChunks(
             prompt=display_chunk(prompt, kind),
             before=display_chunk(last, kind) if last else None,
             opened=display_chunk(bytes(opened.tolist()), kind) if len(opened) else None,
-            gate=likeliest.gate | {"spelled": max(0.0, 1 - sum(likeliest.gate.values()))} if likeliest.gate else None,
+            gate=_add_spelled(likeliest.gate) if likeliest.gate else None,
             chunks=chunks,
             rest=max(0.0, 1 - float(likeliest.probability.sum())),
         )
@@ -547,6 +546,11 @@ def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
 def _within_bounds(how: SampleOptions | None) -> SampleOptions:
     """Return sampling options, by default the standard ones; raise ConfigError if one is out of bounds."""
     return check_options(Options(sample=how or SampleOptions())).sample
+
+
+def _add_spelled(shares: dict[str, float]) -> dict[str, float]:
+    """Return the shares of the parts that draw whole chunks, with that of the decoder, which spells the rest."""
+    return shares | {"spelled": max(0.0, 1 - sum(shares.values()))}
 
 
 def count_characters(document: bytes) -> int:
