@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from haed.base import TokenBatch, length_mask, to_device
-from haed.chunk.memory import DocumentMemory
+from haed.chunk.memory import DocumentMemory, PartPrediction
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks, find_distinct
@@ -79,26 +79,38 @@ class Outcomes:
     """Every outcome for the next chunk of one document with memory, jointly with the beginning, on the CPU.
 
     Attributes:
-        vocabulary: the first of the chunks, which are the same for every document.
-        chunks: n different chunks.
+        vocabulary: the first of the n different chunks, the same for every document.
+        others: the further chunks.
         log_prob: (n + 1,) float64 log P of drawing each chunk whole, by all parts together; to spell is the last.
-        ways: for each part but the decoder its name, rows (m,) of `chunks`, and its log joint probability (m,) of them.
+        ways: for each part but the decoder its name, rows (m,) of chunks, and its joint probability (m,) of them.
     """
 
     vocabulary: ChunkVocabulary
-    chunks: Chunks
+    others: Chunks
     log_prob: Tensor
     ways: list[tuple[str, Tensor, Tensor]]
 
+    def __len__(self) -> int:
+        return len(self.log_prob) - 1
+
+    def __getitem__(self, rows: Tensor) -> Chunks:
+        """Return the chunks of rows (N,)."""
+        size = len(self.vocabulary)
+        first = rows < size
+        tokens = self.vocabulary.chunks.tokens.new_zeros(len(rows), self.vocabulary.chunks.tokens.shape[1])
+        chunks = Chunks(tokens, torch.zeros_like(rows))
+        for some, source, at in ((first, self.vocabulary.chunks, rows), (~first, self.others, rows - size)):
+            chunks.tokens[some], chunks.lengths[some] = source.tokens[at[some]], source.lengths[at[some]]
+        return chunks
+
     def find_rows(self, chunks: Chunks) -> Tensor:
         """Return the row (N,) of each of N chunks on the CPU, −1 for those that are no outcome."""
-        rows, size = self.vocabulary.find_rows(chunks), len(self.vocabulary)
-        others = ChunkVocabulary(self.chunks[torch.arange(size, len(self.chunks))]).find_rows(chunks)
-        return rows.where(others < 0, others + size)
+        rows, others = self.vocabulary.find_rows(chunks), ChunkVocabulary(self.others).find_rows(chunks)
+        return rows.where(others < 0, others + len(self.vocabulary))
 
     def share_of_parts(self, row: int) -> dict[str, float]:
         """Return by which parts the chunk of a row is drawn: probabilities that sum to one."""
-        found = {name: float(joint[rows == row].exp().sum()) for name, rows, joint in self.ways}
+        found = {name: float(joint[rows == row].sum()) for name, rows, joint in self.ways}
         total = sum(found.values()) or 1.0
         return {name: value / total for name, value in found.items()}
 
@@ -122,6 +134,23 @@ class OutcomeSpace:
         if system.known is None:
             del self._rows[0]
 
+    def draw_part(
+        self, document: DocumentMemory, prediction: Tensor, gate: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[str, PartPrediction | None]:
+        """Draw which part draws the next chunk: its name, and its prediction if it remembers.
+
+        Args:
+            document: remembers the chunks before.
+            prediction: ŷ (W,).
+            gate: the mixture's logit (); None without known chunks.
+            generator: random generator, on the CPU.
+        """
+        features, present, predictions = document.predict_next(prediction, gate)
+        weights = self.memory.gate.weigh_parts(features, present)[0].exp()
+        number = int(torch.multinomial(weights, 1, generator=generator))
+        own = len(weights) - len(predictions)
+        return self.memory.names[number], predictions[number - own] if number >= own else None
+
     def list_outcomes(self, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
         """Return the outcomes after what a document has; see `outcome_log_probs`.
 
@@ -134,40 +163,45 @@ class OutcomeSpace:
         system, known, rows = self.system, self.system.known, list(self._rows)
         gate = None if system.mixture is None or known is None else system.mixture(prediction[None])[0]
         features, present, predictions = document.predict_next(prediction, gate)
-        log_weight = self.memory.gate.weigh_parts(features, present)[0]
+        weights = self.memory.gate.weigh_parts(features, present)[0].exp()
         ways, own = [], 1
         if known is not None and system.mixture is not None:
             query = system.compute_query(prediction[None])
-            scores = known.score_queries(query, system.mixture.prior)[0].double().cpu().log_softmax(0)
-            ways.append(("known", rows.pop(0), log_weight[0] + scores))
+            summoned = known.score_queries(query, system.mixture.prior)[0].softmax(0).double().cpu()
+            ways.append(("known", rows.pop(0), weights[0] * summoned))
             own = 2
-        chunks = self.vocabulary.chunks
-        for part, prediction_of, weight in zip(document.parts, predictions, log_weight[own:], strict=True):
+        others = Chunks(self.vocabulary.chunks.tokens[:0], self.vocabulary.chunks.lengths[:0])
+        for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
             places = rows.pop(0) if part.vocabulary is not None else None
             if not prediction_of.present:
                 continue
-            named, log_prob = prediction_of.list_outcomes()
+            named, probability = prediction_of.list_outcomes()
             if places is None:
-                places, chunks = self._find_or_add(named, chunks)
-            ways.append((part.name, places, weight + log_prob))
-        spelled = log_weight[own - 1]
+                places, others = self._find_or_add(named, others)
+            ways.append((part.name, places, weight * probability))
+        spelled = weights[own - 1].log()
         if n := len(opened):
-            begins = (chunks.lengths >= n) & (chunks.tokens[:, :n] == opened).all(1)
-            ways = [(name, at, log_prob.where(begins[at], -torch.inf)) for name, at, log_prob in ways]
+            begins = torch.cat([self.vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
+            ways = [(name, at, probability * begins[at]) for name, at, probability in ways]
             beginning, decisions = _spell_beginning(system, prediction[None], before, opened)
             spelled = spelled + self.memory.spell_decisions(document, decisions, beginning)[0, :n].double().sum().cpu()
-        joint = torch.zeros(len(chunks), dtype=torch.float64)
-        for _, places, log_prob in ways:
-            joint.index_add_(0, places, log_prob.exp())
-        return Outcomes(self.vocabulary, chunks, torch.cat([joint.log(), spelled[None]]), ways)
+        joint = torch.zeros(len(self.vocabulary) + len(others), dtype=torch.float64)
+        for _, places, probability in ways:
+            joint.index_add_(0, places, probability)
+        return Outcomes(self.vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
 
-    def _find_or_add(self, named: Chunks, chunks: Chunks) -> tuple[Tensor, Chunks]:
-        """Return the rows of chunks, and all chunks: those that the vocabulary lacks are added behind."""
+    def _find_or_add(self, named: Chunks, others: Chunks) -> tuple[Tensor, Chunks]:
+        """Return the rows of chunks, and the chunks that the vocabulary lacks, of these and those before."""
         rows = self.vocabulary.find_rows(named)
-        missing = rows < 0
-        extra = find_distinct(named.tokens[missing], named.lengths[missing])
-        rows[missing] = len(chunks) + extra.inverse
-        return rows, Chunks(torch.cat([chunks.tokens, extra.tokens]), torch.cat([chunks.lengths, extra.lengths]))
+        missing = (rows < 0).nonzero().squeeze(1)
+        if len(missing):
+            before = ChunkVocabulary(others).find_rows(named[missing])
+            extra = find_distinct(named.tokens[missing[before < 0]], named.lengths[missing[before < 0]])
+            rows[missing[before >= 0]] = len(self.vocabulary) + before[before >= 0]
+            rows[missing[before < 0]] = len(self.vocabulary) + len(others) + extra.inverse
+            tokens, lengths = torch.cat([others.tokens, extra.tokens]), torch.cat([others.lengths, extra.lengths])
+            others = Chunks(tokens, lengths)
+        return rows, others
 
 
 def _spell_beginning(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> tuple[Chunks, Tensor]:
@@ -218,7 +252,7 @@ def find_likeliest_chunks(
     shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
     found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
     possible = int(shares[:-1].isfinite().sum())
-    named = outcomes.chunks[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
+    named = outcomes[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
     every = find_distinct(torch.cat([found.tokens, named.tokens]), torch.cat([found.lengths, named.lengths]))
     chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
@@ -234,19 +268,19 @@ def find_likeliest_chunks(
     for place, row in enumerate(rows[best].tolist()):
         for name, share in (outcomes.share_of_parts(row) if row >= 0 else {}).items():
             parts[name][place] = share * float((drawn - joint)[best[place]].exp())
-    gate = {name: float((joint_of.logsumexp(0) - whole).exp()) for name, _, joint_of in outcomes.ways}
+    gate = {name: float(joint_of.sum() / whole.exp()) for name, _, joint_of in outcomes.ways}
     return LikeliestChunks(chunks[best], (joint - whole)[best].exp(), parts, gate)
 
 
 def _known_outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
     """Return the outcomes of a model without memory for ŷ (1, W)."""
     log_prob = outcome_log_probs(system, prediction, before, opened)[0].double().cpu()
+    none = torch.zeros(0, system.cut.k, dtype=torch.long)
+    nothing = Chunks(none, none[:, 0])
     if system.known is None:
-        none = torch.zeros(0, system.cut.k, dtype=torch.long)
-        nothing = Chunks(none, none[:, 0])
         return Outcomes(ChunkVocabulary(nothing), nothing, log_prob, [])
     lexicon = system.known.lexicon
-    return Outcomes(lexicon, lexicon.chunks, log_prob, [("known", torch.arange(len(lexicon)), log_prob[:-1])])
+    return Outcomes(lexicon, nothing, log_prob, [("known", torch.arange(len(lexicon)), log_prob[:-1].exp())])
 
 
 def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:
@@ -426,11 +460,7 @@ class ChunkSampler(Sampler):
         if self.documents:
             self._draw_outcomes(drawn, draw, opened)
         elif known is not None:
-            rows = self._draw_known_rows(draw, opened)
-            whole = rows >= 0
-            found = known.lexicon.chunks[rows[whole]]
-            drawn.tokens[whole], drawn.lengths[whole] = found.tokens, found.lengths
-            self.parts["known"] += whole
+            self._draw_known(drawn, draw, opened)
         spelled = (drawn.lengths == 0).nonzero().squeeze(1)
         if len(spelled):
             found = self._decode_chunks(spelled, draw, opened)
@@ -442,29 +472,56 @@ class ChunkSampler(Sampler):
 
     def _draw_outcomes(self, drawn: Chunks, draw: Draw, opened: Tensor) -> None:
         """Draw an outcome of every sample by all parts, and enter the chunks that are drawn whole."""
+        if draw.is_plain and not len(opened):
+            self._draw_parts(drawn, draw)
+            return
         for row, document in enumerate(self.documents):
             outcomes = self.space.list_outcomes(document, self.prediction[row], self.last[torch.tensor([row])], opened)
-            place = int(draw(outcomes.log_prob[None]))
-            if place < len(outcomes.chunks):
-                drawn.tokens[row], drawn.lengths[row] = outcomes.chunks.tokens[place], outcomes.chunks.lengths[place]
+            place = int(draw(outcomes.log_prob[None].to(self.prediction.dtype)))
+            if place < len(outcomes):
+                chunk = outcomes[torch.tensor([place])]
+                drawn.tokens[row], drawn.lengths[row] = chunk.tokens[0], chunk.lengths[0]
                 for name, share in outcomes.share_of_parts(place).items():
                     self.parts[name][row] += share
 
-    def _draw_known_rows(self, draw: Draw, opened: Tensor) -> Tensor:
-        """Draw the rows (B,) of known chunks, −1 where a chunk is to be spelled."""
-        system, rows = self.system, torch.full((self.samples,), -1)
-        if system.known is None or system.mixture is None:
-            return rows
-        if not draw.is_plain or len(opened):
-            found = draw(outcome_log_probs(system, self.prediction, self.last, opened))
-            return found.where(found < len(system.known), -1)
-        gate = system.mixture(self.prediction).double().sigmoid().cpu()
-        chance = torch.rand(len(gate), dtype=torch.float64, generator=draw.generator)
-        summoned = (chance < gate).nonzero().squeeze(1)
-        if len(summoned):
-            query = system.compute_query(self.prediction[summoned.to(self.device)])
-            rows[summoned] = draw(system.known.score_queries(query, system.mixture.prior))
-        return rows
+    def _draw_parts(self, drawn: Chunks, draw: Draw) -> None:
+        """Draw a part for every sample, and a chunk of that part: the same distribution, without listing all outcomes."""
+        system, summoned = self.system, []
+        gates = None if system.known is None or system.mixture is None else system.mixture(self.prediction)
+        for row, document in enumerate(self.documents):
+            gate = None if gates is None else gates[row]
+            name, part = self.space.draw_part(document, self.prediction[row], gate, draw.generator)
+            if part is not None:
+                self._enter_chunks(drawn, torch.tensor([row]), part.draw_outcome(draw.generator), name)
+            elif name == "known":
+                summoned.append(row)
+        self._summon_chunks(drawn, torch.tensor(summoned), draw)
+
+    def _draw_known(self, drawn: Chunks, draw: Draw, opened: Tensor) -> None:
+        """Draw for every sample of a model without memory a known chunk, or none where it is to be spelled."""
+        system = self.system
+        assert system.known is not None and system.mixture is not None
+        if draw.is_plain and not len(opened):
+            gate = system.mixture(self.prediction).double().sigmoid().cpu()
+            chance = torch.rand(len(gate), dtype=torch.float64, generator=draw.generator)
+            self._summon_chunks(drawn, (chance < gate).nonzero().squeeze(1), draw)
+            return
+        rows = draw(outcome_log_probs(system, self.prediction, self.last, opened))
+        whole = (rows < len(system.known)).nonzero().squeeze(1)
+        self._enter_chunks(drawn, whole, system.known.lexicon.chunks[rows[whole]], "known")
+
+    def _summon_chunks(self, drawn: Chunks, samples: Tensor, draw: Draw) -> None:
+        """Draw known chunks for some samples (n,) by the IEM score."""
+        known, mixture = self.system.known, self.system.mixture
+        if len(samples) and known is not None and mixture is not None:
+            query = self.system.compute_query(self.prediction[samples.to(self.device)])
+            rows = draw(known.score_queries(query, mixture.prior))
+            self._enter_chunks(drawn, samples, known.lexicon.chunks[rows], "known")
+
+    def _enter_chunks(self, drawn: Chunks, samples: Tensor, chunks: Chunks, part: str) -> None:
+        """Enter n chunks that a part has drawn for some samples (n,)."""
+        drawn.tokens[samples], drawn.lengths[samples] = chunks.tokens, chunks.lengths
+        self.parts[part][samples] += 1
 
     def _decode_chunks(self, rows: Tensor, draw: Draw, opened: Tensor) -> Chunks:
         """Draw chunks of some of the samples symbol by symbol from the decoder."""

@@ -71,12 +71,18 @@ class Copied(Part):
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; there is one outcome for each chunk of the cache."""
         if self.states is None or self.chunks is None:
-            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (Chunks(self.keys, self.keys), self.keys))
+            nothing = Chunks(self.keys, self.keys)
+            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (nothing, self.keys), lambda _: nothing)
         chunks = self.chunks
         with torch.autocast(state.device.type, enabled=False):
             similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
         features = torch.stack([similarity.amax().float().cpu(), torch.tensor(float(len(self.keys))).log1p()])
-        return PartPrediction(features, True, lambda: (chunks, (SHARPNESS * similarity).double().cpu().log_softmax(0)))
+        probability = (SHARPNESS * similarity).double().cpu().softmax(0)
+
+        def draw_outcome(generator: torch.Generator | None) -> Chunks:
+            return chunks[torch.multinomial(probability, 1, generator=generator)]
+
+        return PartPrediction(features, True, lambda: (chunks, probability), draw_outcome)
 
     def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
         """See `Part.remember_chunks`."""

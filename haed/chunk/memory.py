@@ -54,13 +54,15 @@ class PartPrediction:
     Attributes:
         features: (F,), as in `PartScores`.
         present: true if there is an outcome.
-        list_outcomes: returns n chunks, and log p (n,) float64 of each; equal chunks may stand several times, and all
-            probabilities sum to one. Only to be called if the part is present.
+        list_outcomes: returns n chunks, and p (n,) float64 of each; equal chunks may stand several times, and all
+            probabilities sum to one.
+        draw_outcome: draws one of them, with a random generator. Both are only to be called if the part is present.
     """
 
     features: Tensor
     present: bool
     list_outcomes: Callable[[], tuple[Chunks, Tensor]]
+    draw_outcome: Callable[[torch.Generator | None], Chunks]
 
 
 class Part(ABC):

@@ -1,34 +1,75 @@
-"""The decoder helped by the words of the document: it spells a new chunk that begins as others did.
+"""The decoder helped by the words of the document: it spells a new chunk as others of the document are spelled.
 
-At every symbol of a chunk, the different chunks of the document that begin alike vote for the next symbol. Witten and
-Bell's interpolation (1991) joins them with the decoder:
+At every symbol of a chunk, the different chunks of the document vote for the next symbol, in three contexts: the last 3
+symbols of the chunk so far, the last 5, and all of it from its beginning. Witten and Bell's interpolation (1991) joins
+them with the decoder, one after the other:
 
-    p(x | s) = (count(s, x) + τ_|s| · types(s) · p_decoder(x)) / (count(s) + τ_|s| · types(s))
+    p_j(x) = (count(s_j, x) + τ · types(s_j) · p_{j−1}(x)) / (count(s_j) + τ · types(s_j)),    p_0 = p_decoder
 
-s is the chunk so far, count(s) the number of different chunks that begin with s and go on, and types(s) the number of
-their next symbols, one of which may be the end. Where no chunk begins with s, p is the decoder's. So p sums to one over
-the symbols, and spelling over all strings. τ for each length of s is fitted on held-out chunks. `zimbalo: ` costs little
-after `zimbalo`, which copying whole chunks cannot do.
+count(s) is the number of times that different chunks have s and go on, and types(s) the number of their next symbols, one
+of which may be the end. A context that no chunk has is skipped. So p sums to one over the symbols, and spelling over all
+strings. τ for each place and context is fitted on held-out chunks. `zimbalo: ` costs little after `zimbalo`, and so does
+`_zimbalo`, which copying whole chunks cannot do.
 
-Legend: N chunks, K tokens of a chunk at most, V vocabulary; symbol V is the end of a chunk.
+Legend: N chunks, K tokens of a chunk at most, V vocabulary; symbol V is the end of a chunk; S contexts.
 """
 
-from copy import deepcopy
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from haed.chunk.packing import Chunks
 
+SUFFIXES = (3, 5)  # symbols of a context; 2 to 6 gave no more (dev/LOG.md)
+_BEGIN = -1  # marks the context that is all of the chunk so far
 _MOST = 1 << 17  # different chunks of a document; further ones are not remembered
 _STEPS = 60  # of L-BFGS
 _START, _PRIOR = 1.0, 2.0  # τ at first, and the strength of the pull of its logarithm towards that, in chunks
 _FEWEST = 200  # chunks that no other part knows, on which τ is fitted; of fewer, on all
 
+Outcome = TypeVar("Outcome")
+
+
+class ContextCounts(Generic[Outcome]):
+    """How often each outcome followed each context, which is a tuple of earlier ones."""
+
+    def __init__(self) -> None:
+        self._following: dict[tuple[Outcome, ...], dict[Outcome, int]] = {}
+        self._totals: dict[tuple[Outcome, ...], int] = {}
+
+    def add(self, context: tuple[Outcome, ...], outcome: Outcome) -> None:
+        """Count an outcome after a context."""
+        following = self._following.setdefault(context, {})
+        following[outcome] = following.get(outcome, 0) + 1
+        self._totals[context] = self._totals.get(context, 0) + 1
+
+    def remove(self, context: tuple[Outcome, ...], outcome: Outcome) -> None:
+        """Forget an outcome that was counted after a context."""
+        following = self._following[context]
+        following[outcome] -= 1
+        self._totals[context] -= 1
+        if not following[outcome]:
+            del following[outcome]
+        if not following:
+            del self._following[context], self._totals[context]
+
+    def find(self, context: tuple[Outcome, ...]) -> tuple[dict[Outcome, int], int]:
+        """Return the counts of the outcomes after a context, and their sum; none and 0 for an unseen one."""
+        return self._following.get(context, {}), self._totals.get(context, 0)
+
+    def fork(self) -> "ContextCounts[Outcome]":
+        """Return a copy that goes on by itself."""
+        copied: ContextCounts[Outcome] = ContextCounts()
+        copied._following = {context: dict(counts) for context, counts in self._following.items()}
+        copied._totals = dict(self._totals)
+        return copied
+
 
 class DocumentWords:
-    """The different chunks of one document, by how they begin.
+    """The different chunks of one document, by how they are spelled.
 
     Args:
         k: K.
@@ -36,23 +77,18 @@ class DocumentWords:
         fixed: true if chunks have a fixed size, so that no end is spelled.
     """
 
+    contexts = len(SUFFIXES) + 1  # S
+
     def __init__(self, k: int, end: int, fixed: bool) -> None:
         self.k, self.end, self.fixed = k, end, fixed
         self._words: set[tuple[int, ...]] = set()
-        self._next: dict[tuple[int, ...], dict[int, int]] = {}  # by beginning, the counts of the next symbols
-        self._totals: dict[tuple[int, ...], int] = {}
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "DocumentWords":
-        copied = DocumentWords(self.k, self.end, self.fixed)
-        copied._words, copied._totals = set(self._words), dict(self._totals)
-        copied._next = {beginning: dict(counts) for beginning, counts in self._next.items()}
-        return copied
+        self._counts: ContextCounts[int] = ContextCounts()
 
     def read_chunks(self, chunks: Chunks) -> Tensor:
         """Return the counts for N chunks of the document, each given those before it, and remember them.
 
         Returns:
-            (N, K + 1, 3) count(s, x), count(s) and types(s) at every symbol x of each chunk; 0 behind the last.
+            (N, K + 1, S, 3) count(s, x), count(s) and types(s) at every symbol x of each chunk; 0 behind the last.
         """
         return self._count(chunks, remember=True)
 
@@ -61,23 +97,20 @@ class DocumentWords:
         return self._count(chunks, remember=False)
 
     def _count(self, chunks: Chunks, remember: bool) -> Tensor:
-        counts = torch.zeros(len(chunks), self.k + 1, 3)
-        places: list[tuple[int, int]] = []
+        counts = torch.zeros(len(chunks), self.k + 1, self.contexts, 3)
+        places: list[tuple[int, int, int]] = []
         values: list[tuple[int, int, int]] = []
-        for number, (tokens, length) in enumerate(zip(chunks.tokens.tolist(), chunks.lengths.tolist(), strict=True)):
-            word = tuple(tokens[:length])
+        for number, word in enumerate(_list_words(chunks)):
             for place, symbol in enumerate(self._symbols(word)):
-                beginning = word[:place]
-                if (total := self._totals.get(beginning)) is None:
-                    break  # no longer beginning has been seen either
-                following = self._next[beginning]
-                places.append((number, place))
-                values.append((following.get(symbol, 0), total, len(following)))
+                for which, context in _list_contexts(word[:place]):
+                    following, total = self._counts.find(context)
+                    if total:
+                        places.append((number, place, which))
+                        values.append((following.get(symbol, 0), total, len(following)))
             if remember:
                 self._add(word)
         if places:
-            rows, columns = torch.tensor(places).unbind(1)
-            counts[rows, columns] = torch.tensor(values, dtype=torch.float32)
+            counts[torch.tensor(places).unbind(1)] = torch.tensor(values, dtype=torch.float32)
         return counts
 
     def _symbols(self, word: tuple[int, ...]) -> tuple[int, ...]:
@@ -88,23 +121,35 @@ class DocumentWords:
             return
         self._words.add(word)
         for place, symbol in enumerate(self._symbols(word)):
-            beginning = word[:place]
-            following = self._next.setdefault(beginning, {})
-            following[symbol] = following.get(symbol, 0) + 1
-            self._totals[beginning] = self._totals.get(beginning, 0) + 1
+            for _, context in _list_contexts(word[:place]):
+                self._counts.add(context, symbol)
 
     def remember_chunks(self, chunks: Chunks) -> None:
         """Remember N chunks."""
-        for tokens, length in zip(chunks.tokens.tolist(), chunks.lengths.tolist(), strict=True):
-            self._add(tuple(tokens[:length]))
+        for word in _list_words(chunks):
+            self._add(word)
 
-    def next_symbols(self, beginning: tuple[int, ...]) -> dict[int, int]:
-        """Return how many different chunks that begin so go on with each symbol."""
-        return self._next.get(beginning, {})
+    def next_symbols(self, beginning: tuple[int, ...]) -> list[tuple[int, dict[int, int]]]:
+        """Return the contexts of a chunk that begins so, with how often chunks went on with each symbol there."""
+        return [(which, self._counts.find(context)[0]) for which, context in _list_contexts(beginning)]
 
     def fork(self) -> "DocumentWords":
         """Return a copy that goes on by itself."""
-        return deepcopy(self)
+        copied = DocumentWords(self.k, self.end, self.fixed)
+        copied._words, copied._counts = set(self._words), self._counts.fork()
+        return copied
+
+
+def _list_words(chunks: Chunks) -> list[tuple[int, ...]]:
+    return [tuple(row[:n]) for row, n in zip(chunks.tokens.tolist(), chunks.lengths.tolist(), strict=True)]
+
+
+def _list_contexts(beginning: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the contexts of the symbol after a beginning, each with its number."""
+    for number, size in enumerate(SUFFIXES):
+        if len(beginning) >= size:
+            yield number, beginning[-size:]
+    yield len(SUFFIXES), (_BEGIN, *beginning)
 
 
 @dataclass
@@ -112,7 +157,7 @@ class Speller:
     """Joins decoder and words of the document.
 
     Attributes:
-        log_scale: (K + 1,) float64 log τ by the length of the beginning.
+        log_scale: (K + 1, S) float64 log τ by place and context.
     """
 
     log_scale: Tensor
@@ -123,12 +168,12 @@ class Speller:
 
         Args:
             decisions: (N, K + 1) the decoder's log p, see `SequenceModel.decision_log_likelihood`.
-            counts: (N, K + 1, 3), see `DocumentWords.read_chunks`.
+            counts: (N, K + 1, S, 3), see `DocumentWords.read_chunks`.
             spelled: (N,) true for the chunks that only the decoder knows.
         """
         rows = spelled if int(spelled.sum()) >= _FEWEST else torch.ones_like(spelled)
         decisions, counts = decisions[rows], counts[rows]
-        start = torch.full((counts.shape[1],), _START, dtype=torch.float64).log()
+        start = torch.full(counts.shape[1:3], _START, dtype=torch.float64).log()
         scale = start.clone().requires_grad_()
         speller = cls(scale)
         optimizer = torch.optim.LBFGS([scale], max_iter=_STEPS, line_search_fn="strong_wolfe")
@@ -145,20 +190,31 @@ class Speller:
         return cls(scale.detach())
 
     def mix_decisions(self, decisions: Tensor, counts: Tensor) -> Tensor:
-        """Return log p (N, K + 1) float64 of every decision from the decoder's and the counts (N, K + 1, 3)."""
-        decisions, (chosen, total, types) = decisions.double(), counts.double().unbind(2)
-        pull = self.log_scale.exp() * types
-        seen = total > 0
-        mixed = (chosen + pull * decisions.exp()) / (total + pull).where(seen, 1.0)
-        return mixed.clamp(min=torch.finfo(torch.float64).tiny).log().where(seen, decisions)
+        """Return log p (N, K + 1) float64 of every decision from the decoder's and the counts (N, K + 1, S, 3)."""
+        decisions = decisions.double()
+        probability, helped = decisions.exp(), (counts[..., 1] > 0).any(-1)
+        for number, scale in enumerate(self.log_scale.exp().unbind(1)):
+            chosen, total, types = counts[:, :, number].double().unbind(-1)
+            pull, seen = scale * types, total > 0
+            mixed = (chosen + pull * probability) / (total + pull).where(seen, 1.0)
+            probability = mixed.where(seen, probability)
+        return probability.clamp(min=torch.finfo(torch.float64).tiny).log().where(helped, decisions)
 
-    def mix_symbols(self, logits: Tensor, following: list[dict[int, int]], place: int) -> Tensor:
-        """Return log p (B, V + 1) float64 of the symbols at a place, from the decoder's logits and counts of each row."""
+    def mix_symbols(self, logits: Tensor, following: list[list[tuple[int, dict[int, int]]]], place: int) -> Tensor:
+        """Return log p (B, V + 1) float64 of the symbols at a place.
+
+        Args:
+            logits: (B, V + 1) of the decoder.
+            following: for each row the counts of each context, see `DocumentWords.next_symbols`.
+            place: number of symbols before, the same for all rows.
+        """
         result = logits.double().cpu().log_softmax(1)
-        scale = float(self.log_scale[place].exp())
-        for row, counts in enumerate(following):
-            if counts:
-                pull = scale * len(counts)
+        scales = self.log_scale[place].exp().tolist()
+        for row, contexts in enumerate(following):
+            for which, counts in contexts:
+                if not counts:
+                    continue
+                pull = scales[which] * len(counts)
                 votes = torch.zeros_like(result[row])
                 votes[list(counts)] = torch.tensor(list(counts.values()), dtype=votes.dtype)
                 result[row] = ((votes + pull * result[row].exp()) / (sum(counts.values()) + pull)).log()

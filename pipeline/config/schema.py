@@ -209,19 +209,19 @@ class EvaluateOptions:
         Field(
             ge=0,
             le=65_536,
-            description="chunks of a document that are remembered, word for word, by a model of chunks: a further part of its "
-            "likelihood copies them, another recalls the train split; 0: the model alone. What it costs: a product with so many "
-            "states a chunk, and 8 bytes for each chunk of the train split",
+            description="chunks of a document whose states are remembered by a model of chunks: further parts of its likelihood "
+            "copy and repeat the document's chunks, and recall those of the train split; 0: the model alone. What it costs: a "
+            "product with so many states a chunk, and 8 bytes for each chunk of the train split",
         ),
     ] = field(default=4096, metadata=CHUNKS_ONLY)
     parts: Annotated[
-        list[Literal["copied", "recalled", "words"]],
+        list[Literal["copied", "repeated", "recalled", "words"]],
         Field(
             max_length=8,
-            description="what remembers, if evaluate.memory is not 0: parts that copy from the document and recall the train "
-            "split, and the words of the document, which help the decoder to spell",
+            description="what remembers, if evaluate.memory is not 0: parts that copy from the document by similar states, repeat "
+            "its n-grams of chunks and recall those of the train split, and its words, which help the decoder to spell",
         ),
-    ] = field(default_factory=lambda: ["copied", "recalled", "words"], metadata=CHUNKS_ONLY)
+    ] = field(default_factory=lambda: ["copied", "repeated", "recalled", "words"], metadata=CHUNKS_ONLY)
     closed_set: Annotated[
         int,
         Field(

@@ -20,6 +20,7 @@ from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, ReadChun
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Distinct, chunk_keys, find_distinct
 from haed.chunk.recalled import ChunkRecall, Recalled
+from haed.chunk.repeated import Repeated
 from haed.chunk.spelling import DocumentWords, Speller
 from pipeline.config import EvaluateOptions
 from pipeline.console import format_error
@@ -32,7 +33,10 @@ log = logging.getLogger(__name__)
 GATE, RECALL = "known/gate.safetensors", "recall.safetensors"
 FITTED, FITTED_PER_DOCUMENT = 20_480, 4096  # chunks of the valid split on which the gate is fitted
 RECALLED = 1 << 25  # chunks of the train split at most: 8 bytes each
-_GATE_FORMAT, _RECALL_FORMAT = "gate of features in deviations, scales of spelling", "contexts sorted beyond 32 chunks"
+_GATE_FORMAT, _RECALL_FORMAT = (
+    "gate of features in deviations, scales of spelling by place and context",
+    "contexts sorted beyond 32 chunks",
+)
 _SORTED = 1 << 20  # chunks whose distinct ones are found at a time
 
 
@@ -111,9 +115,15 @@ def _start_recalled(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
     return lambda: Recalled(recall)
 
 
+def _start_repeated(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
+    k = corpus.build_chunker().k
+    return lambda: Repeated(k)
+
+
 # A further part is a file beside haed/chunk/copied.py and a line here, and its name in `EvaluateOptions.parts`.
 _PARTS: dict[str, Callable[[Corpus, EvaluateOptions], Callable[[], Part]]] = {
     "copied": _start_copied,
+    "repeated": _start_repeated,
     "recalled": _start_recalled,
 }
 

@@ -11,16 +11,19 @@ from torch import Tensor
 from haed.base import TokenBatch
 from haed.chunk.copied import SHARPNESS, Copied
 from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, name_parts
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, chunk_keys
 from haed.chunk.recalled import ChunkRecall, Recalled
+from haed.chunk.repeated import ORDERS, Repeated
 from haed.chunk.spelling import DocumentWords, Speller
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
 from tests.haed.chunk.test_mixture import K, T, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows
 from tests.haed.test_sampling import DRAWN, fits, frequencies
 
-SUBSETS = [(), ("copied",), ("recalled",), ("copied", "recalled"), ("words",), ("copied", "recalled", "words")]
+ALL = ("copied", "repeated", "recalled", "words")
+SUBSETS = [names for size in range(len(ALL) + 1) for names in itertools.combinations(ALL, size)]
 
 
 def recall_some(every: Chunks) -> ChunkRecall:
@@ -36,7 +39,11 @@ def remembering(names: tuple[str, ...], known: bool = True) -> tuple[HAED, Chunk
     if known:
         model.known = model.embed_vocabulary(lexicon(every))
     recall = recall_some(every)
-    makers: dict[str, Callable[[], Part]] = {"copied": lambda: Copied(6), "recalled": lambda: Recalled(recall)}
+    makers: dict[str, Callable[[], Part]] = {
+        "copied": lambda: Copied(6),
+        "repeated": lambda: Repeated(K, 5),
+        "recalled": lambda: Recalled(recall),
+    }
 
     def start() -> DocumentMemory:
         words = DocumentWords(K, V, False) if "words" in names else None
@@ -49,7 +56,7 @@ def remembering(names: tuple[str, ...], known: bool = True) -> tuple[HAED, Chunk
     weight = torch.randn(features, len(all_names), generator=generator, dtype=torch.float64)
     zeros = torch.zeros(features, dtype=torch.float64)
     gate = MemoryGate(0.5 * weight, torch.randn(len(all_names), generator=generator).double(), zeros, zeros + 1)
-    scale = torch.randn(K + 1, generator=generator, dtype=torch.float64)
+    scale = torch.randn(K + 1, DocumentWords.contexts, generator=generator, dtype=torch.float64)
     model.memory = Memory(all_names, start, gate, Speller(scale) if "words" in names else None)
     return model, every
 
@@ -106,7 +113,7 @@ def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> 
 
 
 def test_later_chunks_change_no_probability_of_earlier_ones() -> None:
-    model, _ = remembering(("copied", "recalled", "words"))
+    model, _ = remembering(ALL)
     assert model.memory is not None
     given, other = document(T), document(T)
     other.tokens[0, -1], other.lengths[0, -1] = torch.tensor([1, 1, 1]), 3
@@ -144,10 +151,66 @@ def test_copied_chunks_are_weighted_by_the_similarity_of_states_by_brute_force()
         torch.testing.assert_close(torch.cat([each.features for each in pieces]), found.features)
 
 
+def test_repeated_chunks_are_counted_by_order_by_brute_force() -> None:
+    generator = torch.Generator().manual_seed(5)
+    values = [0, 1, 2, 0, 1, 2, *torch.randint(0, 3, (60,), generator=generator).tolist()]
+    chunks = Chunks(torch.tensor(values)[:, None], torch.ones(len(values), dtype=torch.long))
+    states = torch.zeros(len(values), 1)
+    for most in (3, 10, 100):
+        found = Repeated(1, most).score(states, chunks)
+        part, streamed = Repeated(1, most), []
+        for place in range(len(values)):
+            first = max(0, place - most)
+            sequence = [-1, *values]  # with the beginning of the document
+            probability = values[first:place].count(values[place]) / max(1, place - first)
+            for order in ORDERS:
+                context = sequence[max(0, place + 1 - order) : place + 1]
+                after = [
+                    values[i]
+                    for i in range(first, place)
+                    if i + 1 >= order and sequence[i + 1 - order : i + 1] == context
+                ]
+                if after and len(context) == order:
+                    types = len(set(after))
+                    probability = (after.count(values[place]) + types * probability) / (len(after) + types)
+            assert float(found.log_prob[place].exp()) == pytest.approx(probability)
+            assert bool(found.present[place]) == (place > 0)
+            prediction = part.predict_next(states[0])
+            assert prediction.features.equal(found.features[place])
+            if prediction.present:
+                listed, each = prediction.list_outcomes()
+                assert float(each.sum()) == pytest.approx(1)
+                assert float(each[listed.tokens[:, 0] == values[place]].sum()) == pytest.approx(probability)
+            streamed.append(part.score(states[:1], chunks[torch.tensor([place])]).log_prob)
+        assert torch.cat(streamed).equal(found.log_prob)
+
+
+def test_the_repeated_part_forgets_all_of_a_chunk() -> None:
+    part = Repeated(1, 4)
+    part.remember_chunks(torch.zeros(0), Chunks(torch.arange(200)[:, None], torch.ones(200, dtype=torch.long)))
+    assert len(part._counts._following) <= 4 * (len(ORDERS) + 1) and len(part._counted) == 4
+
+
+def test_each_part_draws_its_outcomes_with_the_probabilities_that_it_lists() -> None:
+    model, every = remembering(ALL)
+    assert model.memory is not None
+    given, memory = document(T), model.memory.start_document()
+    memory.remember_chunks(torch.randn(T, 4).double(), Chunks(given.tokens[0].long(), given.lengths[0].long()))
+    generator = torch.Generator().manual_seed(0)
+    for part in memory.parts:
+        prediction = part.predict_next(torch.randn(4, generator=generator).double())
+        chunks, probability = prediction.list_outcomes()
+        wanted = torch.zeros(len(every), dtype=torch.float64)
+        wanted.index_add_(0, ChunkVocabulary(every).find_rows(chunks), probability)
+        drawn = [prediction.draw_outcome(generator) for _ in range(DRAWN // 5)]
+        joined = Chunks(torch.cat([each.tokens for each in drawn]), torch.cat([each.lengths for each in drawn]))
+        assert fits(frequencies(joined, every), wanted, len(drawn)), part.name
+
+
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("opened", [[], [1], [1, 0]])
 def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], known: bool) -> None:
-    model, every = remembering(("copied", "recalled", "words"), known)
+    model, every = remembering(ALL, known)
     given, beginning = document(2), torch.tensor(opened, dtype=torch.long)
     log_prob = log_probs_of_all(model, given, every)
     begins = (every.tokens[:, : len(opened)] == beginning).all(1) & (every.lengths >= len(opened))
@@ -160,8 +223,8 @@ def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], k
     ranked = wanted.sort(descending=True).values[: int(begins.sum())]
     torch.testing.assert_close(found.probability, ranked)
     assert all(((share >= 0) & (share <= 1)).all() for share in found.parts.values())
-    assert sum(found.gate.values()) < 1 and set(found.gate) == {*(["known"] if known else []), "copied", "recalled"}
-    drawing = ChunkSampler(model, given, DRAWN // 10)
+    assert sum(found.gate.values()) < 1 and set(found.gate) == {*(["known"] if known else []), *ALL[:3]}
+    drawing = ChunkSampler(model, given, DRAWN // (50 if opened else 10))
     drawn = drawing.draw_chunk(Draw(generator=torch.Generator().manual_seed(1)), beginning)
     assert fits(frequencies(drawn, every), wanted, len(drawn))
     by_parts = {name: float(number.mean()) for name, number in drawing.parts.items()}
@@ -179,7 +242,7 @@ def test_every_subset_of_parts_can_be_sampled(names: tuple[str, ...], known: boo
 
 
 def test_a_long_prompt_is_remembered_whole_and_sampling_goes_on_past_the_window() -> None:
-    model, _ = remembering(("copied", "recalled", "words"))
+    model, _ = remembering(ALL)
     sampler = ChunkSampler(model, document(3 * T), 2)
     assert [len(part.keys) for memory in sampler.documents for part in memory.parts if isinstance(part, Copied)] == [
         6,

@@ -48,7 +48,7 @@ def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: 
     found = with_memory.remembered
     assert found is not None and found.bits_without == pytest.approx(alone.bits, rel=1e-9)
     assert with_memory.bits < alone.bits  # the files of one library are alike
-    names = {"known", "spelled", "copied", "recalled"}
+    names = {"known", "spelled", "copied", "repeated", "recalled"}
     for parts in (found.weights, found.shares):
         assert set(parts) == names and sum(parts.values()) == pytest.approx(1) and min(parts.values()) >= 0
     text = format_evaluation(with_memory)
@@ -85,18 +85,18 @@ def test_memory_reaches_beyond_the_window_whatever_the_stride(mixed: Options, st
 def test_parts_can_be_left_out(mixed: Options) -> None:
     text = "def f(self):\n    return self.queue\n" * 3
     bits = {}
-    for parts in ([], ["copied"], ["recalled"], ["words"], ["copied", "recalled", "words"]):
+    for parts in ([], ["copied"], ["repeated"], ["recalled"], ["words"], ["copied", "repeated", "recalled", "words"]):
         score = opened(mixed, parts=parts).score(text)
         bits[len(parts), *parts] = score.bits
         assert (score.remembered is None) == (not parts)
         if score.remembered is not None:
             assert set(score.remembered.weights) == {"known", "spelled", *parts} - {"words"}
-    assert len(set(bits.values())) == 5
+    assert len(set(bits.values())) == 6
 
 
 def test_the_next_chunk_and_samples_say_which_parts_they_came_from(mixed: Options) -> None:
     (found,) = next_chunks(remembering(mixed), ["import os\nimport sys\nimport "], 5)
-    names = ["known", "copied", "recalled", "spelled"]
+    names = ["known", "copied", "repeated", "recalled", "spelled"]
     assert found.gate is not None and list(found.gate) == names and sum(found.gate.values()) == pytest.approx(1)
     for chunk in found.chunks:
         assert list(chunk.parts) == names and sum(chunk.parts.values()) == pytest.approx(1)

@@ -128,7 +128,7 @@ def test_a_text_is_scored_chunk_by_chunk_with_the_part_that_each_came_from(site:
     assert expected.remembered is not None and found["alone"] > found["bits_per_char"]
     assert sum(each["alone"] for each in found["chunks"]) == pytest.approx(expected.remembered.bits_without)
     for each in found["chunks"]:
-        assert set(each["parts"]) == {"known", "spelled", "copied", "recalled"}
+        assert set(each["parts"]) == {"known", "spelled", "copied", "repeated", "recalled"}
         assert sum(each["parts"].values()) == pytest.approx(1)
     assert found["chunks"][0]["parts"]["copied"] == 0 and found["shares"]["copied"] > 0
     page = site.get(f"/runs/run/score?{urlencode({'prompt': text})}").text
