@@ -42,13 +42,12 @@ def check_system(options: Options) -> None:
             build_system(options, make_chunker(options.chunker))
 
 
-def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
-    """Raise ValueError naming the options that need more memory than is free.
+def estimate_memory(options: Options, chunker: Chunker, phase: PhaseOptions | None = None) -> dict[str, int]:
+    """Estimate the least bytes that a run needs on its device, by the options that determine them.
 
     Args:
         options: options of the run.
         chunker: chunker of its corpus.
-        machine: device and precision.
         phase: the phase that is trained; None if the model is only read.
     """
     with torch.device("meta"):
@@ -62,6 +61,19 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
         tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
         needed["batch.sequences × batch.context"] = int(2 * system.activation_size(0 if alone else chunks, tokens))
+    return needed
+
+
+def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
+    """Raise ValueError naming the options that need more memory than is free.
+
+    Args:
+        options: options of the run.
+        chunker: chunker of its corpus.
+        machine: device and precision.
+        phase: the phase that is trained; None if the model is only read.
+    """
+    needed = estimate_memory(options, chunker, phase)
     available = free_memory(machine.device)
     if sum(needed.values()) > available:
         parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)
