@@ -82,7 +82,7 @@ def make_corpora(folder: Path, tiny: bool) -> None:
     letters = rng.choice(list("etaoinshrdlcumwfgypbvk"), lengths.sum()).tolist()
     ends = lengths.cumsum()
     words = ["".join(letters[end - size : end]) for end, size in zip(ends, lengths, strict=True)]
-    likely = 1 / (ranks + 2.7) ** 1.05
+    likely = 1 / (ranks + 2.7) ** 1.15  # a step then has about as many distinct chunks as one of Wikipedia
     texts = folder / "texts"
     texts.mkdir(parents=True)
     for number in range(8 if tiny else 64):
