@@ -55,7 +55,7 @@ from data.filesystem import FLOW_RUN
 from flows.artifacts import log_to_parent_run
 from flows.server import is_server_healthy
 from pipeline.config import Options
-from pipeline.console import format_error
+from pipeline.console import format_error, is_out_of_memory
 from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import PHASES, RunFolder
@@ -465,7 +465,7 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
         inner = next(iter(getattr(error, "__notes__", ())), "")  # the stage of this flow in which it came up
         if not inner:
             error.add_note(stage)
-        return Failed(message=f"{inner}{': ' if inner else ''}{format_error(error)}", data=error)
+        return Failed(message=f"{inner}{': ' if inner else ''}{format_error(error, inner or stage)}", data=error)
     message = summarize(result)
     if stage != "haed":  # whose result is that of a stage
         log.info("%s: %s", stage, message)
@@ -476,10 +476,12 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
 def is_user_error(error: BaseException | None) -> bool:
     """Return whether an error comes from the user's input or the machine, so that its message is enough.
 
-    As on the command line, these are ValueError, OSError and FloatingPointError, and also Prefect's
+    As on the command line, these are ValueError, OSError, FloatingPointError and exhausted memory, and also Prefect's
     ParameterTypeError. A ValueError or FloatingPointError counts only if our own code raised it, or if it comes from
     a pool process. One from a library, in Python or C, is a bug of ours.
     """
+    if error is not None and is_out_of_memory(error):
+        return True
     if not isinstance(error, EXPECTED) or error.__traceback__ is None:
         return False
     if isinstance(error, OSError | ParameterTypeError) or isinstance(error.__cause__, _RemoteTraceback):

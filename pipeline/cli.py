@@ -93,17 +93,6 @@ def _write_error(typed: list[str], message: str, kind: str, status: int) -> None
         print_stdout(_as_json({"error": error}))
 
 
-_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or take a smaller model"
-_LESS_MEMORY = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _TRAINING) | {
-    "shard": "Lower shard.workers or shard.megabytes",
-    "evaluate": "Lower evaluate.sequences",
-    "sample": "Lower --samples or sample.chunks",
-    "index": "Lower index.max_chunks or index.max_contexts",
-    "neighbours": "Ask fewer queries at a time",
-    "analyse": "Lower analyse.max_chunks or analyse.corpus_chunks",
-}
-
-
 def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
     """Run a command, print its result, and return the exit status: also 1 if it logged an error."""
     import logging
@@ -130,16 +119,14 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
         return 1
     except Exception as error:
         status = 2 if isinstance(error, ConfigError) else 1
-        message = console.format_error(error)
-        if is_memory := console.is_out_of_memory(error):
-            message += f". {_LESS_MEMORY.get(arguments.command, 'Less may fit')}"
+        message = console.format_error(error, arguments.command)
         if status == 1:
             message += _name_plugin(error)
         _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
             sys.excepthook = lambda *what: console.print_stderr("".join(traceback.format_exception(*what)))
             raise
-        is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or is_memory
+        is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or console.is_out_of_memory(error)
         console.print_stderr(
             f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}"
         )

@@ -68,8 +68,13 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def format_error(error: BaseException) -> str:
-    """Return an error's message as one line without passwords, with advice if disk or memory is exhausted."""
+def format_error(error: BaseException, command: str = "") -> str:
+    """Return an error's message as one line without passwords, with advice if disk or memory is exhausted.
+
+    Args:
+        error: the error.
+        command: the command that it ended, for the advice.
+    """
     said = make_printable(redact_urls(" ".join(str(error).split())))
     if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
         where = (
@@ -77,7 +82,10 @@ def format_error(error: BaseException) -> str:
         )
         return f"{where}: {advice}" if where else f"{said}: {advice}"
     if is_out_of_memory(error):
-        return f"out of memory{_memory_limit()}{f': {said}' if said else ''}"
+        said, _, more = said.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
+        limit = " of the GPU" if more or said.startswith("CU") else _memory_limit()
+        reason = f": {said.rstrip(' .')}" if said else ""
+        return f"out of memory{limit}{reason}. {_MEMORY_ADVICE.get(command, 'Less may fit')}"
     return said or type(error).__name__
 
 
@@ -87,14 +95,26 @@ _DISK_ADVICE = {
     errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system's): raise that",
     errno.EROFS: "its disk may not be written to: choose another by runs_dir= or shards_dir=",
 }
+_MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread")
+_GPU_MEMORY_WORDS = ("out of memory", "_alloc_failed")  # the latter of cuBLAS and cuDNN
+_LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or take a smaller model"
+_MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {
+    "shard": "Lower shard.workers or shard.megabytes",
+    "evaluate": "Lower evaluate.sequences",
+    "sample": "Lower --samples or sample.chunks",
+    "index": "Lower index.max_chunks or index.max_contexts",
+    "neighbours": "Ask fewer queries at a time",
+    "analyse": "Lower analyse.max_chunks or analyse.corpus_chunks",
+}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory is exhausted. Libraries report this in different ways."""
-    words = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread", "out of memory")
     if isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and any(each in str(error).lower() for each in words)
+    return isinstance(error, RuntimeError) and any(
+        each in str(error).lower() for each in _MEMORY_WORDS + _GPU_MEMORY_WORDS
+    )
 
 
 def _memory_limit() -> str:

@@ -22,6 +22,7 @@ names. `training.safetensors` has the optimizer's moments, the objective's own s
 import logging
 import math
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -40,6 +41,7 @@ from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, find_distinct
 from pipeline.config import Options, PhaseOptions
+from pipeline.console import is_out_of_memory
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State, load_weights
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
@@ -414,6 +416,7 @@ class Trainer:
         self.keep: Callable[[], object] = lambda: None
         self._data_position: DataPosition | None = None  # up to the last step, if more was read since
         self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
+        self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step
         self.end_part: Callable[[str], None] = lambda part: (
             None
@@ -448,7 +451,7 @@ class Trainer:
         self._validate_if_due()  # one that was interrupted
         while not self.state.is_finished(self.phase):
             began = time.perf_counter()
-            self.step(self._next_batch(batches))
+            self._take_next_step(batches)
             if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                 self.compute.wait_for_device()  # what is queued belongs to the time
             mine = self.position.seconds + time.perf_counter() - began
@@ -471,21 +474,37 @@ class Trainer:
         self._finish_saving()
         return self.position
 
-    def _next_batch(self, batches: Iterator[object]) -> object:
-        """Return the next batch; if it cannot be read, save the steps before first."""
-        before, read = self._data_position, self.data_position()
+    def _take_next_step(self, batches: Iterator[object]) -> None:
+        """Read a batch and train on it. If the data cannot be read, or memory runs out, save the steps before first."""
+        read = self.data_position()
         try:
-            return next(batches)
+            batch = next(batches)
         except (OSError, ValueError):
-            if self.ranks.size > 1 or not self.position.step:  # the others wait elsewhere
-                raise
-            self._data_position = read
-            if self.state.saved_at.step != self.position.step:
-                self._save_checkpoint()
-            self.checkpoints.wait_until_written()
-            log.info("saved step %d: the data of the next one cannot be read", self.position.step)
-            self._data_position = before
+            self._save_steps_before(read, "the data of the next one cannot be read")
             raise
+        try:
+            self.step(batch)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or self._is_updating:
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
+            self.learner.optimizer.zero_grad(set_to_none=True)
+            self._save_steps_before(read, "memory ran out; it can go on with other batch.sequences and batch.pieces")
+            raise
+
+    def _save_steps_before(self, read: DataPosition, reason: str) -> None:
+        """Save the steps done so far, with the position in the data up to the last of them.
+
+        With several ranks nothing is saved: the others wait elsewhere.
+        """
+        if self.ranks.size > 1 or not self.position.step:
+            return
+        before, self._data_position = self._data_position, read
+        if self.state.saved_at.step != self.position.step:
+            self._save_checkpoint()
+        self.checkpoints.wait_until_written()
+        log.info("saved step %d: %s", self.position.step, reason)
+        self._data_position = before
 
     def _save_and_interrupt(self) -> None:
         self._save_checkpoint()
@@ -595,6 +614,7 @@ class Trainer:
         if losses.nats is not None:
             self._add_sum("decoder_nats", losses.nats)
             self._add_sum("decoded_tokens", float(losses.tokens))
+        self._is_updating = False
         self.end_part("optimizer")
 
     def update(self) -> Tensor:
@@ -606,6 +626,7 @@ class Trainer:
             table.grad = self.ranks.average_sparse_gradient(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(clipped, self.options.optimizer.clip_norm)
+        self._is_updating = True
         self.learner.optimizer.step()
         self.learner.optimizer.zero_grad(set_to_none=True)
         if self.learner.average is not None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+import torch
 from prefect.client.schemas.objects import State
 from prefect.states import Paused, Running, Scheduled, Suspended
 
@@ -29,6 +30,7 @@ def test_what_our_code_and_the_machine_say_is_the_users_and_the_rest_a_bug() -> 
     assert is_user_error(raised(config.load_options, "quickstat")) and is_user_error(raised(open, "/nowhere/at/all"))
     assert not is_user_error(raised({}.__getitem__, "key")) and not is_user_error(raised(json.loads, "{"))
     assert not is_user_error(raised(parse_override, "key"))  # in our code, which raises nothing itself: a bug
+    assert is_user_error(torch.OutOfMemoryError("CUDA out of memory."))
 
 
 def test_the_engine_logs_a_users_error_once_and_a_bug_as_it_is() -> None:

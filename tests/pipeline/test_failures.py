@@ -165,3 +165,14 @@ def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], 
     assert format_error(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")).startswith(
         "out of memory"
     )
+
+
+def test_memory_of_a_gpu_that_ran_out_is_told_from_that_of_the_machine() -> None:
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 5.00 MiB is free."
+    more = " Including non-PyTorch memory, this process has 79.09 GiB memory in use. See documentation for Memory Management"
+    assert format_error(RuntimeError(said + more), "train").startswith(
+        f"out of memory of the GPU: {said} Lower batch.seq"
+    )
+    assert format_error(RuntimeError("CUBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling")).startswith(
+        "out of memory of"
+    )

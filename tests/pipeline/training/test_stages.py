@@ -266,3 +266,31 @@ def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, mon
     with pytest.raises(NonFiniteLossError):
         train(options)
     assert failing.is_set() and newest(options, "train").name == "step-00000001"
+
+
+@pytest.mark.parametrize("part", ["backward", "update"])
+def test_memory_that_runs_out_in_a_step_loses_no_step_before(
+    part: str, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with a smaller batch; a half-done update of the weights is not saved."""
+    from pipeline.training import trainer
+
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 2, 0
+    update = trainer.Trainer.update
+
+    def exhausts(self: trainer.Trainer) -> torch.Tensor:
+        if self.position.step == 3:
+            if part == "update":
+                update(self)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return update(self)
+
+    monkeypatch.setattr(trainer.Trainer, "update", exhausts)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(options)
+    saved = 3 if part == "backward" else 2
+    assert newest(options, "train").name == f"step-{saved:08}"
+    monkeypatch.setattr(trainer.Trainer, "update", update)
+    options.batch.sequences, options.batch.pieces = 1, 2
+    result = train(options)
+    assert (result.resumed_from, result.steps) == (saved, 6)
