@@ -154,9 +154,23 @@ def setup_compute(options: Options, precision: str | None = None) -> Compute:
     if device.type == "cpu":
         keep_memory()
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
-    chosen = precision or options.precision
-    precise = chosen == "fp32" or (chosen == "auto" and not _has_fast_bfloat16(device))
-    return Compute(device, None if precise else torch.bfloat16, deterministic)
+    torch.backends.cudnn.allow_tf32 = False  # convolutions in float32; PyTorch's default for products is that already
+    return Compute(device, _choose_autocast(device, precision or options.precision), deterministic)
+
+
+def _choose_autocast(device: torch.device, precision: str) -> torch.dtype | None:
+    """Return the type of matrix products for a precision, None for float32."""
+    precise = precision == "fp32" or (precision == "auto" and not _has_fast_bfloat16(device))
+    return None if precise else torch.bfloat16
+
+
+def describe_compute(options: Options) -> tuple[str, dict[str, str]]:
+    """Return the model of the processor, and the precision of weights, training and scoring."""
+    device = resolve_device(options.device)
+    chosen = {"training": options.precision, "scoring": options.evaluate.precision}
+    machines = {name: Compute(device, _choose_autocast(device, precision)) for name, precision in chosen.items()}
+    names = {name: machine.precision_name for name, machine in machines.items()}
+    return machines["training"].processor_name, {"weights": "fp32", **names}
 
 
 def is_cublas_deterministic(device: torch.device) -> bool:

@@ -159,13 +159,19 @@ class ChecksumCache:
 
 @dataclass
 class Environment:
-    """environment.json: everything besides the configuration that a result depends on."""
+    """environment.json: everything besides the configuration that a result depends on.
+
+    Attributes:
+        precision: fp32 or bf16 for the weights, and for matrix products in training and in scoring.
+    """
 
     versions: dict[str, str]
     commit: str | None
     machine: str
     seed: int
     device: str
+    processor: str
+    precision: dict[str, str]
     threads: int | None
 
 

@@ -473,9 +473,12 @@ def _rewrite_file(file: IO[bytes], content: bytes) -> None:
 
 
 def describe_environment(options: Options) -> Environment:
-    """Return everything besides the configuration that a result depends on: versions, commit, machine, seed, device."""
+    """Return everything besides the configuration that a result depends on: versions, commit, machine, device."""
     import torch  # whose own version tells the build for CUDA, unlike that of the package
 
+    from pipeline.run.device import describe_compute
+
+    processor, precision = describe_compute(options)
     packages = ("numpy", "faiss-cpu", "pydantic")
     try:
         if not (
@@ -498,5 +501,7 @@ def describe_environment(options: Options) -> Environment:
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         seed=options.seed,
         device=options.device,
+        processor=processor,
+        precision=precision,
         threads=torch.get_num_threads(),  # `compute` has set it
     )

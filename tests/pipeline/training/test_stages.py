@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from data.loader import Loader
 from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
+from pipeline.run.device import setup_compute
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.training import trainer
@@ -245,6 +246,9 @@ def test_configuration_and_environment_are_written(options: Options) -> None:
     assert run.load_options() == options
     environment = json.loads((run.path / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__ and environment["seed"] == 0
+    trained = setup_compute(options)
+    assert environment["processor"] == trained.processor_name
+    assert environment["precision"] == {"weights": "fp32", "training": trained.precision_name, "scoring": "fp32"}
 
 
 def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
