@@ -188,6 +188,9 @@ class MeasuredStep:
         exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
         memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
         memory["kept for the backward pass"] = float(sum(kept.values()))
+        if self.profile.peak:  # of a GPU: what a backward pass, for example, has for a moment
+            one = None if n == 1 else self.estimate_step(1, link).memory["the rest"]
+            memory["the rest"] = max(0.0, self.profile.peak - sum(memory.values())) if one is None else one
         host = sum(parts.get(part, 0.0) for part in _HOST)
         device = sum(parts.values()) - host
         hidden = self.ahead and (n == 1 or not exchanged["tables"])

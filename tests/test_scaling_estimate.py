@@ -40,6 +40,14 @@ def test_distinct_chunks_grow_as_counted_then_as_a_power_up_to_all_of_the_split(
     assert ChunkGrowth([80], 0.0, None)(1024) == 80
 
 
+def test_memory_of_one_gpu_is_what_was_allocated_there() -> None:
+    measured = step()
+    known = sum(measured.estimate_step(1, 1e6).memory.values())
+    measured.profile.peak = int(known) + 5000
+    one, four = (measured.estimate_step(devices, 1e6).memory for devices in (1, 4))
+    assert sum(one.values()) == measured.profile.peak and four["the rest"] == one["the rest"]
+
+
 def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
     one, four = (step().estimate_step(devices, 1e6) for devices in (1, 4))
     assert one.candidates == 80 and sum(one.exchanged.values()) == 0 and one.efficiency == 1

@@ -18,8 +18,8 @@ from haed.chunk.main import Main
 from haed.chunk.memory import Memory
 from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
-from haed.layers.lstm import LSTMLayer, initialise_lstm
-from haed.layers.transformer import scale_residual_init
+from haed.layers.lstm import SAVED, LSTMLayer, initialise_lstm
+from haed.layers.transformer import TransformerBlock, scale_residual_init
 from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
 
 _SCALE_BOUND = math.log(1000)
@@ -238,12 +238,14 @@ class HAED(SequenceModel):
         return self.predict_vectors(windows) if layer is None else self.layer_states(windows)[layer]
 
     def activation_size(self, chunks: float, tokens: float) -> float:
-        """Return the number of inputs of the layers of main model and decoder, plus the logits; see `SequenceModel.activation_size`."""
+        """Return what blocks and LSTMs of main model and decoder save, plus the logits; see `SequenceModel.activation_size`."""
 
-        def inputs(part: nn.Module) -> int:
-            return sum(module.in_features for module in part.modules() if isinstance(module, nn.Linear))
+        def saved(part: nn.Module) -> int:
+            blocks = sum(module.saved_values for module in part.modules() if isinstance(module, TransformerBlock))
+            recurrent = [x for name, x in part.named_parameters() if "recurrent" in name]
+            return blocks + SAVED * sum(x.shape[1] for x in recurrent)
 
-        return chunks * inputs(self.main) + tokens * (inputs(self.decoder) + self.cut.vocabulary)
+        return chunks * saved(self.main) + tokens * (saved(self.decoder) + self.cut.vocabulary)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the groups: encoder, main model by layer, decoder, and what only the IEM loss trains (`head`)."""

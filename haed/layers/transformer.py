@@ -101,6 +101,15 @@ class TransformerBlock(nn.Module):
         mixed = pack_padded_sequence(mixed, lengths, batch_first=True).data
         return self.feed_forward(x + self.dropout(self.attention.out(mixed)))
 
+    @property
+    def saved_values(self) -> int:
+        """The number of values that a position saves for the backward pass at least.
+
+        These are the inputs of norms and matrices, queries, keys and values, and what the activation is applied to.
+        """
+        qkv, out, up, down = self.weight_matrices()
+        return 2 * (qkv.shape[1] + up.shape[1]) + qkv.shape[0] + out.shape[1] + 2 * down.shape[1]
+
     def weight_matrices(self) -> list[Tensor]:
         """Return the weights that every position is multiplied by."""
         feed_forward = self.feed_forward

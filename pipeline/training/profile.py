@@ -33,6 +33,7 @@ class Profile:
         flops: model FLOPs of a step.
         device_flops: FLOP/s of a large matrix product on the same device, in the same precision.
         utilisation: share of that rate which a step reaches.
+        peak: bytes that PyTorch allocated on a GPU at most, beyond those before the model was built; 0 on a CPU.
         linear_cost: cost of a token in layers of the finest scale, for systems that know it (Nawrot et al. 2021,
             section 3.1).
     """
@@ -44,6 +45,7 @@ class Profile:
     flops: float
     device_flops: float
     utilisation: float
+    peak: int = 0
     linear_cost: float | None = None
 
 
@@ -128,6 +130,9 @@ def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "trai
     if run.is_trained():
         run.check_unchanged()
     machine = setup_compute(options)
+    on_gpu, before_model = machine.device.type == "cuda", 0
+    if on_gpu:
+        before_model = torch.cuda.memory_allocated(machine.device)
     unused = Checkpoints(run.phase_folder(phase) / "profile")
     trainer = build_trainer(getattr(options, phase), options, run.open_corpus(), unused, machine, lambda: False)
     system, taken = trainer.objective.system, trainer.run_steps()
@@ -141,6 +146,8 @@ def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "trai
     for step in range(_WARM_UP + steps):
         if step == _WARM_UP:
             clock.seconds, before = {}, trainer.position.flops
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(machine.device)
         next(taken)
     flops = trainer.position.flops - before
     marked = [each for each in clock.seconds if each not in _AROUND]
@@ -148,6 +155,7 @@ def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "trai
     seconds = sum(clock.seconds.values())
     laid_out = BATCH[0] if getattr(options, phase).iem_weight else BATCH[1]
     clock.seconds[laid_out], kept.bytes[laid_out] = clock.seconds.get(BATCH[0], 0.0), kept.bytes.get(BATCH[0], 0)
+    peak = torch.cuda.max_memory_allocated(machine.device) - before_model if on_gpu else 0
     order = ("data", laid_out, *parts, "loss", "optimizer")
     milliseconds = {part: 1e3 * clock.seconds.get(part, 0.0) / steps for part in order}
     rate = product_rate(machine)
@@ -159,6 +167,7 @@ def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "trai
         flops / steps,
         rate,
         flops / seconds / rate,
+        peak,
         getattr(system, "linear_cost", None),
     )
 
@@ -193,6 +202,8 @@ def format_profile(profile: Profile) -> str:
         f"  {profile.flops / 1e9:,.1f} model GFLOP a step, {profile.utilisation:.1%} of the "
         f"{profile.device_flops / 1e12:.2f} TFLOP/s that a matrix product reaches here"
     )
+    if profile.peak:
+        lines.append(f"  {profile.peak / 1e9:,.2f} GB allocated on the GPU at most")
     if profile.linear_cost is not None:
         lines.append(f"  a token costs as much as {profile.linear_cost:.2f} layers of the finest scale (linear cost)")
     return "\n".join(lines)

@@ -92,7 +92,7 @@ def test_what_a_step_keeps_is_not_less_than_what_is_asked_for(kind: str, made: O
     with (kept := SavedActivations(system)):
         trainer.step(batch)
     bound = 4 * system.activation_size(int((windows.lengths > 0).sum()), int(windows.lengths.sum()))
-    assert 0.1 * kept.total_bytes < bound <= kept.total_bytes
+    assert 0.2 * kept.total_bytes < bound <= kept.total_bytes
 
 
 def test_every_stage_of_a_model_of_tokens(
