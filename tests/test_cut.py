@@ -58,11 +58,12 @@ step, seen = trainer.Trainer.step, []
 trainer.Trainer.step = lambda self, batch: (step(self, batch), seen.extend([0, *mapped()]))
 assert main(["finetune", sys.argv[1], "finetune.steps=6"]) == 0
 assert seen == [0, 0], seen
+assert not {"torch._dynamo", "pandas"} & sys.modules.keys()  # a second of every start
 """
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="of Linux")
-def test_no_file_of_a_run_or_a_corpus_is_mapped(run: Path, whole: Path) -> None:
+def test_no_file_of_a_run_or_a_corpus_is_mapped_and_no_compiler_is_imported(run: Path, whole: Path) -> None:
     """Neither while it is asked, nor in a step of a training."""
     command = [sys.executable, "-c", MAPS, str(run), str(whole / "shards")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
