@@ -8,6 +8,7 @@ import random
 import select
 import shutil
 import socket
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -91,9 +92,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
+_imported = 0  # modules, when what is imported was frozen
+
+
+def pytest_runtest_setup() -> None:
     """What is imported stays: collections, one after each stage, need not look at it."""
-    gc.freeze()
+    global _imported
+    if len(sys.modules) > _imported + 50:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -135,14 +135,6 @@ def differing(place: Path, *names: str) -> dict[str, list[str]]:
     return found
 
 
-def test_quickstart_ends_in_the_same_bits_with_two_threads(place: Path) -> None:
-    cut(place, "quickstart")
-    # Gradients that are summed in any order are seen to differ after some steps: eight showed it, two did not.
-    turns = [trainings(place, f"quick-{turn}", "quickstart", ("pretrain",), "threads=2", steps=8) for turn in "ab"]
-    run(place, *turns)
-    assert not differing(place, "quick")
-
-
 def test_presets_are_of_every_kind() -> None:
     made = [load_options(preset, words).model for preset, _, words in TRAINED.values()]
     assert {model.kind for model in made} == set(SYSTEMS)
@@ -159,12 +151,16 @@ def test_every_kind_and_phase_ends_in_the_same_bits(place: Path, threads: int) -
     """Four are more threads than some machines have cores: they take turns, and end in another order each time."""
     cut(place, *{preset for preset, _, _ in TRAINED.values()})
 
+    def steps(name: str) -> int:
+        """Gradients that are summed in any order are seen to differ after some steps: eight showed it, two did not."""
+        return 8 if (name, threads) == ("quickstart", 2) else 6 - threads
+
     def turn(of: str) -> list[list[str]]:
         return [
             command
             for name, (preset, phases, words) in TRAINED.items()
             for command in trainings(
-                place, f"{name}-{threads}-{of}", preset, phases, f"threads={threads}", *words, steps=6 - threads
+                place, f"{name}-{threads}-{of}", preset, phases, f"threads={threads}", *words, steps=steps(name)
             )
         ]
 
