@@ -115,7 +115,9 @@ def _count_samples(
                 raise OSError(message) from error
     column = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
     tokens, lengths = _as_rows(column, k)
-    return DistinctChunks(tokens, lengths, table["times"].to_numpy().astype(np.int64), total - len(lengths))
+    times = table["times"].combine_chunks()  # its `to_numpy` would import pandas
+    counts = np.frombuffer(times.buffers()[1], np.int64)[times.offset : times.offset + len(times)].copy()
+    return DistinctChunks(tokens, lengths, counts, total - len(lengths))
 
 
 def _as_batch(sample: Sample, schema: "pyarrow.Schema") -> Any:

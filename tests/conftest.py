@@ -8,6 +8,8 @@ import random
 import select
 import shutil
 import socket
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -20,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from haed.options import SYSTEMS
 from pipeline.config import Options, applies_to
+from tests.flows.api import PATIENCE, clean_environment, until
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -91,9 +94,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
+_imported = 0  # modules, when what is imported was frozen
+
+
+def pytest_runtest_setup() -> None:
     """What is imported stays: collections, one after each stage, need not look at it."""
-    gc.freeze()
+    global _imported
+    if len(sys.modules) > _imported + 50:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -285,3 +295,45 @@ def listener() -> Iterator[Listener]:
     made = Listener()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of Prefect's server, which takes ten seconds to make: once for all workers of pytest."""
+
+    def make(folder: Path) -> None:
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+        environment = clean_environment(PREFECT_HOME=str(folder))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert [file.name for file in folder.glob("prefect.db*")] == ["prefect.db"]  # no journal is left beside it
+
+    return made_once(tmp_path_factory, "prefect", make) / "prefect.db"
+
+
+def lay_database(database: Path, folder: Path) -> None:
+    """Puts an empty database where `haed`, started in the folder, looks for one."""
+    (folder / ".prefect").mkdir(mode=0o700)
+    shutil.copy(database, folder / ".prefect/prefect.db")
+    (folder / ".prefect/prefect.db").chmod(0o600)
+
+
+@pytest.fixture(scope="module")
+def api(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server's API, for the tests of a module that need no UI and no deployments."""
+    from flows.server import is_server_healthy
+
+    folder = tmp_path_factory.mktemp("server")
+    lay_database(database, folder)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    home = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    command = [sys.executable, "-m", "flows.server", "prefect", "--port", str(port)]
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(command, env=clean_environment(**home), stdout=log, stderr=log) as server,
+    ):
+        until(PATIENCE, lambda: is_server_healthy(f"http://127.0.0.1:{port}"))
+        yield f"http://127.0.0.1:{port}/api"
+        server.terminate()

@@ -33,7 +33,7 @@ ALL = [
     *("open", "compare", "neighbours", "next", "cat", "profile", "report", "sample", "evaluate", "index", "finetune"),
 ]
 ASK = """
-import asyncio, contextlib, io, json, logging, os, resource, shutil, signal, sys
+import asyncio, contextlib, gc, io, json, logging, os, resource, shutil, signal, sys
 from pathlib import Path
 from starlette.testclient import TestClient
 import torch, faiss, pyarrow.parquet, matplotlib.pyplot
@@ -47,6 +47,7 @@ SECONDS = 60  # which only what waits for a named pipe takes
 resource.setrlimit(resource.RLIMIT_DATA, (4 << 30,) * 2)
 signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(AssertionError("it hangs")))
 logging.basicConfig(level="WARNING")
+gc.freeze()  # what is imported: collections, one after each stage, need not look at it
 COMMANDS = {
     "compare": ["compare", "run", "other", "runs_dir=runs"],
     "next": ["next", "runs/run", "def"],

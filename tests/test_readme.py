@@ -74,13 +74,13 @@ def test_the_readme_has_commands() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in BY_HAND | ELSEWHERE])
 def test_every_command(
-    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, place: Path, api: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In their order, each in the folder that those before have left."""
+    """In their order, each in the folder that those before have left; with one server for all."""
     monkeypatch.chdir(place)
     arguments = small(command)
-    if arguments[0] == "run":  # in a process of its own, as Prefect's temporary server ends with it
-        done = haed(place, *arguments)
+    if arguments[0] == "run":  # in a process of its own, as Prefect's client leaves threads behind
+        done = haed(place, *arguments, PREFECT_API_URL=api)
         assert done.returncode == 0 and "bits/char" in done.stdout, done.stderr[-2000:]
     else:
         assert main(arguments) == 0, capsys.readouterr().err[-2000:]

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from haed.layers.attention import Attention, BlockOptions, Grid, KeyValueCache, apply_rotary_embedding
 
@@ -39,8 +39,8 @@ class LSH(Attention):
         half = -(
             -options.longest // options.window
         )  # Reformer: twice as many buckets as pieces, so that most fit into one
-        rotations = torch.randn(options.heads, options.head_width, options.hashes * half)
-        self.register_buffer("rotations", rotations)
+        rotations = torch.empty(options.heads, options.head_width, options.hashes * half)
+        self.register_buffer("rotations", nn.init.normal_(rotations))
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """See `Attention.forward`."""

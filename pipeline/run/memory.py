@@ -5,7 +5,12 @@ state that Adam keeps for the trained ones. They also count the activations save
 at 2 bytes a value. Chunks are taken as only a quarter full, unless their size is fixed.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+from torch.overrides import TorchFunctionMode
 
 from data import processes
 from data.chunkers import Chunker, make_chunker
@@ -32,13 +37,33 @@ def build_system(options: Options, chunker: Chunker) -> SequenceModel:
         raise ConfigError(str(error)) from error
 
 
+class _SkipInitialisation(TorchFunctionMode):
+    """Return tensors as they are from the functions of `torch.nn.init`."""
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return function(*args, **named)
+
+
+@contextmanager
+def _on_meta_device() -> Iterator[None]:
+    """Build modules without values.
+
+    Initialisation is skipped, because PyTorch imports its compiler to draw values on this device, which takes a second.
+    """
+    with torch.device("meta"), _SkipInitialisation():
+        yield
+
+
 def check_system(options: Options) -> None:
     """Raise ConfigError for a model that cannot be built, before a corpus is cut for it.
 
     With `source.kind=shards` the check happens later, since the chunker is not known yet.
     """
     if options.source.kind != "shards":
-        with torch.device("meta"):
+        with _on_meta_device():
             build_system(options, make_chunker(options.chunker))
 
 
@@ -50,7 +75,7 @@ def estimate_memory(options: Options, chunker: Chunker, phase: PhaseOptions | No
         chunker: chunker of its corpus.
         phase: the phase that is trained; None if the model is only read.
     """
-    with torch.device("meta"):
+    with _on_meta_device():
         system = build_system(options, chunker)
     alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
     needed = {"model.*": 0}

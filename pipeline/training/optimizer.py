@@ -1,5 +1,6 @@
 """Optimizer of a phase: learning-rate schedule, parameter groups, and a moving average of the weights."""
 
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,15 @@ class AdamWAndRows(torch.optim.AdamW):
     A row is updated by its gradient divided by the root of a sum: the mean square of its gradient, over all steps that
     used it (Duchi et al. 2011; by rows: Naumov et al. 2019). Time and memory depend on the rows of a step, with one
     number stored a row.
+
+    Methods of AdamW are called without their decorators, which import PyTorch's compiler: a second at every start.
     """
+
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    _step_without_tables = inspect.unwrap(torch.optim.AdamW.step)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -54,7 +63,7 @@ class AdamWAndRows(torch.optim.AdamW):
                     squares.index_add_(0, rows, values.square().mean(1))
                     scale = -group["lr"] / (squares[rows].sqrt() + group["eps"]).clamp(min=1e-20)  # 0 / 0 is no step
                     table.index_add_(0, rows, values * scale[:, None])
-        super().step(closure)
+        self._step_without_tables(closure)
 
 
 def make_optimizer(system: SequenceModel, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:

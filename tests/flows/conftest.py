@@ -1,7 +1,6 @@
 """`haed serve` as a process, in a folder of its own."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +14,7 @@ import pytest
 
 from flows.deployments import deployment_suffix
 from flows.environment import DEFAULTS
-from flows.server import is_server_healthy
-from tests.conftest import TINY, made_once
+from tests.conftest import TINY, lay_database
 from tests.flows.api import PATIENCE, call, clean_environment, until
 
 SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
@@ -102,50 +100,10 @@ def engine(served: Served) -> psutil.Process:
     return next(child for child in children if "prefect.engine" in child.cmdline())
 
 
-@pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database of Prefect's server, which takes ten seconds to make: once for all workers of pytest."""
-
-    def make(folder: Path) -> None:
-        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-        environment = clean_environment(PREFECT_HOME=str(folder))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert [file.name for file in folder.glob("prefect.db*")] == ["prefect.db"]  # no journal is left beside it
-
-    return made_once(tmp_path_factory, "prefect", make) / "prefect.db"
-
-
-def lay_database(database: Path, folder: Path) -> None:
-    """Puts an empty database where `haed`, started in the folder, looks for one."""
-    (folder / ".prefect").mkdir(mode=0o700)
-    shutil.copy(database, folder / ".prefect/prefect.db")
-    (folder / ".prefect/prefect.db").chmod(0o600)
-
-
 @pytest.fixture
 def prefect_home(database: Path, tmp_path: Path) -> None:
     """An empty database in `tmp_path`."""
     lay_database(database, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def api(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server's API, for the tests of a module that need no UI and no deployments."""
-    folder = tmp_path_factory.mktemp("server")
-    lay_database(database, folder)
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-    home = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1"}
-    command = [sys.executable, "-m", "flows.server", "prefect", "--port", str(port)]
-    with (
-        open(folder / "log", "wb") as log,
-        subprocess.Popen(command, env=clean_environment(**home), stdout=log, stderr=log) as server,
-    ):
-        until(PATIENCE, lambda: is_server_healthy(f"http://127.0.0.1:{port}"))
-        yield f"http://127.0.0.1:{port}/api"
-        server.terminate()
 
 
 def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterator[Served]:

@@ -145,7 +145,7 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_home")
 @pytest.mark.timeout(1800)
-def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str], tmp_path: Path) -> None:
+def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str], tmp_path: Path, api: str) -> None:
     words = [word for word in tiny if "runs_dir" not in word]
     done = haed(tmp_path, "run", *words, "name=whole", "log_steps=1")
     assert done.returncode == 0, done.stderr
@@ -159,7 +159,7 @@ def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str],
     assert sum("validation" in line and "step 3" in line for line in said) == 1
     for result in (" bits/char, test, finetune step 4", "recall@10", "6 steps in ", "report.html"):
         assert sum(result in line for line in said) == 1, result
-    again = haed(tmp_path, "run", *words, "name=whole")
+    again = haed(tmp_path, "run", *words, "name=whole", PREFECT_API_URL=api)
     assert "stage 4 of 7: evaluate, done before" in again.stderr.splitlines()
 
 

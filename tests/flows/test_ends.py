@@ -79,13 +79,7 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
 
 
 def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
-    """Flow runs that are not trainings: `haed`, which evaluates now, and its stage. A `haed run` was killed as well."""
-    slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
-    slow += ["model.decoder.width=1024"]
-    whole = served.trigger("haed", {"overrides": [*slow, "name=whole"]})
-    of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
-    stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
-    until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, stage)))
+    """Flow runs that are not trainings: `haed`, which evaluates now, and its stage. A `haed run` was killed before."""
     where = clean_environment(PREFECT_API_URL=f"{served.address}/api")
     command = [sys.executable, "-m", "flows.cli", "run", *SETTINGS, "name=direct", "pretrain.steps=1000000"]
     with (
@@ -94,6 +88,14 @@ def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
     ):
         until(PATIENCE, (served.folder / "runs/direct/pretrain/metrics.jsonl").is_file)
         direct.kill()
+    slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
+    slow += ["model.decoder.width=1024"]
+    whole = served.trigger(
+        "haed", {"overrides": [*slow, "name=whole"]}
+    )  # last, so that it has not ended when it is killed
+    of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
+    stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
+    until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, stage)))
     return {"whole": whole, "evaluate": stage}
 
 

@@ -79,11 +79,12 @@ def assert_same(ours: Options, theirs: Options) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [errno.ENOSPC, *(pytest.param(each, marks=pytest.mark.slow) for each in (errno.EROFS, errno.EIO))],
-    ids=errno.errorcode.get,
+    ("place", "number"),
+    [
+        *((place, errno.ENOSPC) for place in PLACES),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("tensors", errno.EROFS), ("metrics", errno.EIO))),
+    ],
 )
-@pytest.mark.parametrize("place", PLACES)
 def test_a_disk_that_fails(
     often: Options,
     whole: Options,

@@ -1,5 +1,6 @@
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.training import stages
-from tests.conftest import write_state
+from tests.conftest import TINY, write_state
 
 
 def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,15 +129,24 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     assert "other began with the phase one of tiny, which is not there and not counted" in caplog.text
 
 
-@pytest.fixture
-def two(options: Options) -> tuple[Options, Options]:
-    """Two runs of one model, end to end, of equal steps; the second has another seed."""
-    options.evaluate.baselines, options.validation.times = False, 0
-    other = replace(options, name="other", seed=1)
-    for each in (options, other):
+@pytest.fixture(scope="module")
+def trained(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
+    """Two runs of one model, end to end, of equal steps; the second, `other`, has another seed."""
+    where = [f"source.path={text}", f"runs_dir={tmp_path_factory.mktemp('two')}", f"shards_dir={sharded}", "name=tiny"]
+    chosen = ["source.kind=text", *where, "evaluate.baselines=false", "validation.times=0"]
+    options = load_options("quickstart", [*TINY, *chosen])
+    for each in (options, replace(options, name="other", seed=1)):
         stages.train(each)
         evaluate_run(each)
-    return options, other
+    return options
+
+
+@pytest.fixture
+def two(trained: Options, tmp_path: Path) -> tuple[Options, Options]:
+    """Copies of these runs."""
+    shutil.copytree(trained.runs_dir, tmp_path / "runs")
+    copied = replace(deepcopy(trained), runs_dir=str(tmp_path / "runs"))
+    return copied, replace(deepcopy(copied), name="other", seed=1)
 
 
 def compared(options: Options, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str, str]:
@@ -173,13 +183,10 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert "No verdict" in summary and "- steps: " in summary
 
 
-def test_no_run_wins_by_nothing(options: Options) -> None:
-    options.evaluate.baselines, options.validation.times = False, 0
-    stages.train(options)
-    evaluate_run(options)
-    runs = Path(options.runs_dir)
+def test_no_run_wins_by_nothing(two: tuple[Options, Options]) -> None:
+    runs = Path(two[0].runs_dir)
     shutil.copytree(runs / "tiny", runs / "copy")
-    found = compare_runs(["tiny", "copy", "./tiny"], options.runs_dir, runs / "comparison")
+    found = compare_runs(["tiny", "copy", "./tiny"], two[0].runs_dir, runs / "comparison")
     assert found.verdict is not None and "fewest" not in found.verdict_summary
     assert found.verdict.endswith("need the same bits, to four places.")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import Options
+from pipeline.run import checkpoints
 from pipeline.run.run_directory import RunFolder
 from pipeline.training import stages
 from pipeline.training.stages import finetune, format_outcome, pretrain, train
@@ -167,14 +168,17 @@ def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     assert pretrain(options).remark == trained.remark and trained.remark not in caplog.text  # it is finished
 
 
-def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(options: Options) -> None:
+def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options.pretrain.steps, options.pretrain.seconds = None, 0.05
     trained = pretrain(options)
     wanted = float(trained.remark.split("pretrain.seconds=")[1].split()[0])
     assert wanted == pytest.approx(100 * trained.seconds / trained.steps, abs=1)
-    options.pretrain.steps, options.pretrain.seconds, options.optimizer.warmup_steps = 100, None, 5
+    monkeypatch.setattr(checkpoints, "FEWEST_STEPS", fewest := trained.steps + 2)
+    options.pretrain.steps, options.pretrain.seconds, options.optimizer.warmup_steps = fewest, None, 1
     assert pretrain(options).remark == ""
-    options.optimizer.warmup_steps, options.pretrain.steps = 200, 101
+    options.optimizer.warmup_steps, options.pretrain.steps = 200, fewest + 1
     assert "in fewer than 200 a model learns next to nothing: pretrain.steps=200" in pretrain(options).remark
 
 

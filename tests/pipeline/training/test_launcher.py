@@ -27,13 +27,13 @@ def together(options: Options) -> Options:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [None, 1])
 def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
-    group: int | None, together: Options, monkeypatch: pytest.MonkeyPatch
+    together: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In groups of one rank; in one group of all, tests/pipeline/training/test_same_bits.py kills and resumes."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    together.pretrain.steps, together.iem.group = 40, group
+    together.pretrain.steps, together.iem.group = 40, 1
     heard: list[float] = []
     whole = stages.pretrain(together, listener=lambda record: heard.append(record["step"]))
     assert "━ 100% · pretrain · step 40 · " in terminal.getvalue().splitlines()[-1]

@@ -126,7 +126,7 @@ def test_phase_two_reads_on_where_phase_one_stopped(
 
 
 def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
-    options.pretrain.steps, options.finetune.steps, options.optimizer.learning_rate = 20, 60, 0.01
+    options.pretrain.steps, options.finetune.steps, options.optimizer.learning_rate = 6, 30, 0.01
     pretrain(options)
     finetune(options)
     bits = [r["validation/bits_per_token"] for r in stripped(options, "finetune") if "validation/bits_per_token" in r]
