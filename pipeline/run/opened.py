@@ -558,6 +558,16 @@ def count_characters(document: bytes) -> int:
     return len(document.decode("utf-8", errors="surrogateescape"))
 
 
+def count_words(document: bytes) -> int:
+    """Return the number of words of a document as WikiText counts them: what is between white space, and line ends."""
+    values = np.frombuffer(document, np.uint8)
+    is_space = (values == ord(" ")) | ((values >= ord("\t")) & (values <= ord("\r")))
+    begins = ~is_space
+    begins[1:] &= is_space[:-1]
+    lines = int((values == ord("\n")).sum()) + (bool(document) and not document.endswith(b"\n"))
+    return int(begins.sum()) + lines
+
+
 def _build_trained_system(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> SequenceModel:
     system = build_system(options, chunker)
     load_weights(system, checkpoint)
