@@ -25,14 +25,12 @@ from pipeline.evaluation.breakdown import Tally
 from pipeline.run.device import release_memory
 from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter
-from pipeline.run.opened import Run, Score, count_words
+from pipeline.run.opened import Run, Score, compute_word_perplexity, count_words
 from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.shards import check_split
 from pipeline.run.windows import fixed_subset, split_windows
 
 log = logging.getLogger(__name__)
-
-_MOST_BITS = 100  # for a word, whose perplexity means nothing beyond
 
 
 @guard_results
@@ -131,7 +129,7 @@ def _score_documents(
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,
-        word_perplexity=2 ** (score.bits / words) if words and score.bits / words < _MOST_BITS else None,
+        word_perplexity=compute_word_perplexity(score.bits, words),
         bits_per_dim=score.bits_per_token if run.of_values else None,
         standard_error=_standard_error(
             [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
