@@ -35,7 +35,7 @@ from data.filesystem import write_json
 from pipeline.config import Options, load_options
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import Evaluation
-from pipeline.run.opened import count_characters
+from pipeline.run.opened import compute_word_perplexity, count_characters, count_words
 from pipeline.run.shards import open_shards
 
 CONTEXT, TOKENS, WARM_UP = (
@@ -350,6 +350,7 @@ def train_and_score(
         bits_per_token=bits,
         bits_per_char=bits * size / characters,
         bits_per_byte=bits,
+        word_perplexity=compute_word_perplexity(bits * size, count_words(valid.numpy().tobytes())),
         bits_per_dim=None,
         context=package.context,
         seconds=time.perf_counter() - ended,

@@ -29,11 +29,9 @@ from pipeline.reporting.comparison import BITS
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.metrics import read_metrics
-from pipeline.run.run_directory import RunFolder
 
 NOISE = 0.02  # bits, or a share of other metrics: with a single seed, smaller differences are not told apart
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
-_MOST_WORD_BITS = 64  # beyond that, white space does not divide the text into words
 
 
 @dataclass
@@ -131,8 +129,7 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     by_variant: dict[str, list[VariantRun]] = defaultdict(list)
     for run in runs:
         by_variant[run.variant.name].append(run)
-    words = count_words(runs)
-    rows = [make_row(of[0].variant, of, words if of[0].variant.data == "text" else None) for of in by_variant.values()]
+    rows = [make_row(of[0].variant, of) for of in by_variant.values()]
     remarks = dict.fromkeys(note for run in runs for measured in run.measured.values() for note in measured.notes)
     notes = [*notes, *describe_plan(experiment, plan), *remarks]
     result = Result(experiment.name, str(plan.folder), judge_claim(experiment, rows), notes, rows)
@@ -166,8 +163,8 @@ def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
     return notes
 
 
-def make_row(variant: Variant, runs: Sequence[VariantRun], words: int | None) -> Row:
-    """Summarise the runs of a variant, one for each seed. `words` is the number of words in the scored text."""
+def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
+    """Summarise the runs of a variant, one for each seed."""
     finished = [run for run in runs if run.failure is None]
     failures = [f"seed {run.seed}: {run.failure}" for run in runs if run.failure is not None]
     failures += [f"seed {run.seed}, {measure}: {why}" for run in runs for measure, why in run.unmeasured.items()]
@@ -177,9 +174,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun], words: int | None) ->
     bits = Metric.summarize([each.alone.value for each in evaluations])
     totals = finished[0].totals
     assert totals is not None
-    perplexity = None
-    if words and max(each.bits / words for each in evaluations) < _MOST_WORD_BITS:
-        perplexity = statistics.mean(2 ** (each.bits / words) for each in evaluations)
+    perplexities = [each.word_perplexity_alone for each in evaluations if each.word_perplexity_alone is not None]
     metrics: dict[str, list[float]] = defaultdict(list)
     for measured in (each for run in finished for each in run.measured.values()):
         for name, value in measured.metrics.items():
@@ -190,7 +185,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun], words: int | None) ->
         spread=bits.spread,
         unit=evaluations[0].headline.unit,
         seeds=len(finished),
-        word_perplexity=perplexity,
+        word_perplexity=statistics.mean(perplexities) if len(perplexities) == len(finished) else None,
         steps=sum(totals.steps.values()),
         seconds=sum(totals.seconds.values()),
         flops=totals.flops,
@@ -199,15 +194,6 @@ def make_row(variant: Variant, runs: Sequence[VariantRun], words: int | None) ->
         paper=variant.paper,
         failures=failures,
     )
-
-
-def count_words(runs: Sequence[VariantRun]) -> int | None:
-    """Return the number of words in the scored text, separated by white space; line ends count as words too."""
-    for run in runs:
-        if run.failure is None and run.variant.data == "text" and not run.variant.package:
-            text = b"".join(RunFolder(run.folder).open_corpus().iterate_original_blocks("valid"))
-            return len(text.split()) + text.count(b"\n")
-    return None
 
 
 def judge_claim(experiment: Experiment, rows: Sequence[Row]) -> str:

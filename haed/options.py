@@ -204,6 +204,15 @@ class MainOptions:
             "needs W > E), or are added to all (learned)"
         ),
     ] = "rotary"
+    dropout: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="of the inputs, of what attention and feed-forward layers add, and of attention; lstm: of the inputs and "
+            "of every layer's outputs",
+        ),
+    ] = 0.0
 
 
 def _check_orders(orders: list[int]) -> list[int]:
@@ -261,6 +270,15 @@ class DecoderOptions:
     previous: Annotated[bool, Field(description="the transformer decoder also sees the tokens of the chunk before")] = (
         False
     )
+    dropout: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="of the inputs, of what attention and feed-forward layers add, and of attention; lstm: of ŷ, of the "
+            "table of token embeddings, and of every layer's outputs",
+        ),
+    ] = 0.0
     grams: GramsOptions = field(default_factory=GramsOptions)
 
 

@@ -105,12 +105,13 @@ class LSTMDecoder(Decoder):
         self.input = nn.Linear(options.token_width, 4 * width)
         self.context = nn.Linear(context, 4 * width, bias=False)
         self.recurrent = nn.ParameterList(torch.empty(4 * width, width) for _ in range(options.layers))
+        self.dropout = nn.Dropout(options.dropout)
         self.upper = nn.ModuleList(RowLinear(width, 4 * width) for _ in range(options.layers - 1))
         self.output = RowLinear(width, vocabulary + 1)
 
     def gate_table(self) -> Tensor:
         """Return each symbol's share of the first layer's gates: (V + 1, 4H)."""
-        return self.input(self.tokens.weight)
+        return self.input(self.dropout(self.tokens.weight))
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
         """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
@@ -119,10 +120,10 @@ class LSTMDecoder(Decoder):
         if self.grams is not None and packed.looked is not None:
             layer, logits = self.grams(packed.looked)
             x = x + layer.to(dtype)
-        constant = self.context(context[packed.order]).to(dtype)
-        x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
+        constant = self.context(self.dropout(context[packed.order])).to(dtype)
+        x = self.dropout(packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes))
         for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
-            x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
+            x = self.dropout(packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes))
         return self.output(x) if logits is None else self.output(x) + logits
 
     def flop_terms(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
@@ -200,7 +201,8 @@ class TransformerDecoder(Decoder):
         self.positions = nn.Embedding(k, width)
         self.positions_before = nn.Embedding(k, width) if options.previous else None
         self.context = nn.Linear(context, width * (k if options.context == "each" else 1))
-        sizes = BlockOptions(width, options.heads, width // options.heads, options.ffn)
+        sizes = BlockOptions(width, options.heads, width // options.heads, options.ffn, dropout=options.dropout)
+        self.dropout = nn.Dropout(options.dropout)
         self.blocks = TransformerStack(options.layers, sizes)
         self.norm = nn.LayerNorm(width)
         self.output = RowLinear(width, vocabulary + 1)
@@ -216,7 +218,7 @@ class TransformerDecoder(Decoder):
         if self.grams is not None and packed.looked is not None:
             layer, logits = self.grams(packed.looked)
             x = x + layer
-        caches = self.create_cache(packed.before)
+        x, caches = self.dropout(x), self.create_cache(packed.before)
         for block in self.blocks:  # a cache is let go after its block
             x = block.forward_packed(x, packed.sizes, caches.pop(0))
         x = self.output(self.norm(x))
@@ -244,7 +246,7 @@ class TransformerDecoder(Decoder):
         """Return a cache for each block; with `previous`, the N chunks before are its prefix."""
         if before is None or self.positions_before is None:
             return self.blocks.create_cache()
-        x = self.tokens(before.tokens) + self.positions_before.weight
+        x = self.dropout(self.tokens(before.tokens) + self.positions_before.weight)
         mask, caches = length_mask(before.lengths, x.shape[1]), []
         for block in self.blocks:
             _, key, value = block.attention.split_heads(block.attention.qkv(block.norm(x)))

@@ -105,7 +105,10 @@ class TransformerMain(Main):
         self.positions = nn.Parameter(added) if options.positions != "rotary" else None
         self.start = nn.Parameter(torch.empty(embedding))
         attention = "rotary" if options.positions == "rotary" else "plain"
-        sizes = BlockOptions(options.width, options.heads, options.head_width, options.ffn, attention)
+        sizes = BlockOptions(
+            options.width, options.heads, options.head_width, options.ffn, attention, dropout=options.dropout
+        )
+        self.dropout = nn.Dropout(options.dropout)
         self.blocks = TransformerStack(options.layers, sizes)
         self.norm = nn.LayerNorm(options.width)
 
@@ -125,7 +128,7 @@ class TransformerMain(Main):
                 inputs = torch.cat([inputs, extra.expand(len(inputs), -1, -1)], -1)
             else:
                 inputs = inputs + extra
-        return self.norm(self.blocks(inputs, cache))
+        return self.norm(self.blocks(self.dropout(inputs), cache))
 
     def get_layers(self) -> nn.ModuleList:
         """See `Main.get_layers`."""
@@ -180,17 +183,18 @@ class LSTMMain(Main):
             )
         self.positions = None
         self.start = nn.Parameter(torch.empty(embedding))
+        self.dropout = nn.Dropout(options.dropout)
         widths = [embedding, *[units] * options.layers]
         self.layers = nn.ModuleList(LSTMLayer(a, b, capped=True) for a, b in zip(widths, widths[1:], strict=False))
 
     def step(self, inputs: Tensor, cache: LSTMCache | None) -> Tensor:
         """See `Main.step`."""
         batch, length, _ = inputs.shape
-        x = inputs.transpose(0, 1)
+        x = self.dropout(inputs.transpose(0, 1))
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, LSTMLayer)
             if cache is None:  # all sequences are of one length: a packed layout is time-major order
-                x = layer(x.flatten(0, 1), [batch] * length).unflatten(0, (length, batch))
+                x = self.dropout(layer(x.flatten(0, 1), [batch] * length)).unflatten(0, (length, batch))
                 continue
             outputs = []
             for each in x:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from haed.base import Objective, StepOutput, TokenBatch
@@ -289,6 +289,7 @@ class ChunkObjective(Objective):
             iem.check_calibrated()
         self.candidates = Candidates(iem, system.cut.context, self.ranks) if iem_weight else None
         self.terms = {name: (weight, LOSS_TERMS.load_class(name)) for name, weight in iem.split_terms().items()}
+        self.has_dropout = any(isinstance(each, nn.Dropout) and each.p > 0 for each in system.modules())
         self._compiled: Callable[..., Tensor] | None = None
         for name, parameter in system.named_parameters():
             if name.startswith(("log_scale", "head.", "encoder.bias.")):
@@ -356,7 +357,7 @@ class ChunkObjective(Objective):
         """Return the function's value; with several pieces, its inside is computed again for the gradient."""
         if self.pieces == 1:
             return function(*arguments)
-        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=self.has_dropout)
 
     def predict_vectors(self, vectors: Tensor, piece: MicroBatch) -> Tensor:
         """Return ŷ (m, W) of a piece's chunks."""

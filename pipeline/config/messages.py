@@ -66,7 +66,7 @@ _OPTIONS = {
     "model.main.head_width model.token.head_width": "head_dim d_head head_size d_kv",
     "model.main.ffn model.token.ffn": "ffn_dim intermediate_size mlp_dim d_ff ffn_size feedforward_dim ff_dim d_inner n_inner "
     "mlp_ratio ff_mult dim_feedforward",
-    "model.token.dropout": "dropout dropout_rate p_dropout resid_pdrop attention_dropout attn_dropout drop",
+    "model.main.dropout model.token.dropout": "dropout dropout_rate p_dropout resid_pdrop attention_dropout attn_dropout drop",
     "model.main.positions model.token.positions": "position_embedding pos_emb positional_encoding rope position_embedding_type",
     "model.kind": "model_type arch architecture model_name model_arch network family",
     "model.encoder.kind": "encoder_type encoder_kind",

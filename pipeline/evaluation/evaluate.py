@@ -25,7 +25,7 @@ from pipeline.evaluation.breakdown import Tally
 from pipeline.run.device import release_memory
 from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter
-from pipeline.run.opened import Run, Score
+from pipeline.run.opened import Run, Score, compute_word_perplexity, count_words
 from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.shards import check_split
 from pipeline.run.windows import fixed_subset, split_windows
@@ -104,9 +104,10 @@ def _score_documents(
             before = per_document.get(document, (0.0, 0))
             per_document[document] = (before[0] + bits, before[1] + tokens)
     seconds = time.perf_counter() - began
-    sizes, text = [], 0
+    sizes, words, text = [], 0, 0
     for original in originals:
         sizes.append((run.size(original), len(original)))
+        words += 0 if run.of_values else count_words(original)
         text += int.from_bytes(hashlib.sha256(original).digest())
     score = Score(
         bits=sum(bits for bits, _ in per_document.values()),
@@ -128,6 +129,7 @@ def _score_documents(
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,
+        word_perplexity=compute_word_perplexity(score.bits, words),
         bits_per_dim=score.bits_per_token if run.of_values else None,
         standard_error=_standard_error(
             [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
@@ -248,6 +250,8 @@ def format_evaluation(result: Evaluation) -> str:
         lines.append(
             f"  {alone}. With {', '.join(result.memory_parts)} of {result.memory:,} chunks: {result.remembered}"
         )
+    if result.perplexity_note:
+        lines.append(f"  {result.perplexity_note}")
     if result.fallback:
         lines.append(f"  {result.fallback}")
     if result.iem is not None:

@@ -192,7 +192,8 @@ def summarise_report(options: Options) -> str:
             lines.append(
                 f"{evaluation.alone.value:.3f} {metric.unit} by the model alone; by part: {evaluation.remembered}."
             )
-        lines += [markdown_text(evaluation.likelihood_note)] if evaluation.likelihood_note else []
+        notes = (evaluation.perplexity_note, evaluation.likelihood_note)
+        lines += [markdown_text(note) for note in notes if note]
     if report.ranking:
         lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())
     if report.mixture:

@@ -361,6 +361,8 @@ class Evaluation:
         bits_per_token: `bits` divided by tokens.
         bits_per_char: `bits` divided by characters.
         bits_per_byte: `bits` divided by bytes.
+        word_perplexity: 2 to the power of the bits for a word of a text, see `pipeline.run.opened.count_words`; None for
+            pictures and sound, and where white space does not divide the text into words.
         bits_per_dim: for pictures and sound, bits per value: a token, so a channel of a pixel, a µ-law code or a byte
             of pcm16.
         standard_error: standard error of bits_per_char over documents; None if there is one document.
@@ -393,6 +395,7 @@ class Evaluation:
     bits_per_token: float
     bits_per_char: float
     bits_per_byte: float
+    word_perplexity: float | None = None
     bits_per_dim: float | None
     standard_error: float | None = None
     context: int
@@ -422,6 +425,21 @@ class Evaluation:
         """The main metric of the model alone, without memory."""
         bits = self.bits if self.remembered is None else self.remembered.bits_without
         return replace(self.headline, value=self.headline.value * bits / self.bits if self.bits else 0.0)
+
+    @property
+    def word_perplexity_alone(self) -> float | None:
+        """The perplexity of words of the model alone, without memory."""
+        if self.word_perplexity is None or self.remembered is None or not self.bits:
+            return self.word_perplexity
+        return float(self.word_perplexity ** (self.remembered.bits_without / self.bits))
+
+    @property
+    def perplexity_note(self) -> str:
+        """A phrase with the perplexity of words, also of the model alone if there is a memory; empty where there is none."""
+        if self.word_perplexity is None:
+            return ""
+        alone = f", {self.word_perplexity_alone:,.4g} by the model alone" if self.remembered is not None else ""
+        return f"perplexity of words {self.word_perplexity:,.4g}{alone}"
 
     @property
     def likelihood_note(self) -> str:

@@ -58,6 +58,7 @@ from pipeline.signals import check_abandoned
 log = logging.getLogger(__name__)
 EMBEDDED_AT_ONCE = 8192  # chunks
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
+_MOST_WORD_BITS = 64
 
 
 @dataclass
@@ -556,6 +557,21 @@ def _add_spelled(shares: dict[str, float]) -> dict[str, float]:
 def count_characters(document: bytes) -> int:
     """Return the number of Unicode characters of a document; every invalid byte counts as one."""
     return len(document.decode("utf-8", errors="surrogateescape"))
+
+
+def count_words(document: bytes) -> int:
+    """Return the number of words of a document as WikiText counts them: what is between white space, and line ends."""
+    values = np.frombuffer(document, np.uint8)
+    is_space = (values == ord(" ")) | ((values >= ord("\t")) & (values <= ord("\r")))
+    begins = ~is_space
+    begins[1:] &= is_space[:-1]
+    lines = int((values == ord("\n")).sum()) + (bool(document) and not document.endswith(b"\n"))
+    return int(begins.sum()) + lines
+
+
+def compute_word_perplexity(bits: float, words: int) -> float | None:
+    """Return 2 to the power of the bits for a word; None where white space does not divide the text into words."""
+    return 2 ** (bits / words) if words and bits / words < _MOST_WORD_BITS else None
 
 
 def _build_trained_system(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> SequenceModel:

@@ -45,13 +45,16 @@ def of_tokens(kind: str, token: TokenOptions = TOKEN, **section: object) -> Mode
 
 CASES = {
     "lstm decoder": ModelOptions(**PARTS, decoder=decoder_options("lstm", **SIZES)),
-    "two layers": ModelOptions(**PARTS, decoder=decoder_options("lstm", layers=2, **SIZES)),
+    "two layers, dropout": ModelOptions(**PARTS, decoder=decoder_options("lstm", layers=2, dropout=0.3, **SIZES)),
     "transformer decoder": ModelOptions(**PARTS, decoder=decoder_options("transformer", layers=2, **SIZES)),
-    "sees the chunk before": ModelOptions(**PARTS, decoder=decoder_options("previous", layers=2, **SIZES)),
+    "sees the chunk before, dropout": ModelOptions(
+        **PARTS | {"main": replace(MAIN, dropout=0.3)},
+        decoder=decoder_options("previous", layers=2, dropout=0.3, **SIZES),
+    ),
     "positions in the padding": ModelOptions(**PARTS | {"main": PADDED}, decoder=decoder_options("lstm", **SIZES)),
     "hred": ModelOptions(
         encoder=replace(READ, kind="lstm", output="none", layers=1),
-        main=replace(MAIN, kind="lstm", units=10),
+        main=replace(MAIN, kind="lstm", units=10, dropout=0.3),
         decoder=decoder_options("lstm", **SIZES),
     ),
     "hred with transformer": ModelOptions(

@@ -52,10 +52,10 @@ def test_an_interrupted_run_ends_in_the_same_bits(kind: str, made: Options) -> N
     assert all(torch.equal(value, again[0][name]) for name, value in first[0].items())
 
 
-@pytest.mark.parametrize("kind", ["hourglass"])
+@pytest.mark.parametrize("kind", ["hourglass", "haed"])
 def test_dropout_is_of_the_step_and_the_rank(made: Options) -> None:
     """Alike in two trainers, whatever was drawn before; another on another rank."""
-    made.model.token.dropout = 0.5
+    made.model.token.dropout = made.model.main.dropout = made.model.decoder.dropout = 0.5
 
     def loss(rank: int) -> float:
         trainer = trainer_of(made, setup_compute(made))

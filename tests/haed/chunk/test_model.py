@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from haed.base import ChunkingSpec, TokenBatch
+from haed.chunk.decoder import LSTMDecoder
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
+from haed.layers.attention import Attention
 from haed.options import DecoderOptions, EncoderOptions, GramsOptions, IEMOptions, MainOptions, ModelOptions
 from haed.sampling import ChunkSampler, Draw
 
@@ -70,6 +72,37 @@ def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = Fal
         lengths[:] = k
     tokens = torch.randint(vocabulary, (count, context, k), generator=generator)
     return TokenBatch.from_chunks(tokens * (torch.arange(k) < lengths[..., None]), lengths)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "previous", "hred"])
+@torch.no_grad()
+def test_dropout_is_for_training_and_every_one_does_something(kind: str) -> None:
+    plain, given = small(kind, layers=2), windows(2, 6, 3, 3)
+    options = small_options(kind, layers=2)
+    options.main, options.decoder = replace(options.main, dropout=0.4), replace(options.decoder, dropout=0.4)
+    model = HAED(options, IEMOptions(), plain.cut).double()
+    model.load_state_dict(plain.state_dict())
+    still = model.eval().log_likelihood(given)
+    assert torch.equal(still, plain.log_likelihood(given))
+    dropped = [each for each in model.modules() if isinstance(each, torch.nn.Dropout | Attention)]
+    assert len(dropped) == {"lstm": 8, "previous": 14, "hred": 2}[kind]
+    for each in dropped:
+        each.train()
+        assert not torch.allclose(model.log_likelihood(given), still)
+        model.eval()
+    model.train().encoder.eval()
+    draws = torch.stack([model.encode(Chunks(given.tokens[:, 0], given.lengths[:, 0])).vector for _ in range(2)])
+    assert torch.equal(draws[0], draws[1])  # candidates are never dropped
+
+
+@torch.no_grad()
+def test_what_is_dropped_keeps_its_mean() -> None:
+    options = replace(small_options("lstm").decoder, dropout=0.4)
+    torch.manual_seed(0)
+    decoder = LSTMDecoder(options, 8, 3, 3).double()
+    draws = torch.stack([decoder.gate_table() for _ in range(2000)])
+    error = (draws.mean(0) - decoder.eval().gate_table()) / (draws.std(0) / len(draws) ** 0.5)
+    assert float(error.abs().max()) < 4.5
 
 
 def test_all_else_begins_as_without_a_table() -> None:

@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from haed.base import TokenBatch
+from haed.base import ChunkingSpec, TokenBatch
+from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions
-from tests.haed.chunk.test_model import small, windows
+from tests.haed.chunk.test_model import small, small_options, windows
 
 EXTRA = TokenBatch.from_chunks(torch.tensor([[[2, 2, 2], [0, 1, 2]]]), torch.tensor([[3, 3]]))
 
@@ -124,6 +127,26 @@ def test_pieces_change_nothing(kind: str, fraction: float, iem: float) -> None:
     for other in found[1:]:
         for ours, whole in zip(other, found[0], strict=True):
             torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "previous", "hred"])
+def test_pieces_are_computed_again_with_the_same_dropout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient is that of the pieces as they were computed first, not of others by chance."""
+    options, given = small_options(kind, layers=2), windows(5, 6, 3, 3)
+    options.main, options.decoder = replace(options.main, dropout=0.4), replace(options.decoder, dropout=0.4)
+    torch.manual_seed(0)
+    made = ChunkObjective(HAED(options, IEMOptions(), ChunkingSpec(3, 3, False, 6)).double(), IEMOptions(), 1.0, 0.5, 2)
+    found = []
+    for again in (True, False):
+        if not again:
+            monkeypatch.setattr("haed.iem.objective.checkpoint", lambda function, *arguments, **_: function(*arguments))
+        batch = made.prepare_batch(given, None, torch.Generator().manual_seed(0))
+        torch.manual_seed(1)
+        losses = made(batch)
+        made.zero_grad()
+        losses.total.backward()
+        found.append([losses.total.detach(), *(p.grad for p in made.parameters() if p.requires_grad)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer", "hred", "megabyte", "reader"])

@@ -3,6 +3,7 @@
 import json
 import wave
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from data.filesystem import write_json
 from pipeline.config import Options, load_options
 from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
 from pipeline.reporting.comparison import compare_runs
-from pipeline.run.files import Evaluation, read_as
-from pipeline.run.opened import Run
+from pipeline.run.files import Evaluation, RememberedParts, read_as
+from pipeline.run.opened import Run, count_words
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.training.stages import train
@@ -56,6 +57,11 @@ def test_partitions_of_the_bits(options: Options) -> None:
     assert content["breakdown"].pop("decoder_by_frequency") == content["breakdown"].pop("known_by_frequency") == []
     write_json(path, content)
     assert read_as(Evaluation, path) == found and found.likelihood_note == "" and found.decoder_metric is None
+    words = sum(map(count_words, corpus.iterate_originals("test")))
+    assert found.word_perplexity == content["word_perplexity"] == pytest.approx(2 ** (found.bits / words))
+    assert f"perplexity of words {found.word_perplexity:,.4g}\n" in format_evaluation(found)
+    parts = RememberedParts(2 * found.bits, {}, {})
+    assert f"{found.word_perplexity**2:,.4g} by the model alone" in replace(found, remembered=parts).perplexity_note
 
 
 def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_path: Path) -> None:
@@ -85,6 +91,7 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
         shard_source(made)
         train(made)
         found = evaluate_run(made)
+        assert found.word_perplexity is None and found.perplexity_note == ""
         assert found.characters == found.bytes == found.tokens and len(found.baselines) == baselines
         assert found.bits_per_dim == found.bits_per_token == found.headline.value and "bits/dim" in format_evaluation(
             found

@@ -23,6 +23,7 @@ def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
     assert found.breakdown is not None and len(found.breakdown.mixture_rows()) > 3
     rows = [MIXTURE_COLUMNS, *found.breakdown.mixture_rows()]
     page = html.unescape(write_report(mixed).read_text())
+    assert found.perplexity_note in page and markdown_text(found.perplexity_note) in summarise_report(mixed)
     assert found.likelihood_note in page and all(cell in page for row in rows for cell in row)
     summary = summarise_report(mixed)
     assert markdown_text(found.likelihood_note) in summary and all(

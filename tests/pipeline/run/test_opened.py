@@ -1,5 +1,6 @@
 """Scoring over windows, and the Python interface."""
 
+import io
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from haed.base import TokenBatch
 from pipeline import open_run
 from pipeline.config import ConfigError, Options, SampleOptions, load_options
-from pipeline.run.opened import Run, count_characters
+from pipeline.run.opened import Run, count_characters, count_words
 from pipeline.run.windows import cut_documents, fixed_subset
 from pipeline.training.stages import pretrain, train
 from tests.conftest import of_kind
@@ -144,3 +147,8 @@ def test_a_decoder_that_was_not_trained_is_said(options: Options, caplog: pytest
 
 def test_invalid_bytes_count_as_characters() -> None:
     assert count_characters("né".encode() + b"\xff\xfe" + "\U0001f600".encode()) == 5
+
+
+@given(st.binary() | st.text(" a\n\té").map(str.encode))
+def test_words_are_what_is_between_white_space_and_the_ends_of_lines(document: bytes) -> None:
+    assert count_words(document) == sum(len(line.split()) + 1 for line in io.BytesIO(document))

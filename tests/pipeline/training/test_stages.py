@@ -38,18 +38,21 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
     return [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(path)]
 
 
+DROPOUT = ["model.main.dropout=0.2", "model.decoder.dropout=0.3"]
+
+
 @pytest.mark.parametrize(
     ("decoder", "more", "ahead"),
     [
-        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64", "model.decoder.grams.rows=64"], set()),
+        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64", "model.decoder.grams.rows=64", *DROPOUT], set()),
         pytest.param(
             "lstm",
-            ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0"],
+            ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0", *DROPOUT],
             set(),
             marks=pytest.mark.slow,
         ),
         pytest.param("lstm", [], {"cpu"}, marks=pytest.mark.slow),
-        pytest.param("transformer", ["batch.pieces=2"], set(), marks=pytest.mark.slow),
+        pytest.param("transformer", ["batch.pieces=2", *DROPOUT], set(), marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_run_ends_in_the_same_bits(

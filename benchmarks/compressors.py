@@ -1,0 +1,120 @@
+"""Bits that compressors need for a split: alone, and after they have read the train split.
+
+    python benchmarks/compressors.py shards/stdlib-words-DIGEST [--split test] [--json FILE]   # a corpus that was sharded
+    python benchmarks/compressors.py train.txt test.txt [--json FILE]                          # text files
+
+Given train means the size of train and split in one piece, less the size of train alone. `xz -9` has a window as long as both. PPMd
+is pyppmd, with memory for both. `zpaq -m5` (Debian's package `zpaq`) mixes the predictions of many context models; it is
+left out, with a line, where the program is missing. Documents are joined in the corpus's order. Each figure takes seconds to minutes.
+"""
+
+import argparse
+import json
+import lzma
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
+
+import pyppmd
+from tabulate import tabulate
+
+from data.corpus import Corpus
+from pipeline.run.opened import count_characters
+
+ORDERS = {16: "I", 32: "H"}  # with the variant, since variant I knows orders up to 16 only
+
+
+@dataclass
+class Row:
+    """A figure: the bytes that a compressor adds for a split, and bits per Unicode character."""
+
+    compressor: str
+    given_train: bool
+    bytes: int
+    bits_per_char: float
+    seconds: float
+
+
+def xz_size(text: bytes) -> int:
+    window = min(max(len(text), 1 << 12), 1536 << 20)  # the longest that xz takes
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}]
+    return len(lzma.compress(text, filters=filters))
+
+
+def ppmd_size(text: bytes, order: int) -> int:
+    memory = min(max(64 * len(text), 1 << 20), 2 << 30)
+    return len(pyppmd.compress(text, max_order=order, mem_size=memory, variant=ORDERS[order]))
+
+
+def zpaq_size(text: bytes) -> int:
+    """Return the size of an archive, of one block, of one file; its header is a few hundred bytes."""
+    block = max(6, (len(text) >> 20).bit_length())  # of 2**block MiB
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "text").write_bytes(text)
+        command = ["zpaq", "add", "archive.zpaq", "text", "-method", f"5{block}", "-threads", "1", "-noattributes"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        return (Path(folder) / "archive.zpaq").stat().st_size
+
+
+def list_compressors() -> dict[str, Callable[[bytes], int]]:
+    """Return the function that gives the compressed size of a text, by name."""
+    sizes: dict[str, Callable[[bytes], int]] = {"xz -9": xz_size}
+    sizes |= {f"PPMd, order {order}": lambda text, order=order: ppmd_size(text, order) for order in ORDERS}
+    if shutil.which("zpaq"):
+        sizes["zpaq -m5"] = zpaq_size
+    else:
+        print("zpaq is left out: there is no such program (apt-get install zpaq)", file=sys.stderr)
+    return sizes
+
+
+def measure_compressors(train: bytes, held_out: bytes) -> Iterator[Row]:
+    """Yield the figures of each compressor on the held-out text, alone and given train."""
+    characters = count_characters(held_out)
+    for name, size in list_compressors().items():
+        for given in (False, True):
+            began = time.perf_counter()
+            added = size(train + held_out) - size(train) if given else size(held_out)
+            yield Row(name, given, added, 8 * added / characters, time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="folder of a corpus, or the text file to train on")
+    parser.add_argument("held_out", type=Path, nargs="?", help="text file to compress, if the source is one")
+    parser.add_argument("--split", default="test", help="split of the corpus")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    arguments = parser.parse_args()
+    if arguments.held_out is None:
+        corpus = Corpus.open(arguments.source)
+        train, held_out = (b"".join(corpus.iterate_originals(each)) for each in ("train", arguments.split))
+    else:
+        train, held_out = arguments.source.read_bytes(), arguments.held_out.read_bytes()
+    if not held_out:
+        parser.error("there is nothing to compress")
+    rows = []
+    for row in measure_compressors(train, held_out):
+        print(f"{row.compressor}{' given train' * row.given_train}: {row.bits_per_char:.3f}", file=sys.stderr)
+        rows.append(row)
+    table = [
+        [each.compressor, *(row.bits_per_char for row in rows if row.compressor == each.compressor)]
+        for each in rows[::2]
+    ]
+    print(tabulate(table, ["bits/char", "alone", "given train"], tablefmt="github", floatfmt=".3f"))
+    if arguments.json:
+        content = {
+            "characters": count_characters(held_out),
+            "bytes": len(held_out),
+            "rows": [asdict(row) for row in rows],
+        }
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
