@@ -101,11 +101,6 @@ class TransformerBlock(nn.Module):
         mixed = pack_padded_sequence(mixed, lengths, batch_first=True).data
         return self.feed_forward(x + self.dropout(self.attention.out(mixed)))
 
-    def weight_matrices(self) -> list[Tensor]:
-        """Return the weights that every position is multiplied by."""
-        feed_forward = self.feed_forward
-        return [self.attention.qkv.weight, self.attention.out.weight, feed_forward.up.weight, feed_forward.down.weight]
-
 
 class CrossBlock(nn.Module):
     """A block whose vectors attend to others, such as those of another level."""
