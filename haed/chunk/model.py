@@ -187,6 +187,12 @@ class HAED(SequenceModel):
             parts.gate = self.mixture(prediction)
         return parts
 
+    def closed_log_prob(self, windows: TokenBatch, closed: VocabularyScorer, prior: Tensor | float = 0.0) -> Tensor:
+        """Return log q (B, T), in nats, of the chunks of windows on the CPU: the IEM score normalised over a closed set."""
+        rows = closed.lexicon.find_rows(Chunks(windows.tokens, windows.lengths)[windows.chunk_mask])
+        query = self.compute_query(self.predict_vectors(windows))
+        return self._place_values(closed.log_softmax(query, rows, prior), windows.chunk_mask)
+
     def decoder_log_probs(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
         """Return the decoder's log p (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before.
 

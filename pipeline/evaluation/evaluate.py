@@ -213,10 +213,7 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
         lexicon = ChunkVocabulary(Chunks(torch.from_numpy(distinct.tokens), torch.from_numpy(distinct.lengths)))
         closed = run.system.embed_vocabulary(lexicon)
         for some in split_windows(windows):
-            rows = lexicon.find_rows(Chunks(some.tokens, some.lengths)[some.chunk_mask])
-            nats.append(
-                closed.log_softmax(run.system.compute_query(run.system.predict_vectors(some)), rows).double().sum()
-            )
+            nats.append(run.system.closed_log_prob(some, closed).double().sum())
             decoder.append(run.system.log_likelihood(some).double().sum())
     tokens = int(windows.lengths.sum())
     iem, exact = (-float(torch.stack(each).sum()) / math.log(2) / tokens for each in (nats, decoder))
