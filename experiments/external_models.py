@@ -36,7 +36,7 @@ from pipeline.config import Options, load_options
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import Evaluation
 from pipeline.run.opened import count_characters
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 
 CONTEXT, TOKENS, WARM_UP = (
     256,

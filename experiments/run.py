@@ -41,9 +41,9 @@ from pipeline.reporting.rendering import Column, Table
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import release_memory, setup_compute
 from pipeline.run.files import Evaluation, read_as, read_json
-from pipeline.run.memory import build_system
 from pipeline.run.run_directory import PHASES, RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
+from pipeline.run.system import build_system
 from pipeline.run.windows import as_windows
 from pipeline.signals import Interrupt, die_with_parent
 from pipeline.training.profile import product_rate

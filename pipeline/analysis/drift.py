@@ -6,7 +6,7 @@ Legend: n chunks, E width of an embedding.
 import numpy as np
 
 from pipeline.analysis.geometry import find_nearest, normalise_rows
-from pipeline.run.analysis import ChunkDrift, Drift
+from pipeline.run.analysis_results import ChunkDrift, Drift
 
 _MOVED = 12
 

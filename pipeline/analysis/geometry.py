@@ -5,7 +5,7 @@ Legend: n chunks, E width of an embedding, Q queries.
 
 import numpy as np
 
-from pipeline.run.analysis import EmbeddingSample, Norms
+from pipeline.run.analysis_results import EmbeddingSample, Norms
 from pipeline.run.index.faiss_search import prepare_vectors
 
 _CLUSTER_ROUNDS = 20

@@ -27,7 +27,7 @@ from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, 
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, Score
 from pipeline.run.run_directory import RunFolder, guard_results
-from pipeline.run.shards import check_split
+from pipeline.run.sharding import check_split
 from pipeline.run.windows import fixed_subset, split_windows
 
 log = logging.getLogger(__name__)

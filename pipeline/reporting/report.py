@@ -20,11 +20,11 @@ from data.filesystem import PICTURE, read_bytes, write_atomically
 from data.statistics import Summary
 from pipeline.config import Difference, Options, Phase, applies_to, diff_trees, flatten_tree, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text
-from pipeline.reporting.analysis import ANALYSIS, MAP, PICTURES, precision_table
 from pipeline.reporting.charts import draw_corpus, draw_curves
+from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, precision_table
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import RunState, determine_state, phase_metrics, read_setting, status_of
-from pipeline.run.analysis import Analysis
+from pipeline.run.analysis_results import Analysis
 from pipeline.run.checkpoints import (
     Checkpoint,
     explain_too_few_steps,

@@ -16,7 +16,7 @@ from pipeline.reporting.comparison import compare_runs
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
 
 
