@@ -32,7 +32,7 @@ from pipeline.run.checkpoints import (
     read_state,
     resolve_pointer,
 )
-from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as, read_json
+from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import PIXELS, SearchResults
 from pipeline.run.index.storage import StaleIndexError, has_index
@@ -226,7 +226,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
     report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
-    environment = files.read("environment.json", read_json)
+    environment = files.read("environment.json", lambda path: read_as(dict[str, Any], path))
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
     analysis = files.read(f"{ANALYSIS}/analysis.json", lambda path: read_as(Analysis, path, folder.path))
     present = files.attempt(lambda: folder.select_checkpoint(stage) if folder.is_trained() else None)
