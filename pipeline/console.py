@@ -186,10 +186,10 @@ def markdown_code(text: str) -> str:
     return f"{fence}{edge}{line}{edge}{fence}"
 
 
-def code_fence(text: str, kind: str = "") -> str:
+def code_fence(text: str) -> str:
     """Return text as a code block of Markdown. Backticks in the text cannot end it."""
     fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
-    return f"{fence}{kind}\n{make_printable(text)}\n{fence}"
+    return f"{fence}\n{make_printable(text)}\n{fence}"
 
 
 class StdoutClosedError(BrokenPipeError):
