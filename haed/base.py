@@ -361,7 +361,6 @@ def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -
     return 2 * a[0] * a[1] * b[1]
 
 
-@torch.no_grad()
 def count_flops(function: Callable[..., object], *arguments: object) -> int:
     """Return the FLOPs of the matrix products in a call, by PyTorch's formulas; on the meta device nothing is computed."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of which it knows the products

@@ -254,6 +254,7 @@ class HAED(SequenceModel):
 
         return chunks * inputs(self.main) + tokens * (inputs(self.decoder) + self.cut.vocabulary)
 
+    @torch.no_grad()
     def main_flops(self, windows: int, context: int) -> int:
         """Return the FLOPs of a forward pass of the main model over windows of `context` chunks."""
         if ("main", context) not in self._flops:
@@ -274,6 +275,7 @@ class HAED(SequenceModel):
         per_length = {length: self._count_equal_chunks(part, length) for length, count in enumerate(ends, 1) if count}
         return shared + sum(ends[length - 1] * (flops - shared) // ROW_MULTIPLE for length, flops in per_length.items())
 
+    @torch.no_grad()
     def _count_equal_chunks(self, part: str, length: int) -> int:
         """Return the FLOPs of a part for as many chunks of a length as rows need no rounding; of length 0, for none."""
         if (part, length) not in self._flops:
