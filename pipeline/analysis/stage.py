@@ -17,8 +17,7 @@ from haed.options import SYSTEMS
 from pipeline.analysis import distributional, geometry, map, passages, plots
 from pipeline.analysis import intrinsic as checks
 from pipeline.analysis.dataset import AnalysisData, label_chunks, load_analysis_data
-from pipeline.analysis.drift import measure_drift
-from pipeline.analysis.geometry import find_nearest, normalise_rows
+from pipeline.analysis.geometry import find_nearest, measure_drift, normalise_rows
 from pipeline.analysis.map import MapPoints, render_map_page
 from pipeline.config import ConfigError, Options
 from pipeline.reporting.findings import ANALYSIS, PICTURES, describe_findings
