@@ -41,6 +41,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 import numpy as np
 import torch
+from pipeline.run.memory import estimate_memory
+from pipeline.run.shards import shard_source
 
 from benchmarks.scaling_estimate import measure_step
 from benchmarks.training import Peak, wait
@@ -48,9 +50,7 @@ from haed.base import to_device
 from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
-from pipeline.run.memory import estimate_memory
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
 from pipeline.training.profile import product_rate, profile_phase
 from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer

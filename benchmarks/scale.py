@@ -24,7 +24,7 @@ from experiments.timing import lift_other_limits
 from pipeline.config import load_options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 
 SHORT, LONG = 20, 60
 

@@ -34,7 +34,7 @@ from haed.iem.sampled_softmax import blockwise_cross_entropy
 from pipeline.config import load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer
 

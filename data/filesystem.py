@@ -161,12 +161,12 @@ def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes
     return content
 
 
-def read_text(path: Path | str, most: int, inside: Path | None = None) -> str:
+def read_text(path: Path | str, most: int) -> str:
     """Return the contents of a file as text.
 
     Bytes that are not UTF-8 are replaced. See `read_bytes` for the arguments.
     """
-    return read_bytes(path, most, inside).decode(errors="replace")
+    return read_bytes(path, most).decode(errors="replace")
 
 
 def parse_json(content: bytes | str, where: Path | str) -> Any:

@@ -27,7 +27,7 @@ from pipeline.config import (
     load_options,
     training_phases,
 )
-from pipeline.run.files import read_json
+from pipeline.run.files import read_as
 
 FOLDER = Path(__file__).parent
 COMMON = "common"  # the file of option sets
@@ -386,7 +386,7 @@ def _read_state(result: Path) -> str:
     if not result.exists():
         return "begun"
     try:
-        return "begun" if any(row["failures"] for row in read_json(result, ("rows",))["rows"]) else "done"
+        return "begun" if any(row["failures"] for row in read_as(dict[str, Any], result)["rows"]) else "done"
     except (OSError, ValueError, TypeError, KeyError):
         return "damaged"
 

@@ -27,16 +27,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from data.corpus import Corpus
 from data.filesystem import write_json
+from haed.base import count_flops
 from pipeline.config import Options, load_options
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import Evaluation
 from pipeline.run.opened import compute_word_perplexity, count_characters, count_words
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 
 CONTEXT, TOKENS, WARM_UP = (
     256,
@@ -282,16 +281,11 @@ def score_bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: C
 
 
 def count_flops_per_byte(package: Package) -> float:
-    """Return the FLOPs per byte of the matrix products of a step, forward and backward, including attention.
-
-    They are counted by PyTorch's FlopCounterMode.
-    """
+    """Return the FLOPs per byte of the matrix products of a step, forward and backward, including attention."""
     model, generator = package.build(), torch.Generator().manual_seed(0)
     text = torch.randint(97, 123, (windows_per_step(package.context), package.context), generator=generator)
     text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(text).sum().backward()
-    return float(counter.get_total_flops() / text.numel())
+    return count_flops(lambda: model(text).sum().backward()) / text.numel()
 
 
 @dataclass

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,10 +41,10 @@ from pipeline.reporting.comparison import count_parameters
 from pipeline.reporting.rendering import Column, Table
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import release_memory, setup_compute
-from pipeline.run.files import Evaluation, read_as, read_json
-from pipeline.run.memory import build_system
+from pipeline.run.files import Evaluation, read_as
 from pipeline.run.run_directory import PHASES, RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
+from pipeline.run.system import build_system
 from pipeline.run.windows import as_windows
 from pipeline.signals import Interrupt, die_with_parent
 from pipeline.training.profile import product_rate
@@ -152,7 +153,7 @@ class PackageVariant(RunnableVariant):
         return [("experiments.external_models", self.variant.package, str(run), *self.words, *settings)]
 
     def read_totals(self, run: Path) -> RunTotals:
-        totals = read_json(run / "package.json")
+        totals = read_as(dict[str, Any], run / "package.json")
         return RunTotals(
             {"train": totals["steps"]}, {"train": totals["seconds"]}, totals["flops"], totals["parameters"]
         )
@@ -238,7 +239,7 @@ def time_steps(
     path = plan.folder / "clock.json"
     threads = [each.options.threads for each in select_own(variants)]
     of = [seconds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
-    clock = read_json(path) if path.is_file() else {}
+    clock = read_as(dict[str, Any], path) if path.is_file() else {}
     if clock.get("of") == of:
         if clock["on"] != platform.node():
             log.info("seconds are by a clock that was measured on %s; without %s it is here", clock["on"], path)

@@ -33,7 +33,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     if not arguments.config and not any("=" not in word for word in arguments.words):
         arguments.config = "quickstart"
     options = options_from_arguments(arguments)  # a wrong option or source is said before Prefect starts
-    from pipeline.run.shards import check_corpus, check_source
+    from pipeline.run.sharding import check_corpus, check_source
 
     check_source(options)
     check_corpus(options)

@@ -73,16 +73,16 @@ from pipeline.console import (
     markdown_code,
     markdown_text,
 )
-from pipeline.run.analysis import Analysis
+from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.index.queries import PIXELS, Passage, QueryResult
 from pipeline.run.index.storage import IndexMetadata, IndexSummary, choose_metric, space_folder
-from pipeline.run.memory import check_system
 from pipeline.run.metrics import PhaseStatus, Record, read_metrics
 from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import SplitSize, check_corpus, check_split, split_sizes
+from pipeline.run.sharding import SplitSize, check_corpus, check_split, split_sizes
+from pipeline.run.system import check_system
 from pipeline.web.app import served_page_url
 
 if TYPE_CHECKING:  # torch costs two seconds
@@ -174,7 +174,7 @@ def _summarize_corpus(corpus_sizes: ShardedCorpus) -> str:
 @config_flow("shard", "preset source sources chunker sharding launcher overrides", _summarize_corpus)
 def shard(form: FormSubmission) -> ShardedCorpus:
     """Cut a source into WebDataset shards with a manifest, one task per part. Finished parts are not repeated."""
-    from pipeline.run.shards import shard_source as run_stage
+    from pipeline.run.sharding import shard_source as run_stage
 
     title = source_title(form.options.source)
     with LiveArtifact(artifact_key("live", title, "shard"), ShardingStatus(f"{title}: shard")) as live:
@@ -465,7 +465,7 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
         overrides: options to change, each key=value as on the command line, such as analyse.against=other
     """
     from pipeline.analysis.stage import analyse_run as run_stage
-    from pipeline.reporting.analysis import precision_table
+    from pipeline.reporting.findings import precision_table
     from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "analyse")

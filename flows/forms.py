@@ -426,9 +426,9 @@ def load_tagged_options(run: str, overrides: list[str], reader: str, **values: o
     return options
 
 
-def list_recent_runs(runs_dir: str = "runs") -> list[str]:
-    """Return the names of the runs in a folder, most recently written first."""
-    return list_runs(runs_dir)[:_MOST_RUNS]
+def list_recent_runs() -> list[str]:
+    """Return the names of the runs in the folder `runs`, most recently written first."""
+    return list_runs("runs")[:_MOST_RUNS]
 
 
 def add_run_choices(properties: dict[str, Any], runs: list[str]) -> None:

@@ -15,14 +15,14 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from data.processes import process_pool
 from pipeline.config import Options
-from pipeline.run.shards import open_dask_client
+from pipeline.run.sharding import open_dask_client
 
 _SMALL_BYTES = 1 << 24  # written within seconds
 _MOST_ON_DASK = 100  # parts that wait for a cluster at a time
 
 
 def as_tasks(options: Options) -> Mapper:
-    """Return a mapper for `pipeline.run.shards.shard_source` that submits tasks in this flow run, with retries."""
+    """Return a mapper for `pipeline.run.sharding.shard_source` that submits tasks in this flow run, with retries."""
 
     def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
         stopped = threading.Event()

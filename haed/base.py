@@ -9,11 +9,14 @@ vector.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from haed.distributed import Ranks
 
@@ -216,15 +219,10 @@ class SequenceModel(nn.Module, ABC):
         """Return all parameters in groups, each parameter once."""
         return [ParameterGroup(list(self.parameters()), "all", 0)]
 
-    def estimate_flops(self, laid: object) -> float:
-        """Return the FLOPs of the matrix products of `total_log_likelihood`.
-
-        By default every matrix is counted once for every token.
-        """
+    def shape_key(self, laid: object) -> tuple[int, ...]:
+        """Return everything that the shapes in `total_log_likelihood` depend on, by which its FLOPs are counted once."""
         assert isinstance(laid, TokenBatch)
-        embeddings = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
-        matrices = (x.numel() for x in self.parameters() if x.ndim == 2 and id(x) not in embeddings)
-        return 2.0 * sum(matrices) * float(laid.lengths.sum())
+        return tuple(laid.tokens.shape)
 
     def activation_size(self, chunks: float, tokens: float) -> float:
         """Return a lower bound on the number of activations saved for the backward pass, 0 if unknown.
@@ -289,7 +287,7 @@ class Objective(nn.Module, ABC):
             generator: generator of this step's random choices.
 
         Returns:
-            The batch that `forward` and `flops` take, after `moved` to the device.
+            The batch that `estimate_flops` takes, and `forward` after `to_device`.
         """
 
     @abstractmethod
@@ -323,6 +321,10 @@ class PreparedBatch:
 class Likelihood(Objective):
     """The exact loss of any system: nats per chunk, every token decoded."""
 
+    def __init__(self, system: SequenceModel, ranks: Ranks | None = None) -> None:
+        super().__init__(system, ranks)
+        self._flops: dict[tuple[int, ...], int] = {}
+
     def prepare_batch(
         self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
     ) -> PreparedBatch:
@@ -333,13 +335,37 @@ class Likelihood(Objective):
     def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
         """See `Objective.forward`."""
         assert isinstance(batch, PreparedBatch)
-        nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
+        key = self.system.shape_key(batch.laid)
+        counter = FlopCounterMode(display=False) if key not in self._flops else None
+        with counter or nullcontext():
+            nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
+        if counter is not None:
+            self._flops[key] = counter.get_total_flops()
         return StepOutput(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
 
     def estimate_flops(self, batch: object) -> float:
-        """See `Objective.estimate_flops`; a backward pass costs twice a forward pass."""
+        """Return FLOPs, of which a backward pass costs twice those of a forward pass; see `Objective.estimate_flops`.
+
+        Everything that is multiplied counts, padding and hidden pairs too. `forward` counts it when it meets new shapes.
+        """
         assert isinstance(batch, PreparedBatch)
-        return 3 * self.system.estimate_flops(batch.laid) * self.ranks.size
+        key = self.system.shape_key(batch.laid)
+        if key not in self._flops:
+            with torch.no_grad():
+                self(to_device(batch, self.system.device))
+        return 3.0 * self._flops[key] * self.ranks.size
+
+
+@register_flop_formula(torch.ops.aten.addmm_)
+def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -> int:
+    return 2 * a[0] * a[1] * b[1]
+
+
+def count_flops(function: Callable[..., object], *arguments: object) -> int:
+    """Return the FLOPs of the matrix products in a call, by PyTorch's formulas; on the meta device nothing is computed."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of which it knows the products
+        function(*arguments)
+    return counter.get_total_flops()
 
 
 def length_mask(lengths: Tensor, places: int) -> Tensor:

@@ -5,7 +5,6 @@ Importing this module imports neither torch nor anything else that is slow to im
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -69,13 +68,30 @@ class PartKinds(dict[str, str]):
         super().__init__(classes)
         self.group = group
 
-    def list_installed(self) -> dict[str, str]:
+    def list_names(self) -> list[str]:
         """Return the kinds of this package and of all others, which is slower than a look at one's own."""
-        return {each.name: f"{each.module}:{each.attr}" for each in entry_points(group=self.group)} | self
+        return [*self, *(each.name for each in entry_points(group=self.group) if each.name not in self)]
+
+    def check_name(self, name: str) -> str:
+        """Return the name of a kind of this package or of an installed one.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if name not in self and name not in (names := self.list_names()):
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return name
+
+    def add_choices(self, schema: dict[str, Any]) -> None:
+        """Add the names to a JSON schema, for forms."""
+        schema.update(enum=self.list_names())
 
     def load_class(self, kind: str) -> Any:
         """Import the class of a kind."""
-        module, _, name = (self.get(kind) or self.list_installed()[kind]).partition(":")
+        if kind not in self:
+            (entry, *_) = entry_points(group=self.group, name=kind)
+            return entry.load()
+        module, _, name = self[kind].partition(":")
         return getattr(import_module(module), name)
 
 
@@ -96,26 +112,6 @@ DECODERS = PartKinds(
 LOSS_TERMS = PartKinds("haed.loss_terms", {})  # functions, by name; see `haed.iem.objective.LossTermInputs`
 
 
-def _list_names(table: dict[str, Any]) -> list[str]:
-    return list(table.list_installed() if isinstance(table, PartKinds) else table)
-
-
-def _one_of(table: dict[str, Any]) -> AfterValidator:
-    """Return a check that a name is in the table when it is validated, or among the installed kinds."""
-
-    def check(name: str) -> str:
-        if name not in table and name not in _list_names(table):
-            raise ValueError(f"expected one of {', '.join(_list_names(table))}")
-        return name
-
-    return AfterValidator(check)
-
-
-def _add_choices(table: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
-    """Return a function that adds the names to a JSON schema, for forms."""
-    return lambda schema: schema.update(enum=_list_names(table))
-
-
 @dataclass(kw_only=True)
 class EncoderOptions:
     """Encoder: maps a chunk, without context, to its embedding."""
@@ -125,9 +121,9 @@ class EncoderOptions:
         Field(
             description="mlp: token embeddings of the whole chunk through an MLP; linear: through a layer norm and one linear "
             "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean",
-            json_schema_extra=_add_choices(ENCODERS),
+            json_schema_extra=ENCODERS.add_choices,
         ),
-        _one_of(ENCODERS),
+        AfterValidator(ENCODERS.check_name),
     ] = "mlp"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding, but for the transformer (paper: 10)")
@@ -177,9 +173,9 @@ class MainOptions:
         str,
         Field(
             description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)",
-            json_schema_extra=_add_choices(MAINS),
+            json_schema_extra=MAINS.add_choices,
         ),
-        _one_of(MAINS),
+        AfterValidator(MAINS.check_name),
     ] = "transformer"
     layers: Annotated[int, Field(ge=1, le=1024, description="blocks (paper: 6), or layers of the LSTM (paper: 1)")] = 4
     width: Annotated[
@@ -243,9 +239,9 @@ class DecoderOptions:
     kind: Annotated[
         str,
         Field(
-            description="lstm (paper), or a causal transformer over the chunk", json_schema_extra=_add_choices(DECODERS)
+            description="lstm (paper), or a causal transformer over the chunk", json_schema_extra=DECODERS.add_choices
         ),
-        _one_of(DECODERS),
+        AfterValidator(DECODERS.check_name),
     ] = "lstm"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding in the LSTM (paper: 10)")
@@ -424,6 +420,12 @@ class SpaceByteOptions:
     ] = "48-57 65-90 97-122 128-191"
 
 
+def _check_family(name: str) -> str:
+    if name not in SYSTEMS:
+        raise ValueError(f"expected one of {', '.join(SYSTEMS)}")
+    return name
+
+
 @dataclass(kw_only=True)
 class ModelOptions:
     """The model: its family and the options of its parts."""
@@ -432,9 +434,9 @@ class ModelOptions:
         str,
         Field(
             description="; ".join(f"{name}: {family.about}" for name, family in SYSTEMS.items()),
-            json_schema_extra=_add_choices(SYSTEMS),
+            json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
         ),
-        _one_of(SYSTEMS),
+        AfterValidator(_check_family),
     ] = "haed"
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
     main: MainOptions = field(default_factory=MainOptions)
@@ -452,7 +454,7 @@ _FIGURES = ("accuracy", "rank", "effective")  # metrics that begin with iem_, as
 
 
 def _check_terms(terms: list[str]) -> list[str]:
-    installed = _list_names(LOSS_TERMS) if terms else []
+    installed = LOSS_TERMS.list_names() if terms else []
     for term in terms:
         match = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\*(\w+)", term)
         if match is None or not math.isfinite(float(match[1])):

@@ -38,7 +38,7 @@ from pipeline.signals import postponed_signals
 
 
 def _run_shard(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.run.shards import shard_source, split_sizes
+    from pipeline.run.sharding import shard_source, split_sizes
 
     began = time.perf_counter()
     corpus = shard_source(options_from_arguments(arguments))
@@ -331,7 +331,7 @@ def _read_query_file(name: str, option: str) -> bytes:
 def _run_analyse(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, arguments.words, "analyse")
     from pipeline.analysis.stage import analyse_run
-    from pipeline.reporting.analysis import format_analysis
+    from pipeline.reporting.findings import format_analysis
 
     found = analyse_run(options)
     return CommandResult(format_analysis(found), asdict(found))

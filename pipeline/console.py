@@ -150,7 +150,7 @@ class StderrHandler(logging.StreamHandler[Any]):
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
-        self.setFormatter(logging.Formatter("\r\x1b[2K%(message)s" if sys.stderr.isatty() else "%(message)s"))
+        self.setFormatter(logging.Formatter(f"{_start_of_line()}%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message, and remember whether it is an error."""
@@ -178,9 +178,14 @@ def prepare_streams() -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Write a line to standard error. Errors of the stream are ignored."""
+    """Write a line to standard error, in place of a status line there. Errors of the stream are ignored."""
     with suppress(OSError, ValueError):
-        print(make_printable(text), file=sys.stderr, flush=True)
+        print(f"{_start_of_line()}{make_printable(text)}", file=sys.stderr, flush=True)
+
+
+def _start_of_line() -> str:
+    """Return what removes a status line from a terminal."""
+    return "\r\x1b[2K" if sys.stderr.isatty() else ""
 
 
 def markdown_text(text: str) -> str:
@@ -206,10 +211,10 @@ def markdown_code(text: str) -> str:
     return f"{fence}{edge}{line}{edge}{fence}"
 
 
-def code_fence(text: str, kind: str = "") -> str:
+def code_fence(text: str) -> str:
     """Return text as a code block of Markdown. Backticks in the text cannot end it."""
     fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
-    return f"{fence}{kind}\n{make_printable(text)}\n{fence}"
+    return f"{fence}\n{make_printable(text)}\n{fence}"
 
 
 class StdoutClosedError(BrokenPipeError):

@@ -179,7 +179,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 def sharded(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the shards of `text`, to be copied."""
     from pipeline.config import load_options
-    from pipeline.run.shards import shard_source
+    from pipeline.run.sharding import shard_source
 
     def make(folder: Path) -> None:
         shard_source(load_options("quickstart", ["source.kind=text", f"source.path={text}", f"shards_dir={folder}"]))
@@ -235,7 +235,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Options:
     import numpy as np
 
     from pipeline.config import load_options
-    from pipeline.run.shards import shard_source
+    from pipeline.run.sharding import shard_source
     from pipeline.training.stages import train
 
     def load(place: Path) -> Options:

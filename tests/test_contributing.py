@@ -14,7 +14,7 @@ from haed.options import LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
-from pipeline.config.schema import KINDS, option_names, schema_options, warn_of_hidden_kinds
+from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     for module in ("my_encoder", "my_terms"):
         sys.modules.pop(module, None)
-    KINDS["model.encoder.kind"].option_classes.clear()
+    option_classes.clear()
     schema_options.cache_clear()
     option_names.cache_clear()
 
@@ -91,7 +91,7 @@ def test_its_options_are_listed_checked_and_read_back(tmp_path: Path, capsys: py
     assert "bag" in TypeAdapter(ModelOptions).json_schema()["$defs"]["EncoderOptions"]["properties"]["kind"]["enum"]
     assert "power" not in dump_options(load_options("quickstart"))
     with pytest.raises(
-        ConfigError, match="expected one of bag, mlp, linear, lstm, transformer. Write model.encoder.kind=bag"
+        ConfigError, match="expected one of mlp, linear, lstm, transformer, bag. Write model.encoder.kind=bag"
     ):
         load_options("quickstart", ["model.encoder.kind=bagg"])
 
@@ -133,8 +133,7 @@ def test_a_term_that_there_is_not_is_refused(term: str, message: str) -> None:
 
 
 def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = dict.fromkeys(("accuracy", "spread_of_keys"), "my_terms:center")
-    monkeypatch.setattr(LOSS_TERMS, "list_installed", lambda: names)
+    monkeypatch.setattr(LOSS_TERMS, "list_names", lambda: ["accuracy", "spread_of_keys"])
     with pytest.raises(ConfigError, match="iem_accuracy is a metric of the loss itself"):
         load_options("quickstart", ["iem.terms=[1*accuracy]"])
     with pytest.raises(ConfigError, match="expected one of accuracy, spread_of_keys$"):

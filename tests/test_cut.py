@@ -22,7 +22,7 @@ from pipeline.run.checkpoints import list_checkpoints
 from pipeline.run.index import faiss_search, storage
 from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 
 ROOT = Path(__file__).resolve().parents[1]
 

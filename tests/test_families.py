@@ -87,8 +87,7 @@ def test_a_registered_family_goes_through_every_stage(trained: Options, options:
     assert len(written) == 2 and all(bytes.fromhex(each.hex or "").startswith(b"def ") for each in written)
 
     measured = profile_phase(trained, "train", 2)
-    most = trained.batch.sequences * trained.batch.context * trained.chunker.k
-    assert measured.milliseconds["system"] > 0 and 0 < measured.flops <= 6 * 256 * most
+    assert measured.milliseconds["system"] > 0 and measured.flops == 0  # it multiplies nothing
 
     train(options)
     evaluate_run(options)

@@ -13,7 +13,7 @@ from data.corpus import MANIFEST, Corpus
 from pipeline.cli import main
 from pipeline.evaluation import evaluate
 from pipeline.run import metrics
-from pipeline.run.analysis import Analysis
+from pipeline.run.analysis_results import Analysis
 from pipeline.run.checkpoints import read_state
 from pipeline.run.files import Baseline, CorpusRecord, Environment, Evaluation, KeptSample, read_as
 from pipeline.run.index.storage import IndexMetadata

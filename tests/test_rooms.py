@@ -120,7 +120,7 @@ def test_every_module_has_its_room() -> None:
     [
         ("pipeline.reporting.report", "pipeline.run.index.probe", True),
         ("pipeline.reporting.report", "pipeline.inference", False),
-        ("pipeline.run.shards", "pipeline.training.stages", False),
+        ("pipeline.run.sharding", "pipeline.training.stages", False),
         ("pipeline.web.questions", "pipeline.inference", True),
         ("pipeline.reporting.report", "pipeline.web.details", False),
         ("pipeline.evaluation.breakdown", "haed.chunk.packing", True),

@@ -9,7 +9,7 @@ from benchmarks.scaling_estimate import ChunkGrowth, MeasuredStep, format_estima
 from pipeline.config import Options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 from pipeline.training import stages
 from pipeline.training.profile import Profile
 

@@ -216,19 +216,18 @@ def display_path(path: str) -> str:
     return "standard input" if _is_spooled(path) else path
 
 
-def convert_by(command: str, path: str, new: str = "NEW") -> str:
+def convert_by(command: str, path: str) -> str:
     """Return a shell command that passes a file, decompressed, through a command into a new file.
 
     Args:
         command: reads standard input.
         path: of the file.
-        new: name of the new file.
     """
     if _is_spooled(path):
         return f"… | {command} | haed …"
     if tool := _DECOMPRESS.get(PurePosixPath(path.lower()).suffix):
-        return f"{tool} -dc {shlex.quote(path)} | {command} > {new}"
-    return f"{command} < {shlex.quote(path)} > {new}"
+        return f"{tool} -dc {shlex.quote(path)} | {command} > NEW"
+    return f"{command} < {shlex.quote(path)} > NEW"
 
 
 def describe_doubt(head: bytes, is_file: bool = True) -> str | None:

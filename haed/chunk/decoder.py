@@ -6,7 +6,6 @@ symbols: the vocabulary and "the chunk ends here", which is impossible before th
 Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -126,18 +125,6 @@ class LSTMDecoder(Decoder):
             x = self.dropout(packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes))
         return self.output(x) if logits is None else self.output(x) + logits
 
-    def flop_terms(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products with the multiply-adds of each in a forward pass over all pieces.
-
-        Symbols go through their matrix once each, and the recurrence begins at a chunk's second decision.
-        """
-        rows, chunks = sum(len(each.targets) for each in pieces), sum(len(each.order) for each in pieces)
-        yield self.input.weight, (len(self.tokens.weight) if rows else 0) * self.input.weight.numel()
-        yield self.context.weight, chunks * self.context.weight.numel()
-        yield from ((recurrent, (rows - chunks) * recurrent.numel()) for recurrent in self.recurrent)
-        yield from ((layer.weight, rows * layer.weight.numel()) for layer in (*self.upper, self.output))
-        yield from self.grams.flop_terms(rows) if self.grams is not None else ()
-
     def initial_state(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
         """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         layers = len(self.recurrent)
@@ -227,20 +214,6 @@ class TransformerDecoder(Decoder):
     def position_terms(self, context: Tensor) -> Tensor:
         """Return ŷ's (N, W) share of a chunk's inputs: (N, K, H), or (N, 1, H) if it is the same for all places."""
         return self.context(context).unflatten(1, (-1, self.output.in_features))
-
-    def flop_terms(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `LSTMDecoder.flop_terms`.
-
-        Attention's own products, within chunks and to the chunk before, are left out.
-        """
-        rows, chunks = sum(len(each.targets) for each in pieces), sum(len(each.order) for each in pieces)
-        before = sum(each.before.tokens.numel() for each in pieces if each.before is not None)  # padding included
-        yield self.context.weight, chunks * self.context.weight.numel()
-        for block in self.blocks:
-            yield from ((weight, rows * weight.numel()) for weight in block.weight_matrices())
-            yield (qkv := block.attention.qkv.weight), before * qkv.numel()  # keys and values of the chunks before
-        yield self.output.weight, rows * self.output.weight.numel()
-        yield from self.grams.flop_terms(rows) if self.grams is not None else ()
 
     def create_cache(self, before: Chunks | None) -> list[KeyValueCache]:
         """Return a cache for each block; with `previous`, the N chunks before are its prefix."""

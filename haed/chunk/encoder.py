@@ -7,7 +7,6 @@ Legend: N chunks, K tokens of a chunk at most, S tokens of all, E width of an em
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,10 +43,12 @@ class EncoderInput:
     Attributes:
         chunks: chunks in the layout of the kind of encoder.
         looked: look-up of each chunk's row of the table; None without a table.
+        sizes: number of chunks that have a token t, for each t.
     """
 
     chunks: Any
     looked: SparseLookup | None
+    sizes: list[int]
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -90,7 +91,8 @@ class Encoder(nn.Module, ABC):
         looked = None
         if self.table is not None:
             looked = SparseLookup.from_rows(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
-        return EncoderInput(self.arrange_chunks(chunks), looked)
+        sizes = length_mask(chunks.lengths, chunks.tokens.shape[1]).sum(0).tolist()
+        return EncoderInput(self.arrange_chunks(chunks), looked, sizes)
 
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
@@ -111,10 +113,6 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def embed_tokens(self, laid: Any) -> Tensor:
         """Return vectors (N, E), before the table and the output layer, of chunks from `arrange_chunks`."""
-
-    @abstractmethod
-    def flop_terms(self, laid: Any) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products before the bias, with the multiply-adds of each in a forward pass."""
 
 
 class MLPEncoder(Encoder):
@@ -142,12 +140,6 @@ class MLPEncoder(Encoder):
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         return self.layers[-1](x)
-
-    def flop_terms(self, laid: Chunks) -> Iterator[tuple[Tensor, int]]:
-        """See `Encoder.flop_terms`."""
-        for weight in self.layers.parameters():
-            if weight.ndim == 2:
-                yield weight, len(laid) * weight.numel()
 
 
 @dataclass
@@ -208,13 +200,6 @@ class LSTMEncoder(RowEncoder):
         last = [outputs[longer:] for outputs, longer in steps]  # chunks that end at this step; the longest come first
         return torch.cat(last[::-1] or [x[:, : self.width]])[laid.back]
 
-    def flop_terms(self, laid: PackedTokens) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Encoder.flop_terms`. The recurrence begins at the second token."""
-        for layer in self.layers:
-            assert isinstance(layer, LSTMLayer)
-            yield layer.input.weight, len(laid.tokens) * layer.input.weight.numel()
-            yield layer.recurrent, (len(laid.tokens) - len(laid)) * layer.recurrent.numel()
-
 
 class TransformerEncoder(RowEncoder):
     """A bidirectional transformer over a chunk's tokens; their mean, mapped to E, is the embedding."""
@@ -244,9 +229,3 @@ class TransformerEncoder(RowEncoder):
             grid, _ = pad_packed_sequence(PackedSequence(x, torch.tensor(laid.sizes)), batch_first=True)
             x = grid.sum(1) / laid.lengths[:, None]
         return self.pooled(x)[laid.back]
-
-    def flop_terms(self, laid: PackedTokens) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Encoder.flop_terms`. Attention's own, within chunks, are left out."""
-        for block in self.blocks:
-            yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.weight_matrices())
-        yield self.pooled.weight, len(laid) * self.pooled.weight.numel()

@@ -4,7 +4,6 @@ Legend: B sequences, T chunks of a window, E width of an embedding, W width of Å
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -77,10 +76,6 @@ class Main(nn.Module, ABC):
     def parameters_by_depth(self) -> list[tuple[int, list[nn.Parameter]]]:
         """Return all parameters in their order, grouped by the number of layers from them to Å·."""
 
-    @abstractmethod
-    def flop_terms(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products, with the multiply-adds of each in a forward pass over (B, T) inputs."""
-
 
 class TransformerMain(Main):
     """A causal transformer over chunk embeddings, zero-padded from E to its width W.
@@ -143,17 +138,6 @@ class TransformerMain(Main):
         depth = len(self.blocks)
         blocks = [(depth - number, list(block.parameters())) for number, block in enumerate(self.blocks)]
         return [(depth, list(self.parameters(recurse=False))), *blocks, (1, list(self.norm.parameters()))]
-
-    def flop_terms(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Main.flop_terms`.
-
-        Attention's own products are counted beside its output's, as if every chunk saw the whole window.
-        """
-        places = batch * context
-        for block in self.blocks:
-            yield from ((weight, places * weight.numel()) for weight in block.weight_matrices())
-            out = block.attention.out
-            yield out.weight, 2 * places * context * out.in_features  # scores and values
 
 
 @dataclass
@@ -221,10 +205,3 @@ class LSTMMain(Main):
         depth = len(self.layers)
         layers = [(depth - number, list(layer.parameters())) for number, layer in enumerate(self.layers)]
         return [(depth, [self.start]), *layers]
-
-    def flop_terms(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Main.flop_terms`. The recurrence begins at the second chunk."""
-        for layer in self.layers:
-            assert isinstance(layer, LSTMLayer)
-            yield layer.input.weight, batch * context * layer.input.weight.numel()
-            yield layer.recurrent, batch * (context - 1) * layer.recurrent.numel()

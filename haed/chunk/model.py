@@ -6,19 +6,21 @@ of ŷ, V vocabulary, S packed decisions.
 
 import math
 from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.base import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, to_device
+from haed.base import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, count_flops, to_device
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
 from haed.chunk.encoder import Embedding, Encoder
 from haed.chunk.main import Main
 from haed.chunk.memory import Memory
 from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
-from haed.layers.lstm import SAVED, LSTMLayer, initialise_lstm
+from haed.layers.lstm import ROW_MULTIPLE, SAVED, LSTMLayer, initialise_lstm
 from haed.layers.transformer import TransformerBlock, scale_residual_init
 from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
 
@@ -45,7 +47,7 @@ class HAED(SequenceModel):
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
-        width = options.main.width
+        width = self.width = options.main.width
         make_encoder, make_main = ENCODERS.load_class(options.encoder.kind), MAINS.load_class(options.main.kind)
         self.encoder: Encoder = make_encoder(options.encoder, cut.k, cut.vocabulary, iem.bias)
         self.main: Main = make_main(options.main, options.encoder.width, cut.context)
@@ -62,6 +64,7 @@ class HAED(SequenceModel):
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: VocabularyScorer | None = None
         self.memory: Memory | None = None
+        self._flops: dict[tuple[str, int], int] = {}
         self.initialise_parameters()
 
     @torch.no_grad()
@@ -184,6 +187,12 @@ class HAED(SequenceModel):
             parts.gate = self.mixture(prediction)
         return parts
 
+    def closed_log_prob(self, windows: TokenBatch, closed: VocabularyScorer, prior: Tensor | float = 0.0) -> Tensor:
+        """Return log q (B, T), in nats, of the chunks of windows on the CPU: the IEM score normalised over a closed set."""
+        rows = closed.lexicon.find_rows(Chunks(windows.tokens, windows.lengths)[windows.chunk_mask])
+        query = self.compute_query(self.predict_vectors(windows))
+        return self._place_values(closed.log_softmax(query, rows, prior), windows.chunk_mask)
+
     def decoder_log_probs(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
         """Return the decoder's log p (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before.
 
@@ -246,6 +255,41 @@ class HAED(SequenceModel):
             return blocks + SAVED * sum(x.shape[1] for x in recurrent)
 
         return chunks * saved(self.main) + tokens * (saved(self.decoder) + self.cut.vocabulary)
+
+    @torch.no_grad()
+    def main_flops(self, windows: int, context: int) -> int:
+        """Return the FLOPs of a forward pass of the main model over windows of `context` chunks."""
+        if ("main", context) not in self._flops:
+            inputs = torch.zeros(1, context, self.encoder.width, device=self.device)
+            starts = torch.zeros(1, context, dtype=torch.bool, device=self.device)
+            self._flops["main", context] = count_flops(self.main, inputs, starts)
+        return windows * self._flops["main", context]
+
+    def chunk_flops(self, part: Literal["encoder", "decoder"], sizes: list[int]) -> int:
+        """Return the FLOPs of a forward pass of the encoder or the decoder, without padding.
+
+        Args:
+            part: a part that computes each chunk by itself, so that FLOPs add up.
+            sizes: number of chunks that have a token t, or take decision t, for each t.
+        """
+        shared = self._count_equal_chunks(part, 0)  # such as of a table of all symbols
+        ends = [size - longer for size, longer in pairwise([*sizes, 0])]
+        per_length = {length: self._count_equal_chunks(part, length) for length, count in enumerate(ends, 1) if count}
+        return shared + sum(ends[length - 1] * (flops - shared) // ROW_MULTIPLE for length, flops in per_length.items())
+
+    @torch.no_grad()
+    def _count_equal_chunks(self, part: str, length: int) -> int:
+        """Return the FLOPs of a part for as many chunks of a length as rows need no rounding; of length 0, for none."""
+        if (part, length) not in self._flops:
+            count = ROW_MULTIPLE if length else 0
+            chunks = Chunks(torch.zeros(count, self.cut.k, dtype=torch.long), torch.full((count,), length))
+            if part == "encoder":
+                self._flops[part, length] = count_flops(self.encode, chunks)
+            else:
+                packed = to_device(self.decoder.pack_chunks(chunks, chunks, True), self.device)
+                prediction = torch.zeros(count, self.width, device=self.device)
+                self._flops[part, length] = count_flops(self.score_decisions, prediction, packed)
+        return self._flops[part, length]
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the groups: encoder, main model by layer, decoder, and what only the IEM loss trains (`head`)."""

@@ -19,8 +19,9 @@ C candidates of its group of ranks, E width of an embedding.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -440,26 +441,29 @@ class ChunkObjective(Objective):
         return result
 
     def estimate_flops(self, batch: object) -> float:
-        """Return the FLOPs of the required products, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
+        """Return the FLOPs of the required products, forward and twice that backward.
 
         The encoder sees the distinct chunks, the main model every place of every window, the decoder the decoded
-        chunks. Each part knows its `products`. Frozen parts are only passed forward. Not counted are recomputation
-        (`pieces`), element-wise work, and attention within chunks and to the one before.
+        chunks. Frozen parts are only passed forward. Not counted are recomputation (`pieces`), padding within chunks
+        and element-wise work.
         """
         assert isinstance(batch, ChunkBatch)
-        system, scored = self.system, batch.adjustment is not None
-        found = [pair for laid in batch.encoded for pair in system.encoder.flop_terms(laid.chunks)]
-        found += [pair for piece in batch.pieces for pair in system.main.flop_terms(*piece.starts.shape)]
-        found += system.decoder.flop_terms([piece.packed for piece in batch.pieces])
-        for layer, rows in (system.encoder.bias, sum(map(len, batch.encoded))), (system.head, batch.targets):
-            if scored and layer is not None:
-                found.append((layer.weight, rows * layer.weight.numel()))
+        system = self.system
+        forward: list[tuple[nn.Module, int]] = [
+            (system.encoder, system.chunk_flops("encoder", add_sizes(each.sizes for each in batch.encoded)))
+        ]
+        forward += [(system.main, system.main_flops(*piece.starts.shape)) for piece in batch.pieces]
+        if self.decode_fraction:
+            sizes = add_sizes(piece.packed.sizes for piece in batch.pieces)
+            forward.append((system.decoder, system.chunk_flops("decoder", sizes)))
+        if batch.adjustment is not None and system.head is not None:
+            forward.append((system.head, 2 * batch.targets * system.head.weight.numel()))
         if batch.log_counts is not None and system.mixture is not None:
-            gate = system.mixture.gate.weight
-            found.append((gate, sum(len(piece.decoded) for piece in batch.pieces) * gate.numel()))
-        total = sum(count * (3 if weight.requires_grad else 1) for weight, count in found)
-        scores = 3 * batch.targets * batch.candidates * system.encoder.width if scored else 0
-        return 2.0 * (total + scores) * self.ranks.size
+            decoded = sum(len(piece.decoded) for piece in batch.pieces)
+            forward.append((system.mixture, 2 * decoded * system.mixture.gate.weight.numel()))
+        total = sum(flops * (3 if any(x.requires_grad for x in part.parameters()) else 1) for part, flops in forward)
+        scores = 6 * batch.targets * batch.candidates * system.encoder.width if batch.adjustment is not None else 0
+        return float(total + scores) * self.ranks.size
 
     def extra_state(self) -> dict[str, Tensor]:
         """Return the number of windows that had each chunk; see `Objective.extra_state`."""
@@ -472,6 +476,11 @@ class ChunkObjective(Objective):
         found = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
         if found and self.candidates is not None:
             self.candidates.load_state_dict(found)
+
+
+def add_sizes(parts: Iterable[list[int]]) -> list[int]:
+    """Add lists of numbers of chunks by place, of which some may be shorter."""
+    return [sum(counts) for counts in zip_longest(*parts, fillvalue=0)]
 
 
 def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:

@@ -24,14 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_ROWS = 32
-SLACK = _ROWS - 1  # rows that rounding adds at most
+ROW_MULTIPLE = 32
+SLACK = ROW_MULTIPLE - 1  # rows that rounding adds at most
 SAVED = 7  # values that a unit saves for the backward pass of a step: gates, cell and its tanh, output
 
 
 def round_up_rows(rows: int) -> int:
     """Round a number of rows up for multiplication; small numbers stay as they are, as in sampling."""
-    return rows if rows < _ROWS else -(-rows // _ROWS) * _ROWS
+    return rows if rows < ROW_MULTIPLE else -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

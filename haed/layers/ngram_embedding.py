@@ -114,7 +114,3 @@ class Grams(nn.Module):
         found = looked.embed_rows(self.table).sum(-2)
         rows, places = found.flatten(0, -2), found.shape[:-1]
         return linear_rows(rows, self.layer).unflatten(0, places), linear_rows(rows, self.logits).unflatten(0, places)
-
-    def flop_terms(self, places: int) -> list[tuple[Tensor, int]]:
-        """Return the weights of the products with the multiply-adds of each in a forward pass over `places` places."""
-        return [(each, places * each.numel()) for each in (self.layer, self.logits)]

@@ -107,13 +107,9 @@ class TransformerBlock(nn.Module):
 
         These are the inputs of norms and matrices, queries, keys and values, and what the activation is applied to.
         """
-        qkv, out, up, down = self.weight_matrices()
+        qkv, out = self.attention.qkv.weight, self.attention.out.weight
+        up, down = self.feed_forward.up.weight, self.feed_forward.down.weight
         return 2 * (qkv.shape[1] + up.shape[1]) + qkv.shape[0] + out.shape[1] + 2 * down.shape[1]
-
-    def weight_matrices(self) -> list[Tensor]:
-        """Return the weights that every position is multiplied by."""
-        feed_forward = self.feed_forward
-        return [self.attention.qkv.weight, self.attention.out.weight, feed_forward.up.weight, feed_forward.down.weight]
 
 
 class CrossBlock(nn.Module):

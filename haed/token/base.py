@@ -20,34 +20,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from haed.base import SHORTER, ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, length_mask, to_device
 from haed.layers.attention import sinusoidal_embedding
 from haed.layers.ngram_embedding import Grams, SparseLookup
 from haed.layers.transformer import scale_residual_init
 from haed.options import TokenOptions
-
-
-class FlopCount(TorchDispatchMode):
-    """Counter of the FLOPs of the products computed while it is active, by PyTorch's own formulas.
-
-    Unlike torch.utils.flop_counter.FlopCounterMode it puts no hooks on modules, which are global and slow.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=found)
-        return found
-
 
 _SHORT = 1024  # tokens
 MULTIPLE = 16  # sequence lengths are multiples: few different shapes, fast on matrix units
@@ -123,7 +101,6 @@ class TokenModel(SequenceModel):
         self.dropout = nn.Dropout(options.dropout)
         self.norm = nn.LayerNorm(options.width)
         self.output = nn.Linear(options.width, cut.vocabulary)
-        self._counted: dict[tuple[object, ...], int] = {}
 
     @abstractmethod
     def forward_body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
@@ -228,12 +205,7 @@ class TokenModel(SequenceModel):
     def total_log_likelihood(self, laid: object) -> Tensor:
         """See `SequenceModel.total_log_likelihood`."""
         assert isinstance(laid, Tokens)
-        if self.shape_key(laid) in self._counted:
-            return self.token_log_likelihood(laid).sum()
-        with FlopCount() as counter:
-            found = self.token_log_likelihood(laid).sum()
-        self._counted[self.shape_key(laid)] = counter.flops
-        return found
+        return self.token_log_likelihood(laid).sum()
 
     def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
         """See `SequenceModel.decision_log_likelihood`; nothing is decided at the end of a chunk."""
@@ -242,20 +214,9 @@ class TokenModel(SequenceModel):
         found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
         return found[:, :-1].unflatten(1, (chunks, k + 1))
 
-    def estimate_flops(self, laid: object) -> float:
-        """Return the FLOPs of the products of weights and of attention; see `SequenceModel.estimate_flops`.
-
-        Everything that is multiplied counts, padding and hidden pairs too. `total_log_likelihood` counts it when it
-        meets new shapes.
-        """
+    def shape_key(self, laid: object) -> tuple[int, ...]:
+        """See `SequenceModel.shape_key`."""
         assert isinstance(laid, Tokens)
-        if self.shape_key(laid) not in self._counted:
-            with torch.no_grad():
-                self.total_log_likelihood(to_device(laid, self.device))
-        return float(self._counted[self.shape_key(laid)])
-
-    def shape_key(self, laid: Tokens) -> tuple[int, ...]:
-        """Return everything that the shapes of a pass depend on."""
         return tuple(laid.symbols.shape)
 
     @torch.no_grad()

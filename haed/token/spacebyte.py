@@ -128,9 +128,9 @@ class SpaceByte(TokenModel):
         x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
 
-    def shape_key(self, laid: Tokens) -> tuple[int, ...]:
-        """See `TokenModel.shape_key`."""
-        assert isinstance(laid.route, Words)
+    def shape_key(self, laid: object) -> tuple[int, ...]:
+        """See `SequenceModel.shape_key`."""
+        assert isinstance(laid, Tokens) and isinstance(laid.route, Words)
         return (*laid.symbols.shape, laid.route.places.shape[1])
 
     def create_body_memory(self, samples: int) -> SpaceByteMemory:

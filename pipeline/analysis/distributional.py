@@ -11,7 +11,7 @@ Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E d
 import numpy as np
 
 from pipeline.analysis.geometry import normalise_rows, spearman_correlation
-from pipeline.run.analysis import Agreement, Classes, Example, SimilarityStatistics
+from pipeline.run.analysis_results import Agreement, Classes, Example, SimilarityStatistics
 
 MOST = 64  # bytes of a chunk that are compared: bits of a word
 _ONE = np.uint64(1)

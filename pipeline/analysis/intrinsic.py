@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.analysis.distributional import spelling_similarity
 from pipeline.analysis.geometry import find_nearest
 from pipeline.analysis.word_sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
-from pipeline.run.analysis import Check, Difference, Intrinsic
+from pipeline.run.analysis_results import Check, Difference, Intrinsic
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus

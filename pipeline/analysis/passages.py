@@ -23,7 +23,7 @@ from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from pipeline.analysis.geometry import normalise_rows
 from pipeline.console import escape_control_characters
-from pipeline.run.analysis import ByLayer, Layer, SimilarPassages
+from pipeline.run.analysis_results import ByLayer, Layer, SimilarPassages
 from pipeline.run.index.queries import PIXELS, display_chunk
 from pipeline.run.opened import Run
 from pipeline.run.windows import Window, cut_windows, stack_windows

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pipeline.analysis.intrinsic import MODEL as OF_MODEL
 from pipeline.analysis.intrinsic import WHOLE as OF_WHOLE
 from pipeline.reporting.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
-from pipeline.run.analysis import Agreement, ByLayer, Drift, Intrinsic
+from pipeline.run.analysis_results import Agreement, ByLayer, Drift, Intrinsic
 from pipeline.run.files import Part
 
 USE, SPELLING = COLOURS["pretrain"], MODEL

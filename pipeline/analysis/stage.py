@@ -17,12 +17,11 @@ from haed.options import SYSTEMS
 from pipeline.analysis import distributional, geometry, map, passages, plots
 from pipeline.analysis import intrinsic as checks
 from pipeline.analysis.dataset import AnalysisData, label_chunks, load_analysis_data
-from pipeline.analysis.drift import measure_drift
-from pipeline.analysis.geometry import find_nearest, normalise_rows
+from pipeline.analysis.geometry import find_nearest, measure_drift, normalise_rows
 from pipeline.analysis.map import MapPoints, render_map_page
 from pipeline.config import ConfigError, Options
-from pipeline.reporting.analysis import ANALYSIS, PICTURES, describe_findings
-from pipeline.run.analysis import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
+from pipeline.reporting.findings import ANALYSIS, PICTURES, describe_findings
+from pipeline.run.analysis_results import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, Part, read_as
 from pipeline.run.opened import Run

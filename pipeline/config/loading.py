@@ -317,9 +317,9 @@ def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[
     """Raise ConfigError if the kind of an option's section is one of a package that is not installed."""
     choice = f"{key.rpartition('.')[0]}.kind"
     table, kind = KINDS.get(choice), given.get(choice)
-    if table is None or not table.group or not isinstance(kind, str):
+    if table is None or not isinstance(kind, str):
         return
-    if kind not in table.built_in and not entry_points(group=table.group, name=kind):
+    if kind not in table and not entry_points(group=table.group, name=kind):
         raise ConfigError(
             f"{origin(choice)}{choice}={kind}: no installed package has it under {table.group}, and so {key} is unknown"
         )

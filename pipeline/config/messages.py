@@ -415,7 +415,7 @@ def explain_section_value(key: str, value: Any) -> str:
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
-        names = KINDS[choice].built_in if choice in KINDS else get_args(known)
+        names = SYSTEMS if choice == "model.kind" else KINDS.get(choice, get_args(known))
         if value in names or value in _VALUES.get(choice, {}):
             return f"{message}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
         if key == "source":

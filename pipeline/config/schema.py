@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from data.options import CHUNKERS, SOURCES, ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
-from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOptions
+from data.options import CHUNKERS, SOURCES, ChunkerOptions, Kinds, LoaderOptions, ShardOptions, SourceOptions
+from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOptions, PartKinds
 
 log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
@@ -498,29 +498,15 @@ class Option:
     kinds: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class KindTable:
-    """The kinds that an option such as `source.kind` chooses from.
-
-    Attributes:
-        built_in: the kinds of this package by name.
-        group: the entry points by which other packages add kinds; empty: they cannot.
-        option_classes: dataclasses of the options of other packages' kinds, by kind; see `load_kind`.
-    """
-
-    built_in: Mapping[str, Any]
-    group: str = ""
-    option_classes: dict[str, type] = field(default_factory=dict)
-
-
-KINDS = {
-    "source.kind": KindTable(SOURCES, SOURCES.group),
-    "chunker.kind": KindTable(CHUNKERS, CHUNKERS.group),
-    "model.kind": KindTable(SYSTEMS),
-    "model.encoder.kind": KindTable(ENCODERS, ENCODERS.group),
-    "model.main.kind": KindTable(MAINS, MAINS.group),
-    "model.decoder.kind": KindTable(DECODERS, DECODERS.group),
+# The kinds that other packages can add to, by the option that chooses one.
+KINDS: dict[str, Kinds | PartKinds] = {
+    "source.kind": SOURCES,
+    "chunker.kind": CHUNKERS,
+    "model.encoder.kind": ENCODERS,
+    "model.main.kind": MAINS,
+    "model.decoder.kind": DECODERS,
 }
+option_classes: dict[tuple[str, str], type] = {}  # options of other packages' kinds by key and kind; see `load_kind`
 
 
 def load_kind(key: str, kind: str) -> None:
@@ -534,7 +520,7 @@ def load_kind(key: str, kind: str) -> None:
         ValueError: two packages have a kind of that name, or its module cannot be imported.
     """
     table = KINDS[key]
-    if kind in table.built_in or kind in table.option_classes or not table.group:
+    if kind in table or (key, kind) in option_classes:
         return
     matches = list(entry_points(group=table.group, name=kind))
     if len({entry.value for entry in matches}) > 1:
@@ -549,7 +535,7 @@ def load_kind(key: str, kind: str) -> None:
     if options_class := getattr(kind_class, "options_class", None):
         if not (isinstance(options_class, type) and is_dataclass(options_class)):
             raise ValueError(f"{key}={kind}: options_class of {describe_entry(matches[0])} is not a dataclass")
-        table.option_classes[kind] = options_class
+        option_classes[key, kind] = options_class
         schema_options.cache_clear()
         option_names.cache_clear()
 
@@ -564,8 +550,8 @@ def warn_of_hidden_kinds() -> None:
     """Log, once, the kinds of other packages that are not used, since this package has kinds of the same names."""
     installed = entry_points()
     for key, table in KINDS.items():
-        for entry in installed.select(group=table.group) if table.group else ():
-            if entry.name in table.built_in:
+        for entry in installed.select(group=table.group):
+            if entry.name in table:
                 log.warning(
                     "%s=%s is a kind of haed: %s is not used, rename it", key, entry.name, describe_entry(entry)
                 )
@@ -592,10 +578,9 @@ def schema_options() -> dict[str, Option]:
             options[key] = Option(kind, default, models, instead, users)
 
     collect(Options, "", Option(Options))
-    for key, table in KINDS.items():
-        for name, options_class in table.option_classes.items():
-            section = key.rpartition(".")[0]
-            collect(options_class, f"{section}.", options[section], (name,))
+    for (key, name), options_class in option_classes.items():
+        section = key.rpartition(".")[0]
+        collect(options_class, f"{section}.", options[section], (name,))
     return options
 
 
@@ -657,8 +642,8 @@ def validate_options(values: Mapping[str, Any]) -> Options:
         for key, value in values.items()
     }
     parts: dict[str, Any] = {}
-    for key, table in KINDS.items():
-        if options_class := table.option_classes.get(str(values.get(key))):
+    for key in KINDS:
+        if options_class := option_classes.get((key, str(values.get(key)))):
             section = key.rpartition(".")[0]
             chosen = {name: value for name, value in values.items() if name.startswith(f"{section}.")}
             values = {name: value for name, value in values.items() if name not in chosen}
@@ -745,7 +730,7 @@ def applies_to_part(key: str, options: Options) -> bool:
     if not kinds:
         return True
     kind = get_option(options, choice)
-    return kind in kinds or kind not in KINDS[choice].built_in
+    return kind in kinds or kind not in KINDS[choice]
 
 
 def training_phases(kind: str) -> tuple[Phase, ...]:

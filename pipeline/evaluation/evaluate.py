@@ -1,4 +1,7 @@
-"""Stage `evaluate`: exact bits of a split or of any file, with baselines measured on the same bytes."""
+"""Stage `evaluate`: exact bits of a split or of any file, with baselines measured on the same bytes.
+
+Legend: N chunks, K tokens of a chunk.
+"""
 
 import hashlib
 import logging
@@ -21,16 +24,16 @@ from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.config import Options, max_known_chunks, remembered_chunks, requested_likelihood
 from pipeline.evaluation.baselines import measure_baselines, not_beaten
-from pipeline.evaluation.breakdown import Tally
 from pipeline.run.device import release_memory
-from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, read_as, write_or_log
+from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, Part, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, Score, compute_word_perplexity, count_words
 from pipeline.run.run_directory import RunFolder, guard_results
-from pipeline.run.shards import check_split
-from pipeline.run.windows import fixed_subset, split_windows
+from pipeline.run.sharding import check_split
+from pipeline.run.windows import ScoredWindows, fixed_subset, split_windows
 
 log = logging.getLogger(__name__)
+_FREQUENCIES = (0, 1, 2, 10, 100, 1000, 10_000)
 
 
 @guard_results
@@ -84,7 +87,7 @@ def _score_documents(
     documents: Iterable[tuple[np.ndarray, np.ndarray]],
     originals: Iterable[bytes],
     reference: list[Baseline],
-    tally: Tally | None,
+    tally: "Tally | None",
     progress: ProgressCounter | None = None,
 ) -> Evaluation:
     began = time.perf_counter()
@@ -188,6 +191,67 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     return baselines
 
 
+class Tally:
+    """Accumulator for the bits of scored windows by position in a chunk, chunk length, and count in the train split.
+
+    A mixture scores whole chunks. Its bits by frequency are also given for each part of the mixture. Its bits by
+    position are those of the decoder alone.
+
+    Args:
+        k: maximum number of tokens in a chunk.
+        train: counts of the scored chunks in the train split.
+    """
+
+    def __init__(self, k: int, train: Occurrences) -> None:
+        self._train = train
+        self._position, self._length = np.zeros((2, 3, k + 1))
+        self._frequency, self._decoder, self._known = np.zeros((3, 3, len(_FREQUENCIES)))
+
+    def add_windows(self, scored: ScoredWindows) -> None:
+        """Add the newly scored chunks of these windows."""
+        new = scored.part.new
+        tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
+        decisions, bits = scored.decisions.numpy(), scored.bits.numpy()
+        reached = np.arange(decisions.shape[1]) <= lengths[:, None]
+        self._position += np.stack(
+            [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]
+        )
+        flat = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.uint8)
+        seen = np.digitize(self._train.count_occurrences(flat, lengths), _FREQUENCIES) - 1
+        _add_to_groups(self._length, lengths, lengths, bits)
+        _add_to_groups(self._frequency, seen, lengths, bits)
+        if scored.known is not None:
+            known = scored.known.numpy()
+            hit = np.isfinite(known)
+            _add_to_groups(self._decoder, seen, lengths, decisions.sum(1))
+            _add_to_groups(self._known, seen[hit], lengths[hit], known[hit])
+
+    def build_breakdown(self) -> Breakdown:
+        """Return the breakdown of everything added so far."""
+        ends = [*(f"{end - 1:,}" for end in _FREQUENCIES[1:]), ""]
+        often = [f"{a:,}" if f"{a:,}" == b else f"{a:,}–{b}" for a, b in zip(_FREQUENCIES, ends, strict=True)]
+        sizes = [str(size) for size in range(self._length.shape[1])]
+        return Breakdown(
+            _build_parts([str(place) for place in range(1, self._position.shape[1] + 1)], self._position),
+            _build_parts(sizes, self._length),
+            *(_build_parts(often, table) for table in (self._frequency, self._decoder, self._known)),
+        )
+
+
+def _add_to_groups(table: np.ndarray, group: np.ndarray, tokens: np.ndarray, bits: np.ndarray) -> None:
+    """Add chunks, their tokens and bits, (N,) each, to the columns of their groups (N,) in a table (3, groups)."""
+    for row, weight in zip(table, (np.ones_like(bits), tokens, bits), strict=True):
+        row += np.bincount(group, weight, len(row))
+
+
+def _build_parts(names: list[str], table: np.ndarray) -> list[Part]:
+    return [
+        Part(name, int(chunks), int(tokens), float(bits), float(bits / tokens) if tokens else None)
+        for name, chunks, tokens, bits in zip(names, *table, strict=True)
+        if chunks and (tokens or bits)  # no bits at certain ends, nor where the model cannot score
+    ]
+
+
 @torch.no_grad()
 def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
     """Score some windows of a split by the IEM score as a likelihood, a softmax over *all* distinct chunks, and the decoder.
@@ -215,10 +279,7 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
         lexicon = ChunkVocabulary(Chunks(torch.from_numpy(distinct.tokens), torch.from_numpy(distinct.lengths)))
         closed = run.system.embed_vocabulary(lexicon)
         for some in split_windows(windows):
-            rows = lexicon.find_rows(Chunks(some.tokens, some.lengths)[some.chunk_mask])
-            nats.append(
-                closed.log_softmax(run.system.compute_query(run.system.predict_vectors(some)), rows).double().sum()
-            )
+            nats.append(run.system.closed_log_prob(some, closed).double().sum())
             decoder.append(run.system.log_likelihood(some).double().sum())
     tokens = int(windows.lengths.sum())
     iem, exact = (-float(torch.stack(each).sum()) / math.log(2) / tokens for each in (nats, decoder))

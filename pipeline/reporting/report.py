@@ -20,11 +20,11 @@ from data.filesystem import PICTURE, read_bytes, write_atomically
 from data.statistics import Summary
 from pipeline.config import Difference, Options, Phase, applies_to, diff_trees, flatten_tree, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text
-from pipeline.reporting.analysis import ANALYSIS, MAP, PICTURES, precision_table
 from pipeline.reporting.charts import draw_corpus, draw_curves
+from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, precision_table
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import RunState, determine_state, phase_metrics, read_setting, status_of
-from pipeline.run.analysis import Analysis
+from pipeline.run.analysis_results import Analysis
 from pipeline.run.checkpoints import (
     Checkpoint,
     explain_too_few_steps,
@@ -32,7 +32,7 @@ from pipeline.run.checkpoints import (
     read_state,
     resolve_pointer,
 )
-from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as, read_json
+from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import PIXELS, SearchResults
 from pipeline.run.index.storage import StaleIndexError, has_index
@@ -227,7 +227,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
     report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
-    environment = files.read("environment.json", read_json)
+    environment = files.read("environment.json", lambda path: read_as(dict[str, Any], path))
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
     analysis = files.read(f"{ANALYSIS}/analysis.json", lambda path: read_as(Analysis, path, folder.path))
     present = files.attempt(lambda: folder.select_checkpoint(stage) if folder.is_trained() else None)

@@ -190,9 +190,9 @@ def make_identity(options: Options, corpus: str) -> Identity:
     }
 
 
-def identity_differences(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
-    """Return the first options in which two identities differ, as text before and now; None if they are equal."""
-    differences = list(diff_trees(was, now))[:most]
+def identity_differences(was: Identity, now: Identity) -> tuple[str, str] | None:
+    """Return the first three options in which two identities differ, as text before and now; None if they are equal."""
+    differences = list(diff_trees(was, now))[:3]
     if differences and differences[0].key == "model.kind":
         differences = differences[:1]  # the rest follows from it
     if not differences:
@@ -523,7 +523,7 @@ class Checkpoints:
         path = resolve_pointer(self.folder, "latest")
         return path if path is not None and path.is_dir() else None
 
-    def load_newest(self, training: bool = True) -> Checkpoint | None:
+    def load_newest(self) -> Checkpoint | None:
         """Load the newest whole checkpoint; None if there never was one.
 
         Raises:
@@ -537,7 +537,7 @@ class Checkpoints:
         ]:  # training may replace them meanwhile
             tried.add(new[-1])
             try:
-                return load_checkpoint(new[-1], training)
+                return load_checkpoint(new[-1], training=True)
             except CorruptCheckpointError as error:
                 if new[-1].exists():
                     log.warning("%s; trying the one before", error)

@@ -46,24 +46,6 @@ def write_or_log(path: Path, content: bytes) -> bool:
     return True
 
 
-def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None) -> dict[str, Any]:
-    """Read a JSON object with our checksum, and check that it has these keys.
-
-    Args:
-        path: path of the file.
-        keys: required keys.
-        inside: folder out of which no link may lead; None is the file's own folder.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: its content is damaged or lacks a key.
-    """
-    content = filesystem.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
-    if missing := [key for key in keys if key not in content]:
-        raise ValueError(f"{path} is damaged, or of another version: it lacks {', '.join(missing[:5])}")
-    return dict(content)
-
-
 def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """Read a JSON file with our checksum as a dataclass, or a container of dataclasses; ignore unknown keys.
 

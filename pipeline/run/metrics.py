@@ -352,40 +352,19 @@ class PhaseStatus:
         return " · ".join([self._phase, f"step {shown['step']:,}", *metrics])
 
 
-class ProgressCounter:
-    """Counter that logs at intervals how many of several things are done, and the remaining time.
-
-    Args:
-        what: the activity that is counted.
-        total: number of things.
-        unit: name of the things.
-    """
-
-    def __init__(self, what: str, total: int, unit: str) -> None:
-        self._what, self._total, self._unit, self._pace = what, total, unit, RemainingTime()
-        self._done, self._last = 0, time.monotonic()
-        self._pace(0.0)
-
-    def add_done(self, number: int = 1) -> None:
-        """Count this many more as done, and log if it is time."""
-        self._done += number
-        words, now = self._pace(min(1.0, self._done / max(1, self._total))), time.monotonic()
-        if now - self._last >= QUIET_SECONDS:
-            self._last = now
-            done = f"{self._done:,} of {self._total:,} {self._unit}"
-            log.info("%s", " · ".join([*words, self._what, done]))
-
-
 class StatusLine:
     """Line that shows progress: in place on a terminal, as a log line every few seconds elsewhere.
 
     Args:
         begin: time of the last line, at first; -∞ shows the first line at once.
+
+    Attributes:
+        is_shown: a line is on the terminal.
     """
 
     def __init__(self, begin: float = -math.inf) -> None:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._last, self._is_shown = begin, False
+        self._last, self.is_shown = begin, False
 
     def show(self, make_line: Callable[[], str], share: float, now: bool = False) -> None:
         """Show the line, with a bar on a terminal, if it is time or `now` is set.
@@ -402,7 +381,7 @@ class StatusLine:
         if not self._terminal:
             log.info("%s", make_line())
             return
-        self._is_shown, columns = True, 80
+        self.is_shown, columns = True, 80
         with suppress(OSError, ValueError):
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
         line = f"{'━' * round(_BAR * share):╌<{_BAR}} {make_line()}"[: columns - 1]  # one that wraps would stay
@@ -411,9 +390,34 @@ class StatusLine:
 
     def close(self) -> None:
         """Leave the terminal's line."""
-        if self._is_shown:
+        if self.is_shown:
             with suppress(OSError):
                 print(file=sys.stderr)
+
+
+class ProgressCounter:
+    """Counter that shows how many of several things are done, and the remaining time, as a status line.
+
+    Args:
+        what: the activity that is counted.
+        total: number of things.
+        unit: name of the things.
+    """
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self._what, self._total, self._unit, self._pace = what, total, unit, RemainingTime()
+        self._done, self._status = 0, StatusLine(time.monotonic())
+        self._pace(0.0)
+
+    def add_done(self, number: int = 1) -> None:
+        """Count this many more as done, and show the line if it is time; leave it after the last one."""
+        self._done += number
+        share = min(1.0, self._done / max(1, self._total))
+        done = f"{self._done:,} of {self._total:,} {self._unit}"
+        line = [*self._pace(share), self._what, done]
+        self._status.show(lambda: " · ".join(line), share, now=share == 1 and self._status.is_shown)
+        if share == 1:
+            self._status.close()
 
 
 class Progress(PhaseStatus):

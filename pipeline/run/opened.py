@@ -49,9 +49,9 @@ from pipeline.run.index.queries import (
     to_texts,
 )
 from pipeline.run.known import embed_known_chunks
-from pipeline.run.memory import build_system, check_memory
 from pipeline.run.remembered import load_memory
 from pipeline.run.run_directory import RunFolder
+from pipeline.run.system import build_system, check_memory
 from pipeline.run.windows import ScoredWindows, WindowScorer, cut_documents, pad_chunks
 from pipeline.signals import check_abandoned
 

@@ -46,7 +46,7 @@ from pipeline.run.checkpoints import (
     identity_differences,
     make_identity,
 )
-from pipeline.run.files import CorpusRecord, Environment, read_as, read_json
+from pipeline.run.files import CorpusRecord, Environment, read_as
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -357,9 +357,9 @@ class RunFolder:
     def is_current(self, name: str, options: Options, **settings: Any) -> bool:
         """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
         try:
-            content = read_json(self.path / name, ("checkpoint", *settings))
+            content = read_as(dict[str, Any], self.path / name)
             return (
-                content["checkpoint"] == self.select_checkpoint(options.evaluate.stage).digest
+                content.get("checkpoint") == self.select_checkpoint(options.evaluate.stage).digest
                 and settings.items() <= content.items()
             )
         except (OSError, ValueError, TypeError):

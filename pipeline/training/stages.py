@@ -47,10 +47,10 @@ from pipeline.run.checkpoints import (
 )
 from pipeline.run.device import Compute, release_memory, setup_compute
 from pipeline.run.known import make_vocabulary, store_known_chunks
-from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
 from pipeline.run.run_directory import PHASES, RunFolder, format_command
-from pipeline.run.shards import check_corpus, open_shards
+from pipeline.run.sharding import check_corpus, open_shards
+from pipeline.run.system import build_system, check_memory
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, interruptible_section
 from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage

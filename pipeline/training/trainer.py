@@ -309,12 +309,7 @@ class Validation:
         )
         closed = system.embed_vocabulary(lexicon)
         for part in split_windows(self.windows):
-            nats = torch.zeros(part.chunk_mask.shape, dtype=torch.float64)
-            rows = lexicon.find_rows(Chunks(part.tokens, part.lengths)[part.chunk_mask])
-            nats[part.chunk_mask] = (
-                -closed.log_softmax(system.compute_query(system.predict_vectors(part)), rows, prior).double().cpu()
-            )
-            yield nats.sum(1)
+            yield -system.closed_log_prob(part, closed, prior).double().sum(1).cpu()
 
 
 Item = TypeVar("Item")

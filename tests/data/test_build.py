@@ -28,7 +28,7 @@ from data.sources import files
 from data.sources.source import Input, Piece, Source
 from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
-from pipeline.run.shards import check_source
+from pipeline.run.sharding import check_source
 
 ROOT = Path(__file__).resolve().parents[2]
 

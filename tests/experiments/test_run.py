@@ -32,7 +32,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
-from pipeline.run.shards import open_shards, shard_source
+from pipeline.run.sharding import open_shards, shard_source
 from pipeline.training.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 

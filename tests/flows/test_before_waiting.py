@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_options
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import check_run, train
 
 

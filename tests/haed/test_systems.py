@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from haed.base import ChunkingSpec, SequenceModel, TokenBatch
+from haed.base import ChunkingSpec, Likelihood, SequenceModel, TokenBatch
 from haed.options import (
     EncoderOptions,
     GramsOptions,
@@ -365,13 +365,16 @@ def _grown(given: TokenBatch, tokens: torch.Tensor, length: torch.Tensor) -> Tok
 )
 @torch.no_grad()
 def test_flops_are_those_of_a_counter(case: str) -> None:
-    made, given = system(case), windows(3, 6, 3, 3)
+    made, given = Likelihood(system(case)), windows(3, 6, 3, 3)
     given.lengths[1, 4:], given.lengths[2] = 0, 0
     with FlopCounterMode(display=False) as counter:
-        made.log_likelihood(given)
-    laid = made.prepare_inputs(given)
-    assert made.estimate_flops(laid) == made.estimate_flops(laid) == counter.get_total_flops() > 0
-    assert made.estimate_flops(made.prepare_inputs(given[1:2])) < made.estimate_flops(laid)
+        made.system.log_likelihood(given)
+    batch, fewer = made.prepare_batch(given), made.prepare_batch(given[1:2])
+    assert made.estimate_flops(batch) == made.estimate_flops(batch) == 3 * counter.get_total_flops() > 0
+    assert made.estimate_flops(fewer) < made.estimate_flops(batch)
+    unseen = Likelihood(made.system)
+    unseen(batch)  # as a step counts it
+    assert unseen.estimate_flops(batch) == made.estimate_flops(batch)
 
 
 @every

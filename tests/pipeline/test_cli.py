@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from data.filesystem import read_json
 from pipeline import ROOT
 from pipeline.arguments import options_from_arguments, parse_arguments
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError
-from pipeline.run.files import read_json
 
 
 def test_a_pipe_that_breaks_within_a_command_is_said(

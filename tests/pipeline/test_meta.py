@@ -12,7 +12,7 @@ import torch
 from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, resolve_device
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 from pipeline.training.stages import build_trainer, finetune, pretrain
 from pipeline.training.trainer import Trainer, restore_learning
 from tests.conftest import TOKEN_KINDS, of_kind

@@ -14,7 +14,7 @@ from pipeline.config import Options, load_options
 from pipeline.config.messages import explain_inapplicable_option
 from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
 from pipeline.run.device import Compute, setup_compute
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 from pipeline.training.profile import SavedActivations
 from pipeline.training.stages import build_trainer, train
 from pipeline.training.trainer import Trainer, TrainingInterrupted

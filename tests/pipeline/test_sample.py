@@ -19,7 +19,7 @@ from pipeline.reporting.report import write_report
 from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
 from tests.conftest import find_neighbours
 

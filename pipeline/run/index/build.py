@@ -42,7 +42,7 @@ from pipeline.run.index.storage import (
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import EMBEDDED_AT_ONCE, Run
 from pipeline.run.run_directory import RunFolder, guard_results
-from pipeline.run.shards import check_split
+from pipeline.run.sharding import check_split
 from pipeline.run.windows import Window, cut_windows, stack_windows
 
 if TYPE_CHECKING:

@@ -146,5 +146,5 @@ def test_rows_that_rounding_adds_are_read_by_nobody(monkeypatch: pytest.MonkeyPa
         filled = found()
     finally:
         torch.use_deterministic_algorithms(False)
-    monkeypatch.setattr(lstm, "_ROWS", 1)
+    monkeypatch.setattr(lstm, "ROW_MULTIPLE", 1)
     torch.testing.assert_close(filled, found())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.analysis.drift import align_procrustes, measure_drift
+from pipeline.analysis.geometry import align_procrustes, measure_drift
 
 LABELS = [str(number) for number in range(80)]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.filesystem import read_json
 from pipeline.analysis.stage import analyse_run
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import Options
-from pipeline.run.files import read_json
 from tests.conftest import of_kind
 
 KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "passages"}

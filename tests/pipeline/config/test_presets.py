@@ -18,7 +18,7 @@ from pipeline.config import (
     load_options,
     training_phases,
 )
-from pipeline.run.memory import check_system
+from pipeline.run.system import check_system
 from tests.conftest import MORE, TOKENS
 
 FAST = ("quickstart", "top-down")  # one of each kind of phases
@@ -37,7 +37,7 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
 )
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
-    from pipeline.run.shards import shard_source
+    from pipeline.run.sharding import shard_source
     from pipeline.training.stages import run_phase
 
     own = load_options(preset)

@@ -17,7 +17,7 @@ from pipeline.reporting.comparison import compare_runs
 from pipeline.run.files import Evaluation, RememberedParts, read_as
 from pipeline.run.opened import Run, count_words
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
 
 

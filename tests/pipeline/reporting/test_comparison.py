@@ -19,7 +19,7 @@ from pipeline.reporting.report import write_report
 from pipeline.reporting.run_state import determine_state
 from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training import stages
 from tests.conftest import TINY, write_state
 

@@ -20,7 +20,7 @@ from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, store_known_chunks
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import finetune
 
 TEXT = "def f(self):\n    return self.queue\n"

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from pipeline.config import PretrainOptions
-from pipeline.run.metrics import Metrics, PhaseStatus, Progress, read_metrics
+from pipeline.run.metrics import Metrics, PhaseStatus, Progress, ProgressCounter, read_metrics
 
 
 def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +54,19 @@ def test_progress_is_a_bar_on_a_terminal_and_shown_from_the_first_metrics_on(
     assert [line.count("━") for line in lines] == [2, 10, 20]
     assert all("%" in line and len(line) < columns for line in lines)
     assert ("loss 2.000" in lines[0]) == (columns == 200)
+
+
+def test_a_count_ends_with_a_whole_bar_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("pipeline.run.metrics.TERMINAL_SECONDS", 0.0)
+    progress = ProgressCounter("evaluate", 4, "chunks")
+    progress.add_done()
+    monkeypatch.setattr("pipeline.run.metrics.TERMINAL_SECONDS", 60.0)
+    progress.add_done(3)
+    _, *lines = terminal.getvalue().split("\r\x1b[2K")
+    assert [line.count("━") for line in lines] == [5, 20]
+    assert lines[1].endswith("100% · evaluate · 4 of 4 chunks\n")
 
 
 def test_the_time_left_is_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

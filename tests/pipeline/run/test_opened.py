@@ -109,7 +109,7 @@ def test_memory_follows_the_text_not_the_context() -> None:
 
 
 def test_validation_is_as_long_as_its_text(options: Options) -> None:
-    from pipeline.run.shards import open_shards
+    from pipeline.run.sharding import open_shards
 
     corpus = open_shards(options)
     found = fixed_subset(corpus, 60_000, 64, "test")

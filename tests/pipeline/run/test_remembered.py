@@ -23,7 +23,7 @@ from pipeline.run.known import write_cache
 from pipeline.run.opened import Run
 from pipeline.run.remembered import GATE, RECALL, _number_chunks, load_recall
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
 
 

@@ -23,7 +23,7 @@ from pipeline.run.checkpoints import Checkpoints, list_checkpoints
 from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.training.stages import finetune, pretrain, train
 from pipeline.web.app import make_application
 from pipeline.web.model_cache import ModelCache

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from data.loader import Loader
 from pipeline.config import Options
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 from pipeline.run.windows import WindowDataset
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.config import load_options
 from pipeline.run.metrics import encode_record
-from pipeline.run.shards import shard_source
+from pipeline.run.sharding import shard_source
 from pipeline.signals import Interrupt, postponed_signals
 from pipeline.training import stages
 from pipeline.training.stages import train

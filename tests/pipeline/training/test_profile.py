@@ -13,7 +13,7 @@ from pipeline.config import Options, load_options, training_phases
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
 from pipeline.training import stages
 from pipeline.training.profile import PartTimer, SavedActivations, format_profile, profile_phase
 from tests.conftest import TOKEN_KINDS, of_kind

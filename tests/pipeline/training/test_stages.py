@@ -59,7 +59,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(
     tiny: list[str], decoder: str, more: list[str], ahead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the preset's mixture; also where each batch is prepared during the step before, as the whole run's are not."""
-    from pipeline.run.shards import shard_source
+    from pipeline.run.sharding import shard_source
 
     batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
     monkeypatch.setattr(Loader, "batch", lambda self, position: replace(batch(self, position), skipped=1))
@@ -139,8 +139,8 @@ def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
 def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
     options.pretrain.decode_fraction, options.iem.correction, options.iem.extra_batches = 0.0, "none", 3
     options.model.mixture.known = 0
-    from pipeline.run.memory import build_system
-    from pipeline.run.shards import open_shards
+    from pipeline.run.sharding import open_shards
+    from pipeline.run.system import build_system
 
     fresh = build_system(options, open_shards(options).build_chunker()).state_dict()
     pretrain(options)
@@ -201,7 +201,7 @@ def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
 
 
 def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    from pipeline.run.shards import shard_source
+    from pipeline.run.sharding import shard_source
 
     few = ["model.token.heads=3", "model.token.width=24", "model.token.ffn=24", "model.retina.heads="]
     far = load_options("retina", [*of_kind("retina", tiny), *few, "model.retina.windows=8:400@4 0:8@1 400:999@8"])

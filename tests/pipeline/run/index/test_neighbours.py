@@ -13,11 +13,11 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
+from data.filesystem import read_json
 from pipeline.cli import main
 from pipeline.config import Options
 from pipeline.reporting import plots
 from pipeline.reporting.report import write_report
-from pipeline.run.files import read_json
 from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder

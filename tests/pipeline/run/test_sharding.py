@@ -16,7 +16,7 @@ from data.corpus import Corpus
 from data.filesystem import acquire_lock, write_json
 from pipeline.cli import main
 from pipeline.config import Options, load_options
-from pipeline.run.shards import open_shards, shard_source
+from pipeline.run.sharding import open_shards, shard_source
 from pipeline.training.stages import pretrain, train
 from tests.conftest import TINY
 

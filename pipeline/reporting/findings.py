@@ -1,7 +1,7 @@
 """Presentation of an analysis: its findings as sentences, its tables, and the captions of its pictures."""
 
 from pipeline.reporting.rendering import Table
-from pipeline.run.analysis import Analysis, Intrinsic
+from pipeline.run.analysis_results import Analysis, Intrinsic
 
 ANALYSIS = "analysis"  # folder of a run that `haed analyse` writes to
 MAP = "map.html"

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Options, PhaseOptions
-from pipeline.run import memory
+from pipeline.run import system
 from pipeline.run.device import setup_compute
-from pipeline.run.memory import build_system, check_memory
-from pipeline.run.shards import open_shards
+from pipeline.run.sharding import open_shards
+from pipeline.run.system import build_system, check_memory
 
 
 def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytes
     assert weights["decoder"] > 20 * weights["main"]
 
     def fits(megabytes: float, limits: PhaseOptions) -> bool:
-        monkeypatch.setattr(memory, "free_memory", lambda device: 1e6 * megabytes)
+        monkeypatch.setattr(system, "free_memory", lambda device: 1e6 * megabytes)
         try:
             check_memory(options, chunker, machine, limits)
         except ValueError:
