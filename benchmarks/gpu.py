@@ -41,8 +41,6 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 import numpy as np
 import torch
-from pipeline.run.memory import estimate_memory
-from pipeline.run.shards import shard_source
 
 from benchmarks.scaling_estimate import measure_step
 from benchmarks.training import Peak, wait
@@ -51,6 +49,8 @@ from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
+from pipeline.run.sharding import shard_source
+from pipeline.run.system import estimate_memory
 from pipeline.training.profile import product_rate, profile_phase
 from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer
