@@ -1,0 +1,152 @@
+"""What each part that remembers is worth to a run, and what it costs.
+
+    python benchmarks/memory.py RUN [--split test] [--chunks 60000] [--samples 40] [--json FILE]
+
+Held-out chunks of valid and those of the split are read once, by all parts. For every set of parts the gate is fitted anew,
+as `haed evaluate` does, and gives the bits per character of the split, or of as many whole documents of it as have so many
+chunks. Then chunks are sampled with and without memory, in turns. Seconds are of the process's CPU time.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from itertools import combinations
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from haed.base import TokenBatch
+from haed.chunk.memory import MemoryGate, ReadChunks
+from haed.chunk.spelling import Speller
+from haed.sampling import ChunkSampler, Draw
+from pipeline.run.opened import Run, count_characters, open_run
+from pipeline.run.remembered import choose_held_out, read_documents
+from pipeline.run.windows import pad_chunks
+
+Document = tuple[np.ndarray, np.ndarray]
+
+
+def choose_documents(run: Run, split: str, most: int) -> tuple[list[Document], int]:
+    """Return the first whole documents of a split with about `most` chunks, and their number of characters."""
+    corpus = run.folder.open_corpus()
+    documents: list[Document] = []
+    characters = left = 0
+    left = most
+    for (tokens, lengths), original in zip(
+        corpus.iterate_documents(split), corpus.iterate_originals(split), strict=True
+    ):
+        if left <= 0:
+            break
+        documents.append((tokens, lengths))
+        characters += count_characters(original)
+        left -= len(lengths)
+    return documents, characters
+
+
+def list_columns(run: Run, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Return which features and parts a gate between the model's own parts and some that remember sees."""
+    memory = run.likelihood.memory
+    assert memory is not None
+    own = [number for number, name in enumerate(memory.names) if name in ("known", "spelled")]
+    parts = memory.start_document().parts
+    first = run.likelihood.width + len(own) - 1
+    features = list(range(first))
+    columns = list(own)
+    for number, part in enumerate(parts):
+        if part.name in names:
+            features += range(first, first + part.features)
+            columns.append(len(own) + number)
+        first += part.features
+    return features, columns
+
+
+def measure_bits(run: Run, fitted: ReadChunks, held_out: ReadChunks, names: tuple[str, ...]) -> float:
+    """Return the bits of chunks by a gate between some parts."""
+    memory = run.likelihood.memory
+    assert memory is not None
+    column = memory.names.index("spelled")
+    spelled = [read.decisions.sum(1) for read in (fitted, held_out)]
+    if "words" in names and fitted.counts is not None and held_out.counts is not None:
+        others = torch.arange(len(memory.names)) != column
+        unknown = (fitted.log_prob[:, others] == -torch.inf).all(1)
+        speller = Speller.fit(fitted.decisions, fitted.counts, unknown)
+        spelled = [speller.mix_decisions(read.decisions, read.counts).sum(1) for read in (fitted, held_out)]
+    features, columns = list_columns(run, names)
+    log_prob = [read.log_prob.clone() for read in (fitted, held_out)]
+    for scores, own in zip(log_prob, spelled, strict=True):
+        scores[:, column] = own
+    gate = MemoryGate.fit(fitted.features[:, features], fitted.present[:, columns], log_prob[0][:, columns])
+    weights = gate.weigh_parts(held_out.features[:, features], held_out.present[:, columns])
+    return -float((weights + log_prob[1][:, columns]).logsumexp(1).sum()) / math.log(2)
+
+
+def time_samples(run: Run, count: int) -> list[list[object]]:
+    """Return rows of milliseconds a sampled chunk, with and without memory, for both ways to draw."""
+    system, memory = run.likelihood, run.likelihood.memory
+    (tokens, lengths), *_ = choose_held_out(run.folder.open_corpus())
+    lengths = lengths[:200]
+    rows = pad_chunks(tokens[: int(lengths.astype(np.int64).sum())], lengths, system.cut.k)
+    prompt = TokenBatch.from_chunks(
+        torch.from_numpy(rows.astype(np.int64))[None], torch.from_numpy(lengths.astype(np.int64))[None]
+    )
+    spent: dict[tuple[str, bool], list[float]] = {}
+    for _ in range(3):
+        for remembers in (True, False):
+            system.memory = memory if remembers else None
+            for name, how in (("temperature 0.8, top_p 0.95", (0.8, 0, 0.95)), ("as it is likely", (1.0, 0, 1.0))):
+                draw = Draw(*how, torch.Generator().manual_seed(0))
+                sampler = ChunkSampler(system, prompt)
+                sampler.draw_chunk(draw)
+                began = time.process_time()
+                for _ in range(count):
+                    sampler.draw_chunk(draw)
+                spent.setdefault((name, remembers), []).append(1e3 * (time.process_time() - began) / count)
+    system.memory = memory
+    names = dict.fromkeys(name for name, _ in spent)
+    return [[name, min(spent[name, True]), min(spent[name, False])] for name in names]
+
+
+@torch.no_grad()
+def main() -> None:
+    """Measure, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--chunks", type=int, default=60_000)
+    parser.add_argument("--samples", type=int, default=40, help="chunks to sample, each way; 0: none")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    run = open_run(arguments.run)
+    memory = run.likelihood.memory
+    if memory is None:
+        sys.exit(f"error: {arguments.run} has no memory: evaluate.memory is 0, or its shards are not there")
+    documents, characters = choose_documents(run, arguments.split, arguments.chunks)
+    began = time.process_time()
+    with run.compute.use_precision():
+        fitted, read = (
+            read_documents(run.likelihood, memory.start_document, some, run.stride)
+            for some in (choose_held_out(run.folder.open_corpus()), documents)
+        )
+    seconds = time.process_time() - began
+    names = [*(part.name for part in memory.start_document().parts), *(["words"] if memory.speller else [])]
+    subsets = [subset for size in range(len(names) + 1) for subset in combinations(names, size)]
+    bits = {" + ".join(subset) or "none": measure_bits(run, fitted, read, subset) / characters for subset in subsets}
+    print(
+        f"{len(read.features):,} chunks of {arguments.split}, {characters:,} characters, read in {seconds:.0f} s of CPU time"
+    )
+    print(tabulate(bits.items(), ["parts", "bits/char"], floatfmt=".4f"))
+    samples = time_samples(run, arguments.samples) if arguments.samples else []
+    if samples:
+        print(tabulate(samples, ["ms a sampled chunk", "with memory", "without"], floatfmt=".1f"))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"bits_per_char": bits, "samples": samples}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
