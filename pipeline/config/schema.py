@@ -21,6 +21,7 @@ from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOp
 
 log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
+PHASES: tuple[Phase, ...] = ("pretrain", "finetune", "train")
 CHUNKS_ONLY = {"models": "chunks"}
 
 
