@@ -129,7 +129,6 @@ _OPTIONS = {
     "sample.chunks": "max_new_tokens max_tokens n_tokens num_tokens gen_length generate_length sample_length tokens "
     "sample_len max_gen_len new_tokens",
     "sample.prompts": "prompts start_text",
-    "index.neighbours": "n_neighbors n_neighbours neighbors neighbours k_nearest",
     "index.kind": "index_type faiss_index",
     "index.metric": "distance metric similarity_metric",
 }
