@@ -40,7 +40,7 @@ from haed.chunk.packing import chunk_keys, find_distinct
 from haed.distributed import group_size
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
-from pipeline.config import Options, Phase, training_phases
+from pipeline.config import PHASES, Options, Phase, training_phases
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
@@ -320,7 +320,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="name under runs/, or folder")
     parser.add_argument("words", nargs="*", metavar="key=value", help="options to change")
-    parser.add_argument("--phase", choices=("pretrain", "finetune", "train"))
+    parser.add_argument("--phase", choices=PHASES)
     parser.add_argument("--steps", type=_parse_count, default=20, help="steps to measure")
     parser.add_argument("--devices", type=_parse_count, nargs="+", default=[4**i for i in range(6)])
     parser.add_argument("--link", type=_parse_amount, default=25.0, metavar="GB/S", help="of a device")

@@ -42,7 +42,7 @@ from pipeline.reporting.rendering import Column, Table
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import release_memory, setup_compute
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.run_directory import PHASES, RunFolder
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.run.system import build_system
 from pipeline.run.windows import as_windows
@@ -92,7 +92,7 @@ class RunnableVariant:
         """
         options = self.options
         limits = replace(getattr(options, phase), steps=None, seconds=None, epochs=None, rate_from=1.0, rate_to=0.0)
-        phases = {each: type(getattr(options, each))() for each in PHASES} | {phase: limits}
+        phases = {each: type(getattr(options, each))() for each in LATEST_FIRST} | {phase: limits}
         optimizer = OptimizerOptions(ema=options.optimizer.ema)
         return phase + dump_options(
             replace(options, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases)

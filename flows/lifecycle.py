@@ -58,7 +58,7 @@ from pipeline.config import Options
 from pipeline.console import format_error, is_out_of_memory
 from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
-from pipeline.run.run_directory import PHASES, RunFolder
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.signals import StopRequested, StopSignal, die_with_parent, end_with_parent
 from pipeline.training.trainer import TrainingInterrupted
 
@@ -429,7 +429,7 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     if RUN not in labels:
         return "what it did since its last checkpoint is lost; Retry goes on from there"
     run = RunFolder(Path(labels[RUN]))
-    lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in PHASES}
+    lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in LATEST_FIRST}
     written = {phase: path.stat().st_mtime for phase, path in lines.items() if path.is_file()}
     if not written:
         return "no step was saved; Retry does what is left"

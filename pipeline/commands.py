@@ -24,6 +24,7 @@ from pipeline.arguments import (
     parse_port,
 )
 from pipeline.config import (
+    PHASES,
     ConfigError,
     Phase,
     dump_options,
@@ -413,9 +414,7 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument(
-        "--phase", choices=("pretrain", "finetune", "train"), help="default: pretrain, or train of a model of tokens"
-    )
+    parser.add_argument("--phase", choices=PHASES, help="default: pretrain, or train of a model of tokens")
     parser.add_argument("--steps", type=int, default=20, help="steps to measure")
 
 

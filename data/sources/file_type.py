@@ -105,7 +105,7 @@ _CHECKSUM = slice(148, 156)  # in the header of a tar
 _KEPT = 100  # maximum names of a kind that a part keeps
 _LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
 _CUT = re.compile(r"@\d+$")
-_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _NOTES = {
     "NUL": "NUL bytes, which no text has; the bytes are read as they are",
     "encoding": "bytes that are no UTF-8 (another encoding, or binary); the bytes are read as they are",
@@ -370,7 +370,7 @@ class TextInspector:
             return
         try:
             # A range of a file may begin inside of a character.
-            self._decoder.decode(data.lstrip(_INSIDE) if self._goes_on and not self._position else data)
+            self._decoder.decode(data.lstrip(CONTINUATION_BYTES) if self._goes_on and not self._position else data)
         except UnicodeDecodeError as error:
             if error.end <= seen:
                 self._known.add("encoding")

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from data.sources.file_type import HEAD, check_text, convert_by, describe_doubt, display_path
+from data.sources.file_type import CONTINUATION_BYTES, HEAD, check_text, convert_by, describe_doubt, display_path
 from data.sources.files import LARGEST_DOCUMENT, File, is_about, is_compressed, open_stream, read_blocks
 from data.sources.source import Input, Piece, Source, as_lf
 from data.sources.splits import SPLITS, Places, some_of
@@ -25,7 +25,6 @@ from data.sources.splits import SPLITS, Places, some_of
 _WINDOW = 1 << 16  # bytes to search for a good place to cut
 INFLATED = 4  # assumed compression ratio, only used to balance the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
-_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _TEXT = re.compile(rb"[\n\r](?=\S)")  # every chunker begins a chunk at text after a line ending
 _BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end in LF, CRLF or CR
 _LONGEST_HEADING = 1100
@@ -188,7 +187,7 @@ def _after_line(window: bytes) -> int:
         line = window.find(b"\r", 0, -1)  # an old Mac's; an LF may follow the last byte
     if line >= 0:
         return line + 1
-    rest = len(window) - len(window.lstrip(_INSIDE))
+    rest = len(window) - len(window.lstrip(CONTINUATION_BYTES))
     return rest if rest < 4 else 0  # four in a row are no UTF-8
 
 

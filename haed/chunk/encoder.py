@@ -43,12 +43,15 @@ class EncoderInput:
     Attributes:
         chunks: chunks in the layout of the kind of encoder.
         looked: look-up of each chunk's row of the table; None without a table.
-        sizes: number of chunks that have a token t, for each t.
     """
 
     chunks: Any
     looked: SparseLookup | None
-    sizes: list[int]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of chunks that have a token t, for each t; of a layout that is not packed, only that of all chunks."""
+        return getattr(self.chunks, "sizes", [len(self)])
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -91,8 +94,7 @@ class Encoder(nn.Module, ABC):
         looked = None
         if self.table is not None:
             looked = SparseLookup.from_rows(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
-        sizes = length_mask(chunks.lengths, chunks.tokens.shape[1]).sum(0).tolist()
-        return EncoderInput(self.arrange_chunks(chunks), looked, sizes)
+        return EncoderInput(self.arrange_chunks(chunks), looked)
 
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""

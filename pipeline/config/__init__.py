@@ -15,6 +15,7 @@ from pipeline.config.loading import (
 )
 from pipeline.config.messages import list_presets
 from pipeline.config.schema import (
+    PHASES,
     AnalyseOptions,
     BatchOptions,
     CheckpointOptions,

@@ -40,6 +40,7 @@ from pipeline.config.messages import (
 from pipeline.config.schema import (
     KINDS,
     LIMITS,
+    PHASES,
     FinetuneOptions,
     InvalidOptionsError,
     Options,
@@ -519,11 +520,8 @@ def _strip_quotes(typed: str) -> str:
 def write_override(key: str, value: Any) -> str:
     """Return the key=value that sets an option to exactly this value, whatever characters it holds."""
     if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
-        value = _REFERENCE.sub(lambda match: f"{match[1] * 2}\\${{", value)
+        value = _REFERENCE_BEGIN.sub(lambda match: f"{match[1] * 2}\\${{", value)
     return f"{key}={json.dumps(value)}"
-
-
-_REFERENCE = re.compile(r"(\\*)\$\{")  # would be read as a reference to an option
 
 
 def check_options(options: Options) -> Options:
@@ -556,7 +554,7 @@ def _check_rules(options: Options) -> None:
         raise ConfigError(
             f"source.offsets={shorten_value(options.source.offsets)}: expected places in a file, in bytes"
         )
-    for phase in ("pretrain", "finetune", "train"):
+    for phase in PHASES:
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
             raise ConfigError(f"{phase}.part_from={part.part_from} must be below {phase}.part_to={part.part_to}")

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 from haed.options import SYSTEMS
 from pipeline.config.schema import (
     KINDS,
+    PHASES,
     InvalidOptionsError,
     models_with_option,
     option_names,
@@ -26,7 +27,6 @@ from pipeline.config.schema import (
 
 PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
-_PHASES = ("pretrain", "finetune", "train")
 _NEAR = 0.8  # similarity of a misspelled value: a letter in five may be wrong
 
 
@@ -129,7 +129,6 @@ _OPTIONS = {
     "sample.chunks": "max_new_tokens max_tokens n_tokens num_tokens gen_length generate_length sample_length tokens "
     "sample_len max_gen_len new_tokens",
     "sample.prompts": "prompts start_text",
-    "index.neighbours": "n_neighbors n_neighbours neighbors neighbours k_nearest",
     "index.kind": "index_type faiss_index",
     "index.metric": "distance metric similarity_metric",
 }
@@ -278,7 +277,7 @@ def find_similar_keys(name: str) -> list[str]:
         if close := difflib.get_close_matches(name, option_names(), 1, 0.85):
             return close
     if last in _OPTION_OF:
-        phases = [above] if above in _PHASES else list(_PHASES)
+        phases = [above] if above in PHASES else list(PHASES)
         keys = _OPTION_OF[last].split()
         keys_of_name = [
             each for key in keys for each in ([key.replace("…", phase) for phase in phases] if "…" in key else [key])
@@ -425,7 +424,7 @@ def explain_section_value(key: str, value: Any) -> str:
     if key == "optimizer":
         return f"{message}, such as optimizer.learning_rate=0.002; it is always AdamW"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
-    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(schema_options()[first].default).lower()}"
+    limits = f"{key}.steps=100" if key in PHASES else f"{first}={str(schema_options()[first].default).lower()}"
     return f"{message}, such as {limits}"
 
 

@@ -21,6 +21,7 @@ from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOp
 
 log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
+PHASES: tuple[Phase, ...] = ("pretrain", "finetune", "train")
 CHUNKS_ONLY = {"models": "chunks"}
 
 
@@ -227,13 +228,9 @@ class EvaluateOptions:
         Field(
             ge=0,
             le=10**8,
-            description="IEM scores are normalised over all distinct chunks if there are at most so many",
+            description="IEM scores are normalised over all distinct chunks if there are at most so many; 0: never",
         ),
     ] = field(default=200_000, metadata=CHUNKS_ONLY)
-    closed_windows: Annotated[
-        int,
-        Field(ge=0, le=10**7, description="windows in which that is held against the decoder's likelihood; 0: none"),
-    ] = field(default=64, metadata=CHUNKS_ONLY)
     breakdown: Annotated[
         bool, Field(description="also bits by position in a chunk, by its length, and by its frequency in training")
     ] = True
@@ -347,9 +344,6 @@ class IndexOptions:
     queries: Annotated[
         list[str], Field(description="queries shown in the report; none: frequent chunks of the corpus")
     ] = field(default_factory=list, metadata=CHUNKS_ONLY)
-    neighbours: Annotated[int, Field(ge=1, le=10**5, description="neighbours per query")] = field(
-        default=8, metadata=CHUNKS_ONLY
-    )
 
 
 @dataclass(kw_only=True)

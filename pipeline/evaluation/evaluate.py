@@ -34,6 +34,7 @@ from pipeline.run.windows import ScoredWindows, fixed_subset, split_windows
 
 log = logging.getLogger(__name__)
 _FREQUENCIES = (0, 1, 2, 10, 100, 1000, 10_000)
+_CLOSED_WINDOWS = 64  # in which scores over a closed set are held against the decoder
 
 
 @guard_results
@@ -67,7 +68,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     result = _score_documents(
         run, split, corpus.iterate_documents(split), corpus.iterate_originals(split), reference, tally, progress
     )
-    if has_iem and limits.closed_set and limits.closed_windows:
+    if has_iem and limits.closed_set:
         result.iem = score_closed_set(run, corpus, split)
     release_memory()
     path = run.folder.path / "evaluation.json"
@@ -261,11 +262,11 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
     give a likelihood of chunks that is comparable with that of the decoder. The comparison favours the encoder: the
     decoder gives some probability to all other chunks as well.
 
-    The windows are the first `evaluate.closed_windows` of a fixed shuffle. Each is scored from its first chunk on.
+    The windows are the first of a fixed shuffle. Each is scored from its first chunk on.
     Return None if there are too many distinct chunks, or no window.
     """
     limits = run.options.evaluate
-    windows = fixed_subset(corpus, run.options.batch.context, limits.closed_windows, split)
+    windows = fixed_subset(corpus, run.options.batch.context, _CLOSED_WINDOWS, split)
     if windows is None:
         return None
     try:

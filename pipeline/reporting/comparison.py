@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from data.filesystem import write_atomically
-from pipeline.config import Options, applies_to, check_output_folder, flatten_tree
+from pipeline.config import PHASES, Options, applies_to, check_output_folder, flatten_tree
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
@@ -352,7 +352,7 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
     trained = {phase.split()[0] for row in rows for phase in row.phases}
     for key in dict.fromkeys(key for each in flat.values() for key in each):
         section = key.split(".")[0]
-        if not key.startswith(_TOLD) or (section in ("pretrain", "finetune", "train") and section not in trained):
+        if not key.startswith(_TOLD) or (section in PHASES and section not in trained):
             continue
         kinds = [each.model.kind for each in options.values()]
         if any(applies_to(key, kind) for kind in kinds):

@@ -285,8 +285,7 @@ def _find_neighbours(folder: RunFolder, options: Options) -> SearchResults:
         return Run(folder, replace(options, evaluate=replace(options.evaluate, stage=stage)))
 
     probe = Probe(folder, None, open_model)
-    count = min(options.index.neighbours, probe.index.count_known())
-    return probe.neighbours(*options.index.queries, count=count, skip_invalid=True)
+    return probe.neighbours(*options.index.queries, skip_invalid=True)
 
 
 def _collect_warnings(folder: RunFolder, options: Options | None, present: Checkpoint, report: RunReport) -> list[str]:

@@ -13,12 +13,11 @@ from typing import Any
 import yaml
 
 from data.filesystem import CorruptFileError, add_path_to_errors, open_file, read_yaml
-from pipeline.config import Phase, PhaseOptions, flatten_tree
+from pipeline.config import PHASES, Phase, PhaseOptions, flatten_tree
 from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
 from pipeline.run.metrics import Position, Record, parse_record, read_metrics
-from pipeline.run.run_directory import PHASES, RunFolder
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 
-_ORDER = ("pretrain", "finetune", "train")
 _TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
 
 
@@ -58,7 +57,7 @@ def determine_state(folder: RunFolder) -> RunState:
     """Return the progress of a run."""
     written = [
         (status.st_mtime, phase)
-        for phase in PHASES
+        for phase in LATEST_FIRST
         if (status := status_of(folder.phase_folder(phase) / "metrics.jsonl"))
     ]
     holder = folder.lock_holder()
@@ -188,9 +187,9 @@ def phase_metrics(folder: RunFolder, history: Mapping[str, Path] | None = None) 
         folder: folder of the run.
         history: folders of the phases behind the model, see `RunFolder.phase_history`; None: those of this run.
     """
-    folders = history or {phase: folder.phase_folder(phase) for phase in PHASES}
+    folders = history or {phase: folder.phase_folder(phase) for phase in LATEST_FIRST}
     metrics = {}
-    for phase in sorted(folders, key=lambda name: _ORDER.index(name.split()[0])):
+    for phase in sorted(folders, key=lambda name: PHASES.index(name.split()[0])):
         path = folders[phase] / "metrics.jsonl"
         if (status := status_of(path)) and (records := _read_records(path, status.st_mtime_ns, status.st_size)):
             metrics[phase] = records

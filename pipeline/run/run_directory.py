@@ -51,7 +51,7 @@ from pipeline.run.files import CorpusRecord, Environment, read_as
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
+LATEST_FIRST: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
 CONFIG, ENVIRONMENT, CORPUS = "config.yaml", "environment.json", "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
@@ -282,7 +282,7 @@ class RunFolder:
 
     def is_trained(self) -> bool:
         """Return whether any phase has a checkpoint."""
-        return any(has_checkpoint(self.phase_folder(name) / "checkpoints") for name in PHASES)
+        return any(has_checkpoint(self.phase_folder(name) / "checkpoints") for name in LATEST_FIRST)
 
     def trained_phase(self, wanted: Phase | None = None) -> Phase:
         """Return the wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
@@ -290,7 +290,7 @@ class RunFolder:
         Raises:
             FileNotFoundError: the wanted phase, or every phase, has no checkpoint.
         """
-        for name in (wanted,) if wanted else PHASES:
+        for name in (wanted,) if wanted else LATEST_FIRST:
             if has_checkpoint(self.phase_folder(name) / "checkpoints"):
                 return name
         stages = (wanted,) if wanted else ("pretrain", "train")
@@ -320,7 +320,7 @@ class RunFolder:
         Returns:
             Both explanations, joined; None if nothing is wrong.
         """
-        for later in PHASES[: PHASES.index(phase)]:
+        for later in LATEST_FIRST[: LATEST_FIRST.index(phase)]:
             if os.path.isfile(path := self.phase_folder(later) / "metrics.jsonl") and os.path.getsize(path):
                 reason = warn_once(
                     f"{self.phase_folder(later)} has metrics and no checkpoint; using that of {phase} instead"

@@ -48,7 +48,7 @@ from pipeline.run.checkpoints import (
 from pipeline.run.device import Compute, release_memory, setup_compute
 from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
-from pipeline.run.run_directory import PHASES, RunFolder, format_command
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder, format_command
 from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory
 from pipeline.run.windows import fixed_subset
@@ -98,7 +98,7 @@ def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say:
 
 def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Options:
     """Return the options with those that the run's other phases were trained with, whatever is given for them now."""
-    for other in PHASES:
+    for other in LATEST_FIRST:
         if other != phase and (then := read_trained_options(run.phase_folder(other) / "checkpoints")):
             options, late = _restore_sections(then, options, (other,))
             for each in late:
@@ -120,7 +120,7 @@ def _restore_sections(
 def log_changed_options(state: State, options: Options, ranks: int) -> None:
     """Log the training options, and the numbers of ranks and threads, that differ from those of a checkpoint."""
     current, then = asdict(options), state["options"]
-    for section in (*PHASES, *_SHARED, "launcher", "precision"):
+    for section in (*LATEST_FIRST, *_SHARED, "launcher", "precision"):
         for each in diff_trees(then.get(section), current[section], section):
             log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
     if len(state["sums"]) != ranks:
@@ -434,7 +434,7 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
 
     A run has one config.yaml, so its phases share both.
     """
-    for phase in PHASES:
+    for phase in LATEST_FIRST:
         if has_checkpoint(run.phase_folder(phase) / "checkpoints"):
             try:
                 present = run.select_checkpoint(phase)

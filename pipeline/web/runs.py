@@ -13,7 +13,7 @@ from typing import Any
 from data.filesystem import stamp_file
 from pipeline.reporting.report import EvaluationStatus
 from pipeline.reporting.run_state import phase_metrics
-from pipeline.run.run_directory import PHASES, RunFolder
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 
 _MOST = 1 << 14  # maximum number of rows, one or two kB each
 
@@ -106,7 +106,7 @@ def _shorten_evaluation(status: EvaluationStatus) -> EvaluationStatus:
 def stamp_run(run: Path) -> Stamps:
     """Return device, inode, size and times of the files that a run's row depends on; None for a missing file."""
     paths = [run / "config.yaml", run / "evaluation.json", run / "corpus.json"]
-    for phase in PHASES:
+    for phase in LATEST_FIRST:
         paths += [run / phase / "metrics.jsonl", *_checkpoint_files(run / phase / "checkpoints")]
     return tuple((str(path), _stamp_or_none(path)) for path in paths)
 
@@ -142,7 +142,7 @@ FILES = {
     "neighbours.png": "neighbours, drawn",
     "config.yaml": "complete configuration",
     "environment.json": "versions, commit, machine",
-    **{f"{phase}/metrics.jsonl": f"metrics of {phase}" for phase in reversed(PHASES)},
+    **{f"{phase}/metrics.jsonl": f"metrics of {phase}" for phase in reversed(LATEST_FIRST)},
 }
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from pipeline.run.index.queries import (
     parse_text,
     to_texts,
 )
+from pipeline.run.index.storage import Space
 from pipeline.run.run_directory import RunFolder
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OWN_QUERIES = 6
-Space = Literal["chunks", "contexts"]
 
 
 class Probe:

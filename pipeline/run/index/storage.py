@@ -26,7 +26,7 @@ import numpy as np
 from data.filesystem import OpenedFile, add_path_to_errors, make_folders, open_file, replace_atomically
 from pipeline.config import ConfigError, IndexOptions, Phase
 from pipeline.run.files import ChecksumCache, read_as
-from pipeline.run.run_directory import PHASES, RunFolder, format_command, stage_overrides
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder, format_command, stage_overrides
 
 VECTORS, SEARCH, TABLE, META = "vectors.faiss", "search.faiss", "table.parquet", "meta.json"
 HEADER = 45  # bytes
@@ -185,7 +185,7 @@ def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> P
     """Return the phase whose checkpoint has this digest; without a digest, the phase requested for the index."""
     if digest is None:
         return meta.asked_stage
-    for phase in PHASES:
+    for phase in LATEST_FIRST:
         with suppress(OSError, ValueError):
             if folder.select_checkpoint(phase).digest == digest:
                 return None if phase == folder.trained_phase() else phase

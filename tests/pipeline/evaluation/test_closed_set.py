@@ -9,6 +9,7 @@ from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.config import Options
+from pipeline.evaluation import evaluate
 from pipeline.evaluation.evaluate import evaluate_run, format_evaluation, score_closed_set
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
@@ -17,10 +18,11 @@ from pipeline.training import stages
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
+def test_the_softmax_over_all_chunks(options: Options, similarity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options.precision, options.iem.similarity, options.evaluate.baselines = "fp32", similarity, False
     options.iem.correction, options.model.mixture.known = "inclusion", 0
-    options.evaluate.closed_windows, options.evaluate.split = 3, "valid"
+    options.evaluate.split = "valid"
+    monkeypatch.setattr(evaluate, "_CLOSED_WINDOWS", 3)
     stages.pretrain(options)
     run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
     corpus = run.folder.open_corpus()
