@@ -24,8 +24,8 @@ from pipeline.training.stages import train
 from tests.conftest import find_neighbours
 
 
-def test_the_same_seed_gives_the_same_text(options: Options) -> None:
-    train(options)
+def test_the_same_seed_gives_the_same_text(run: Path) -> None:
+    options = RunFolder(run).load_options()
     options.sample.prompts = ["def ", ""]
     one, two = (sample(options, samples=2) for _ in range(2))
     assert one == two and [item.prompt for item in one] == ["def ", "def ", "", ""]
@@ -33,9 +33,8 @@ def test_the_same_seed_gives_the_same_text(options: Options) -> None:
     assert sample(options, samples=2) != one
 
 
-def test_the_report_says_of_which_checkpoint_samples_are(options: Options) -> None:
-    train(options)
-    folder = RunFolder.find(options.name, options.runs_dir)
+def test_the_report_says_of_which_checkpoint_samples_are(run: Path) -> None:
+    folder, options = RunFolder(run), RunFolder(run).load_options()
     sample(options)
     assert "samples are of another" not in write_report(options).read_text()
     written = json.loads((folder.path / "samples.json").read_text())

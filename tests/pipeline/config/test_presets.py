@@ -223,7 +223,7 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
         load_options(path)
 
 
-def test_every_option_is_described() -> None:
+def test_every_option_is_described_and_every_number_has_bounds() -> None:
     def check(kind: type, prefix: str) -> None:
         for field in fields(kind):
             metadata = getattr(field.type, "__metadata__", None)
@@ -231,6 +231,9 @@ def test_every_option_is_described() -> None:
                 check(field.type, f"{prefix}{field.name}.")
             else:
                 assert metadata and metadata[0].description, prefix + field.name
+                if {int, float} & {(type_ := field.type.__origin__), *get_args(type_)} and type_ != list[int]:
+                    names = {type(bound).__name__ for bound in metadata[0].metadata}
+                    assert names & {"Ge", "Gt"} and names & {"Le", "Lt"}, prefix + field.name
 
     check(Options, "")
 
@@ -302,18 +305,6 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
     assert load_options(path).launcher.dask is None and not caplog.text
     path.write_text(dump_options(load_options(None, ["launcher.dask=local"])))
     assert load_options(path).launcher.dask == "local" and not caplog.text
-
-
-def test_every_number_has_bounds() -> None:
-    def check(kind: type, prefix: str) -> None:
-        for field in fields(kind):
-            if is_dataclass(field.type):
-                check(field.type, f"{prefix}{field.name}.")
-            elif {int, float} & {(kind_of := field.type.__origin__), *get_args(kind_of)} and kind_of != list[int]:
-                names = {type(bound).__name__ for bound in field.type.__metadata__[0].metadata}
-                assert names & {"Ge", "Gt"} and names & {"Le", "Lt"}, prefix + field.name
-
-    check(Options, "")
 
 
 @pytest.mark.parametrize(

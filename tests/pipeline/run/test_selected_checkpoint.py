@@ -196,7 +196,11 @@ ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         ["sample", "RUN"],
         "pretrain",
     ),
-    "loss by frequency": (_other_checkpoint, ["analyse", "RUN"], "evaluate"),
+    "loss by frequency": (
+        _other_checkpoint,
+        ["analyse", "RUN", "analyse.map=pca", "analyse.skip_gram=false"],
+        "evaluate",
+    ),
 }
 
 

@@ -69,13 +69,6 @@ def test_torchrun_by_hand_and_on_in_one_process(
     assert stages.finetune(together).steps == together.finetune.steps
 
 
-@pytest.mark.slow  # as `test_a_refused_command_changes_no_byte_in_many_processes`, which is not
-def test_what_fails_there_is_said_here(together: Options, tmp_path: Path) -> None:
-    together.shards_dir = str(tmp_path / "nowhere")
-    with pytest.raises(ChildProcessError, match="no shards of this source and chunker"):
-        stages.train(together)
-
-
 @pytest.mark.slow
 def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogCaptureFixture) -> None:
     together.pretrain.steps = 100_000

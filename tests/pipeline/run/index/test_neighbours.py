@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,10 +64,10 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
 
 
 def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
-    options: Options, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(options)
-    folder = RunFolder.from_options(options)
+    shutil.rmtree(run / "index")
+    folder = RunFolder(run)
     assert main(["index", str(folder.path), "index.min_count=1000000"]) == 2
     assert "lower index.min_count" in capsys.readouterr().err and not (folder.path / "index" / "chunks").exists()
     tables = []
@@ -81,7 +82,7 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     shown = capsys.readouterr()
     assert f"20 chunks ({rest:,} rarer ones left out by index.max_chunks)" in shown.out
     assert f"of the distinct chunks {rest:,} rarer" in shown.err
-    assert len(find_neighbours(options, ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
+    assert len(find_neighbours(folder.load_options(), ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
 
 
 def test_rare_chunks_are_no_answers_if_enough_are_frequent(
@@ -240,10 +241,9 @@ def test_a_chunk_of_the_corpus_is_looked_up_without_torch(run: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_chunk_may_be_typed_as_it_is_shown(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_chunk_may_be_typed_as_it_is_shown(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`for␣` is what an answer has for `for `."""
-    train(options)
-    build_index(options)
+    options = RunFolder(run).load_options()
     with caplog.at_level("INFO"):
         assert find_neighbours(options, ["for␣"], 3) == find_neighbours(options, ["for "], 3)
         assert "for␣ stands for 'for '" in caplog.text
