@@ -6,12 +6,12 @@ on values, indices on the CPU, and copies from the device.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 
@@ -72,7 +72,7 @@ class StandInDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        tensors = [*_list_tensors(args), *_list_tensors(kwargs.values())]
         is_here = any(isinstance(x, StandIn) for x in tensors)
         target = kwargs.get("device")
         goes_there = is_here if target is None else torch.device(target).type == DEVICE.type
@@ -86,15 +86,13 @@ class StandInDevice(TorchDispatchMode):
         if target is not None:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
-        plain_args, plain_kwargs = tree_map(_unwrap, (args, kwargs))
-        result = func(*plain_args, **plain_kwargs)
+        result = func(*_map(_unwrap, args), **{key: _map(_unwrap, value) for key, value in kwargs.items()})
         if not goes_there:
             return result
         if name in SIZES and isinstance(result, tuple):
             return StandIn(result[0]), result[1]
         known = {id(_unwrap(x)): x for x in tensors}  # an operation in place returns what it was given
-        wrapped = tree_map(lambda x: known.get(id(x), StandIn(x)) if isinstance(x, Tensor) else x, result)
-        return return_and_correct_aliasing(func, args, kwargs, wrapped) if is_here else wrapped
+        return _map(lambda x: known[id(x)] if id(x) in known else StandIn(x), result)
 
     def _check_devices(self, name: str, tensors: list[Tensor]) -> None:
         free = name in INDEXING | SIZES or name in ("_to_copy", "copy_")
@@ -102,9 +100,7 @@ class StandInDevice(TorchDispatchMode):
             raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found {DEVICE} and cpu")
 
     def _count_waits(self, name: str, args: Any, stays: bool) -> None:
-        if name in INDEXING and any(
-            isinstance(x, Tensor) and not isinstance(x, StandIn) for x in tree_flatten(args)[0]
-        ):
+        if name in INDEXING and any(not isinstance(x, StandIn) for x in _list_tensors(args)):
             self.waits["index on the CPU"] += 1
         elif name in INDEXING and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1]):
             self.waits["index by a mask"] += 1
@@ -114,5 +110,22 @@ class StandInDevice(TorchDispatchMode):
             self.waits[name] += 1
 
 
-def _unwrap(x: Any) -> Any:
+def _list_tensors(values: Iterable[Any]) -> list[Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _list_tensors(value)
+    return found
+
+
+def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Change all tensors in nested lists and tuples."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_map(change, x) for x in value) if isinstance(value, list | tuple) else value
+
+
+def _unwrap(x: Tensor) -> Tensor:
     return x.inner if isinstance(x, StandIn) else x

@@ -59,7 +59,7 @@ def test_a_step_of_a_token_model_is_the_same_on_a_device_and_never_waits(case: s
     found = []
     for place in (CPU, device.place):
         made = make_objective(system(case).to(place), IEMOptions(), iem_weight=0, decode_fraction=1)
-        for is_first in (True, False):
+        for is_first in (True, False) if place.type == "cuda" else (False,):
             given = to_device(made.prepare_batch(batch()), place)
             made.zero_grad()
             with device.refuse_waits(is_first) if place != CPU else nullcontext():
@@ -130,7 +130,14 @@ def test_steps_of_a_chunk_model_are_the_same_on_a_device_and_never_wait(
     check_same(*found)
 
 
-SAMPLED = ["lstm decoder", "sees the chunk before", "megabyte", "lstm decoder, n-grams", "flat, n-grams", "spacebyte"]
+SAMPLED = [
+    "lstm decoder",
+    "sees the chunk before, dropout",
+    "megabyte",
+    "lstm decoder, n-grams",
+    "flat, n-grams",
+    "spacebyte",
+]
 SAMPLED += ["hourglass, nested, relative", "top-down, threes, maxima, lsh", "bottom-up", "retina"]
 
 
