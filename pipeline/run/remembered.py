@@ -82,7 +82,7 @@ def load_memory(
     kept = read_cache(folder.path / GATE, key)
     if kept is not None and (memory := _restore_memory(kept, names, start_document)) is not None:
         return memory
-    held_out = _choose_held_out(corpus)
+    held_out = choose_held_out(corpus)
     count = sum(len(lengths) for _, lengths in held_out)
     log.info("fitting the gate of %s on %s chunks of the valid split", ", ".join(names), f"{count:,}")
     memory = Memory.fit(names, start_document, _read_documents(system, start_document, held_out, stride))
@@ -202,7 +202,7 @@ def _number_chunks(
     return Chunks(distinct.tokens.long(), distinct.lengths.long()), ids
 
 
-def _choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
+def choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return beginnings of documents of the valid split, in a fixed random order, about `FITTED` chunks in all."""
     documents = corpus.split_counts("valid").documents
     share = max(1.0, corpus.split_counts("valid").chunks / FITTED)
