@@ -32,7 +32,9 @@ from pipeline.run.files import read_as
 FOLDER = Path(__file__).parent
 COMMON = "common"  # the file of option sets
 OURS = "this project"  # the source of what no paper has
-Measure = Literal["bags", "copies", "distance", "frequency", "memory", "passages", "profile", "samples", "speed"]
+Measure = Literal[
+    "bags", "copies", "distance", "frequency", "memory", "passages", "profile", "remembered", "samples", "speed"
+]
 Data = Literal["text", "pictures", "copies"]
 Clock = Literal["wall", "process"]
 Size = Literal["small", "full"]

@@ -1,7 +1,7 @@
 """Public packages at two to three million parameters, trained and scored for comparison with our systems.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python -m experiments.external_models NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2]
+    python -m experiments.external_models NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2] [--memory]
 
 Their models map bytes (B, L) to the logits (B, L, 256) of the next bytes. All train on the original bytes of the train
 split, one document after the other, and are scored on valid. The options choose the sharded text. They run in bfloat16
@@ -19,6 +19,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +31,16 @@ from torch import Tensor, nn
 
 from data.corpus import Corpus
 from data.filesystem import write_json
+from experiments.measures import Measurement, measurement_path
+from experiments.memory_for_tokens import (
+    HELD_OUT,
+    ReadTokens,
+    fit_memory,
+    recall_tokens,
+    record_inputs,
+    remembered_metrics,
+    score_tokens,
+)
 from haed.base import count_flops
 from pipeline.config import Options, load_options
 from pipeline.run.device import Compute, setup_compute
@@ -150,11 +161,15 @@ class ByteLatent(nn.Module):
 
 @dataclass(frozen=True)
 class Package:
-    """A public package: a function that builds its model, the module it needs, and its context in bytes."""
+    """A public package: a function that builds its model, the module it needs, and its context in bytes.
+
+    `output` is the name of the model's output layer, if its inputs can be remembered: (B, L, W), one for each byte.
+    """
 
     build: Callable[[], nn.Module]
     module: str
     context: int = CONTEXT
+    output: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -163,8 +178,8 @@ class Package:
 
 
 PACKAGES = {
-    "x-transformers": Package(build_x_transformers, "x_transformers"),
-    "x-transformers, 768": Package(partial(build_x_transformers, 768), "x_transformers", 768),
+    "x-transformers": Package(build_x_transformers, "x_transformers", output="to_logits"),
+    "x-transformers, 768": Package(partial(build_x_transformers, 768), "x_transformers", 768, "to_logits"),
     "MEGABYTE-pytorch": Package(build_megabyte, "MEGABYTE_pytorch"),
     "hourglass-transformer-pytorch": Package(build_hourglass, "hourglass_transformer_pytorch"),
     "labml-nn": Package(Annotated, "labml_nn"),
@@ -248,9 +263,17 @@ def train_model(package: Package, rate: float, steps: int, text: Tensor, machine
     return model
 
 
-@torch.no_grad()
 def score_bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
-    """Return the bits per byte of a text, scoring every byte once.
+    """Return the bits per byte of a text, scoring every byte once; see `read_bytes`."""
+    read = (float(piece.log_prob.sum()) for piece in read_bytes(model, context, text, machine))
+    return (8.0 - sum(read) / math.log(2)) / len(text)
+
+
+@torch.no_grad()
+def read_bytes(
+    model: nn.Module, context: int, text: Tensor, machine: Compute, output: nn.Module | None = None
+) -> Iterator[ReadTokens]:
+    """Read every byte of a text but the first once, as one document, with the input of the output layer if it is given.
 
     Raises:
         ValueError: the text is shorter than a window.
@@ -260,7 +283,7 @@ def score_bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: C
     model.eval()
     scored = torch.zeros(len(text), dtype=torch.long)
     scored[0] += 1
-    total, known, batch = 8.0, 1, windows_per_step(context)
+    known, batch = 1, windows_per_step(context)
     windows = []
     while known < len(text):
         begin = min(max(0, known - context // 2 - 1), len(text) - context - 1)
@@ -269,15 +292,14 @@ def score_bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: C
     for at in range(0, len(windows), batch):
         begins = torch.tensor([begin for begin, _ in windows[at : at + batch]])
         seen = text[begins[:, None] + torch.arange(context + 1)].long()
-        logits = model(seen[:, :-1].to(machine.device)).cpu()  # in float32, as runs are evaluated
-        nats = F.cross_entropy(logits.flatten(0, 1), seen[:, 1:].flatten(), reduction="none").unflatten(
-            0, (-1, context)
-        )
-        for row, (begin, known) in zip(nats.double(), windows[at : at + batch], strict=True):
-            total += float(row[known - begin - 1 :].sum()) / math.log(2)
+        with record_inputs(output) if output is not None else nullcontext([seen.new_zeros(*seen.shape, 0)]) as inputs:
+            logits = model(seen[:, :-1].to(machine.device)).cpu()  # in float32, as runs are evaluated
+        log_prob = -F.cross_entropy(logits.mT, seen[:, 1:], reduction="none").double()
+        for row, (begin, known) in enumerate(windows[at : at + batch]):
+            new = slice(known - begin - 1, context)
+            yield ReadTokens(0, seen[row, 1:][new], inputs[0][row, new].float().cpu(), log_prob[row, new])
             scored[known : begin + context + 1] += 1
     assert bool((scored == 1).all())
-    return total / len(text)
 
 
 def count_flops_per_byte(package: Package) -> float:
@@ -309,11 +331,32 @@ class PackageTotals:
     flops: float
 
 
+def measure_remembered(package: Package, model: nn.Module, corpus: Corpus, machine: Compute) -> Measurement:
+    """Measure a package on the test split as `experiments.measures.measure_remembered` does our models.
+
+    Raises:
+        ValueError: its states cannot be remembered, or a split is too short.
+    """
+    if not package.output:
+        raise ValueError(f"{package.module} has no state for each byte before its output layer: nothing is remembered")
+    train, valid, test = (read_split(corpus, split) for split in ("train", "valid", "test"))
+    output = model.get_submodule(package.output)
+
+    def read(text: Tensor) -> Iterator[ReadTokens]:
+        return read_bytes(model, package.context, text, machine, output)
+
+    memory, sharpness = fit_memory(recall_tokens([train.numpy()]), list(read(valid[:HELD_OUT])))
+    characters = count_characters(test.numpy().tobytes())
+    alone, remembering = (8 + bits for bits in score_tokens(memory, read(test)))
+    notes = [f"{package.module}: sharpness of the cache {sharpness:g}"]
+    return Measurement(remembered_metrics(alone, remembering, characters), notes=notes)
+
+
 def train_and_score(
-    corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], threads: str
-) -> tuple[PackageTotals, Evaluation]:
+    corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], machine: Compute
+) -> tuple[nn.Module, PackageTotals, Evaluation]:
     """Train and score a package."""
-    package, machine = PACKAGES[name], setup_compute(load_options(None, [f"threads={threads}"]))
+    package = PACKAGES[name]
     text, valid = (read_split(corpus, split) for split in ("train", "valid"))
     check_causality(package.build().to(machine.device), package.context)
     tried = {}
@@ -328,30 +371,34 @@ def train_and_score(
     characters = count_characters(valid.numpy().tobytes())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     flops = count_flops_per_byte(package) * windows_per_step(package.context) * package.context * steps
-    return PackageTotals(
-        rate, {f"{each:g}": bits for each, bits in tried.items()}, parameters, steps, ended - began, flops
-    ), Evaluation(
-        split="valid",
-        stage="train",
-        step=steps,
-        checkpoint="",
-        text=None,
-        stride=0,
-        bits=bits * size,
-        tokens=size,
-        characters=characters,
-        bytes=size,
-        bits_per_token=bits,
-        bits_per_char=bits * size / characters,
-        bits_per_byte=bits,
-        word_perplexity=compute_word_perplexity(bits * size, count_words(valid.numpy().tobytes())),
-        bits_per_dim=None,
-        context=package.context,
-        seconds=time.perf_counter() - ended,
-        precision="fp32",
-        processor=machine.processor_name,
-        baselines=[],
-        not_beaten=[],
+    return (
+        model,
+        PackageTotals(
+            rate, {f"{each:g}": bits for each, bits in tried.items()}, parameters, steps, ended - began, flops
+        ),
+        Evaluation(
+            split="valid",
+            stage="train",
+            step=steps,
+            checkpoint="",
+            text=None,
+            stride=0,
+            bits=bits * size,
+            tokens=size,
+            characters=characters,
+            bytes=size,
+            bits_per_token=bits,
+            bits_per_char=bits * size / characters,
+            bits_per_byte=bits,
+            word_perplexity=compute_word_perplexity(bits * size, count_words(valid.numpy().tobytes())),
+            bits_per_dim=None,
+            context=package.context,
+            seconds=time.perf_counter() - ended,
+            precision="fp32",
+            processor=machine.processor_name,
+            baselines=[],
+            not_beaten=[],
+        ),
     )
 
 
@@ -365,12 +412,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
+    parser.add_argument("--memory", action="store_true", help="also score the test split with memory")
     arguments = parser.parse_intermixed_args()
     corpus, rates = open_shards(load_options(None, arguments.words)), list(arguments.rates)
-    totals, evaluation = train_and_score(
-        corpus, arguments.name, arguments.steps, arguments.seed, rates, arguments.threads
-    )
-    arguments.run.mkdir(parents=True, exist_ok=True)
+    machine = setup_compute(load_options(None, [f"threads={arguments.threads}"]))
+    model, totals, evaluation = train_and_score(corpus, arguments.name, arguments.steps, arguments.seed, rates, machine)
+    path = measurement_path(arguments.run, "remembered")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.memory:
+        write_json(path, asdict(measure_remembered(PACKAGES[arguments.name], model, corpus, machine)))
     files = {"package": asdict(totals), "evaluation": asdict(evaluation)}  # the second says that all is there
     for file, value in files.items():
         write_json(arguments.run / f"{file}.json", value)

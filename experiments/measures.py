@@ -21,14 +21,16 @@ from torch import Tensor
 from data.corpus import Corpus
 from data.filesystem import write_json
 from data.vocabulary import Occurrences
-from experiments import activation_memory
+from experiments import activation_memory, memory_for_tokens
 from experiments.catalogue import Measure
 from haed.base import TokenBatch, length_mask
 from haed.options import SYSTEMS
+from haed.token.base import TokenModel
 from pipeline.config import SampleOptions
 from pipeline.evaluation import baselines
 from pipeline.run.index.queries import display_chunk
 from pipeline.run.opened import Run
+from pipeline.run.remembered import choose_held_out
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import DocumentWindows, WindowScorer, fixed_subset, split_windows
 from pipeline.training.profile import profile_phase
@@ -479,6 +481,33 @@ def compute_bleu(truths: Sequence[str], texts: Sequence[Sequence[str]]) -> float
     return float(sacrebleu.corpus_bleu(list(truths), [list(each) for each in zip(*texts, strict=True)]).score)
 
 
+def measure_remembered(run: Run) -> Measurement:
+    """Measure the bits of the test split by the model alone, and with what a memory of document and train split gives.
+
+    What is fitted is fitted on the valid split. Models of chunks have their own memory, see docs/memory.md.
+
+    Raises:
+        ValueError: the test split is empty.
+    """
+    corpus = run.folder.open_corpus()
+    if not corpus.split_counts("test").chunks:
+        raise ValueError("the split test is empty: nothing to measure")
+    characters = sum(run.size(original) for original in corpus.iterate_originals("test"))
+    notes = []
+    if isinstance(run.system, TokenModel):
+        recall = memory_for_tokens.recall_tokens(tokens for tokens, _ in corpus.iterate_documents("train"))
+        held_out = list(memory_for_tokens.read_documents(run, choose_held_out(corpus)))
+        memory, sharpness = memory_for_tokens.fit_memory(recall, held_out)
+        test = memory_for_tokens.read_documents(run, corpus.iterate_documents("test"))
+        alone, remembering = memory_for_tokens.score_tokens(memory, test)
+        notes = [f"{run.options.name}: sharpness of the cache {sharpness:g}"]
+    else:
+        scored = run.score_documents(corpus.iterate_documents("test"))
+        each = [(x.bits if x.without_memory is None else x.without_memory, x.bits) for x in scored]
+        alone, remembering = (sum(float(bits.sum()) for bits in column) for column in zip(*each, strict=True))
+    return Measurement(memory_for_tokens.remembered_metrics(alone, remembering, characters), notes=notes)
+
+
 MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
     "bags": measure_bags,
     "copies": measure_copies,
@@ -487,6 +516,7 @@ MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
     "memory": measure_memory,
     "passages": measure_passages,
     "profile": measure_profile,
+    "remembered": measure_remembered,
     "samples": measure_samples,
     "speed": measure_speed,
 }

@@ -133,11 +133,17 @@ class RunnableVariant:
 
 @dataclass(frozen=True)
 class PackageVariant(RunnableVariant):
-    """A public package, which is trained on the original bytes of the same shards. See `RunnableVariant`."""
+    """A public package, which is trained on the original bytes of the same shards. See `RunnableVariant`.
+
+    Attributes:
+        remembers: true if it is also scored with memory.
+    """
+
+    remembers: bool = False
 
     @property
     def identity(self) -> str:
-        return f"{self.variant.package} {self.options.source}"
+        return f"{self.variant.package} {self.options.source}{' with memory' * self.remembers}"
 
     def step_identity(self, phase: Phase) -> str:
         return self.identity
@@ -150,7 +156,16 @@ class PackageVariant(RunnableVariant):
 
     def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         settings = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
-        return [("experiments.external_models", self.variant.package, str(run), *self.words, *settings)]
+        return [
+            (
+                "experiments.external_models",
+                self.variant.package,
+                str(run),
+                *self.words,
+                *settings,
+                *(["--memory"] * self.remembers),
+            )
+        ]
 
     def read_totals(self, run: Path) -> RunTotals:
         totals = read_as(dict[str, Any], run / "package.json")
@@ -193,7 +208,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
         if variant.package:
             words = [word for word in plan.overrides if word.startswith(_PACKAGE_OPTIONS)]
             if PACKAGES[variant.package].is_installed:
-                runnable.append(PackageVariant(variant, plan.runs_dir, (*source, *places, *words)))
+                remembers = "remembered" in experiment.measures
+                runnable.append(PackageVariant(variant, plan.runs_dir, (*source, *places, *words), remembers))
             else:
                 missing.append(variant.package)
             continue

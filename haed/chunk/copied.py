@@ -25,6 +25,7 @@ class Copied(Part):
 
     Args:
         most: maximum number of chunks that are remembered; older ones are forgotten.
+        sharpness: θ.
 
     It says of itself the largest similarity, and the logarithm of the number of chunks in the cache.
     """
@@ -32,8 +33,8 @@ class Copied(Part):
     name = "copied"
     features = 2
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, sharpness: float = SHARPNESS) -> None:
+        self.most, self.sharpness = most, sharpness
         self.states: Tensor | None = None  # (P, W) at unit length
         self.chunks: Chunks | None = None
         self.keys = torch.zeros(0, dtype=torch.long)
@@ -53,7 +54,7 @@ class Copied(Part):
         self._append_chunks(states, chunks)
         assert self.states is not None
         with torch.autocast(states.device.type, enabled=False):
-            scores = SHARPNESS * (self.states[past:] @ self.states.t())
+            scores = self.sharpness * (self.states[past:] @ self.states.t())
         place = torch.arange(past, past + count)[:, None]
         other = torch.arange(past + count)
         visible = ((other < place) & (other >= place - self.most)).to(scores.device)
@@ -63,7 +64,7 @@ class Copied(Part):
         log_prob = (scores.masked_fill(~same, -torch.inf).logsumexp(1) - scores.logsumexp(1)).where(
             same.any(1), -torch.inf
         )
-        largest = (scores.amax(1) / SHARPNESS).where(present, -1.0)
+        largest = (scores.amax(1) / self.sharpness).where(present, -1.0)
         features = torch.stack([largest.float().cpu(), visible.sum(1).float().log1p().cpu()], 1)
         self._forget_oldest()
         return PartScores(log_prob.double().cpu(), features, present.cpu())
@@ -77,7 +78,7 @@ class Copied(Part):
         with torch.autocast(state.device.type, enabled=False):
             similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
         features = torch.stack([similarity.amax().float().cpu(), torch.tensor(float(len(self.keys))).log1p()])
-        probability = (SHARPNESS * similarity).double().cpu().softmax(0)
+        probability = (self.sharpness * similarity).double().cpu().softmax(0)
 
         def draw_outcome(generator: torch.Generator | None) -> Chunks:
             return chunks[torch.multinomial(probability, 1, generator=generator)]

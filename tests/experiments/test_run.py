@@ -328,7 +328,9 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
         pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
     variants, _ = prepare_variants(replace(TWO, variants=(Variant("theirs", package=name),)), plan)
     (corpus,) = shard_corpora(variants).values()
-    found, evaluation = external_models.train_and_score(corpus, name, 2, 0, [1e-3], "1")
+    _, found, evaluation = external_models.train_and_score(
+        corpus, name, 2, 0, [1e-3], setup_compute(load_options(None, ["threads=1"]))
+    )
     assert evaluation.bytes == sum(map(len, corpus.iterate_originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
 
