@@ -33,7 +33,7 @@ def run_phase_steps(phase: str, options: Options, corpus: Corpus, folder: Path) 
     machine = setup_compute(options)
     place = Checkpoints(folder / phase)
     trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
-    yield from trainer.run_steps(ahead=True)
+    yield from trainer.run_steps()
 
 
 def measure_step_seconds(

@@ -279,7 +279,7 @@ class Objective(nn.Module, ABC):
     def prepare_batch(
         self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
     ) -> object:
-        """Compute, on the CPU, everything whose shape depends on the data.
+        """Compute everything whose shape depends on the data, on the CPU or where the system is.
 
         Args:
             windows: on the CPU.
@@ -289,6 +289,9 @@ class Objective(nn.Module, ABC):
         Returns:
             The batch that `estimate_flops` takes, and `forward` after `to_device`.
         """
+
+    def undo_preparation(self) -> None:
+        """Restore the state as it was before the last batch was prepared, which is not trained on; by default nothing."""
 
     @abstractmethod
     def forward(self, batch: object, diagnose: bool = False) -> StepOutput:

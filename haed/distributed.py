@@ -1,9 +1,8 @@
 """Communication between processes that train together (torchrun), beside DistributedDataParallel's gradients.
 
-Tensors whose shape depends on the data are exchanged on the CPU, through gloo. Candidates are exchanged before a step
-begins, so that no device is waited for. Gradients of tables (`mean_rows`) are exchanged within the step. Only
-embeddings travel between devices, with their gradients. They use a process group of their own, so that they never
-interfere with the averaging of other gradients.
+Tensors travel between the devices on which they are: candidates, embeddings with their gradients, and the rows of
+tables (`average_sparse_gradient`). They use a process group of their own, so that they never interfere with the averaging
+of other gradients. Numbers, such as the lengths of tensors whose shape depends on the data, go through gloo on the CPU.
 """
 
 from datetime import timedelta
@@ -69,7 +68,7 @@ class Ranks:
         """
         size = group_size(size, self.size)
         if size == self.size:
-            return self, _single_process()
+            return self, single_process()
         first = self.rank - self.rank % size
         return Ranks(list(range(first, first + size))), Ranks(list(range(self.rank % size, self.size, size)))
 
@@ -81,7 +80,7 @@ class Ranks:
     def gather_tensors(self, x: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in the order of the ranks.
 
-        The tensors are on the CPU, of one type, and of any length along dimension 0.
+        The tensors are of one type, on devices of one kind, and of any length along dimension 0.
         """
         if self.size == 1:
             return [x]
@@ -91,13 +90,13 @@ class Ranks:
         padded = x.new_zeros(longest, *x.shape[1:])
         padded[: len(x)] = x
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded, group=self._cpu)
+        dist.all_gather(parts, padded, group=self._devices)
         return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, x: Tensor, by: int) -> Tensor:
         """Broadcast the tensor of rank `by` to all ranks.
 
-        The tensors are on the CPU, of one type and one number of columns. Their lengths may differ.
+        The tensors are of one type and one number of columns, on devices of one kind. Their lengths may differ.
         """
         if self._cpu is None:
             return x
@@ -105,7 +104,7 @@ class Ranks:
         size = torch.tensor([len(x)])
         dist.broadcast(size, source, group=self._cpu)
         found = x.contiguous() if by == self.rank else x.new_empty(int(size), *x.shape[1:])
-        dist.broadcast(found, source, group=self._cpu)
+        dist.broadcast(found, source, group=self._devices)
         return found
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
@@ -138,7 +137,7 @@ class Ranks:
     def wrap_data_parallel(self, module: nn.Module, tables: list[nn.Parameter]) -> nn.Module:
         """Wrap the module so that a backward pass averages its gradients over ranks.
 
-        The gradients of `tables` are left out; see `mean_rows`.
+        The gradients of `tables` are left out; see `average_sparse_gradient`.
         """
         if self.size == 1:
             return module
@@ -147,16 +146,15 @@ class Ranks:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def average_sparse_gradient(self, table: Tensor) -> Tensor | None:
-        """Return the mean of the ranks' sparse gradients of a table, which are exchanged on the CPU."""
+        """Return the mean of the ranks' sparse gradients of a table."""
         if self.size == 1:
             return table.grad
-        rows, values = torch.empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:], device="cpu")
+        rows, values = table.new_empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:])
         if table.grad is not None:
             gradient = table.grad.coalesce()
-            rows, values = gradient.indices()[0].cpu(), gradient.values().cpu()
+            rows, values = gradient.indices()[0], gradient.values()
         rows, values = torch.cat(self.gather_tensors(rows)), torch.cat(self.gather_tensors(values)) / self.size
-        rows, values = rows[None].to(table.device), values.to(table.device)
-        return torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=False).coalesce()
+        return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False).coalesce()
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have called this (a barrier)."""
@@ -184,5 +182,6 @@ def group_size(group: int | None, size: int, what: str = "processes") -> int:
     return group
 
 
-def _single_process() -> Ranks:
+def single_process() -> Ranks:
+    """Return this process as if it were alone."""
     return Ranks([dist.get_rank() if dist.is_available() and dist.is_initialized() else 0])

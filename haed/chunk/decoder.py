@@ -42,9 +42,9 @@ class Decoder(nn.Module):
         self.grams = Grams(options.grams, layer, vocabulary + 1) if options.grams.rows else None
         self.sees_before = options.previous or self.grams is not None
 
-    def pack_chunks(self, chunks: Chunks, before: Chunks, fixed: bool) -> Packed:
-        """Lay out chunks and their n-gram look-ups on the CPU; see `haed.chunk.packing.pack_decisions`."""
-        packed = pack_decisions(chunks, self.vocabulary, fixed, before if self.sees_before else None)
+    def pack_chunks(self, chunks: Chunks, before: Chunks, fixed: bool, sizes: list[int] | None = None) -> Packed:
+        """Lay out chunks and their n-gram look-ups; see `haed.chunk.packing.pack_decisions`."""
+        packed = pack_decisions(chunks, self.vocabulary, fixed, before if self.sees_before else None, sizes)
         if self.grams is not None:
             packed.looked = self.grams.look_up(symbol_histories(packed, self.grams.longest, self.vocabulary))
         return packed

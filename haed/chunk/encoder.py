@@ -1,7 +1,7 @@
 """The encoder f_enc: maps a chunk, without context, to a vector, a row of an embedding matrix that is never stored.
 
-Encoders that read a chunk token by token use a packed layout, on real tokens only. `Encoder.prepare_inputs` prepares it on the
-CPU, where the chunks are. Its result is moved to the device and encoded.
+Encoders that read a chunk token by token use a packed layout, on real tokens only. `Encoder.prepare_inputs` prepares it
+where the chunks are. Its result is moved to the device and encoded.
 
 Legend: N chunks, K tokens of a chunk at most, S tokens of all, E width of an embedding, H width within an encoder.
 """
@@ -89,12 +89,23 @@ class Encoder(nn.Module, ABC):
         self.output = ends[options.output]
         self.bias = nn.Linear(options.width, 1) if bias else None
 
-    def prepare_inputs(self, chunks: Chunks) -> EncoderInput:
-        """Prepare the input of `forward` from N chunks on the CPU, each of length 1 or more."""
+    def prepare_inputs(
+        self, chunks: Chunks, keys: Tensor | None = None, sizes: list[int] | None = None
+    ) -> EncoderInput:
+        """Prepare the input of `forward`.
+
+        Args:
+            chunks: N chunks, each of length 1 or more.
+            keys: (N,) their keys, if known.
+            sizes: number of chunks that have a token t, for each t, if known; else their device is waited for.
+        """
         looked = None
         if self.table is not None:
-            looked = SparseLookup.from_rows(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
-        return EncoderInput(self.arrange_chunks(chunks), looked)
+            keys = chunk_keys(chunks.tokens, chunks.lengths) if keys is None else keys
+            looked = SparseLookup.from_rows(keys.remainder(len(self.table)))
+        if sizes is None:
+            sizes = length_mask(chunks.lengths, chunks.tokens.shape[1]).sum(0).tolist()
+        return EncoderInput(self.arrange_chunks(chunks, sizes), looked)
 
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
@@ -108,8 +119,8 @@ class Encoder(nn.Module, ABC):
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)
 
-    def arrange_chunks(self, chunks: Chunks) -> Any:
-        """Return N chunks on the CPU in the layout that `embed_tokens` takes; by default unchanged."""
+    def arrange_chunks(self, chunks: Chunks, sizes: list[int]) -> Any:
+        """Return N chunks in the layout that `embed_tokens` takes; by default unchanged. See `prepare_inputs`."""
         return chunks
 
     @abstractmethod
@@ -167,9 +178,11 @@ class PackedTokens:
 class RowEncoder(Encoder):
     """An encoder that reads tokens one by one."""
 
-    def arrange_chunks(self, chunks: Chunks) -> PackedTokens:
+    def arrange_chunks(self, chunks: Chunks, sizes: list[int]) -> PackedTokens:
         """See `Encoder.arrange_chunks`."""
-        packed = pack_decisions(chunks, 0, fixed=True)  # without ends, so that the targets are the tokens themselves
+        packed = pack_decisions(
+            chunks, 0, fixed=True, sizes=sizes
+        )  # without ends, so that the targets are the tokens themselves
         lengths = chunks.lengths[packed.order].long()
         return PackedTokens(packed.targets, packed.sizes, packed.order.argsort(), lengths)
 

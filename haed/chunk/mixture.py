@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from haed.base import to_device
 from haed.chunk.packing import Chunks, chunk_keys
 
 
@@ -99,7 +100,7 @@ class ChunkVocabulary:
     """A vocabulary of chunks, with their counts in the train split.
 
     Args:
-        chunks: C different chunks, on the CPU.
+        chunks: C different chunks.
         counts: (C,) counts in the train split; None if scores do not use them.
         documents: (C,) number of documents of the train split that have each chunk; None if nothing is trained.
     """
@@ -111,24 +112,35 @@ class ChunkVocabulary:
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def find_rows(self, chunks: Chunks) -> Tensor:
-        """Return the row (N,) of each of N chunks on the CPU, −1 for those that are not in the vocabulary."""
+    def to(self, device: torch.device) -> "ChunkVocabulary":
+        """Return a copy on a device, for chunks that are there."""
+        return ChunkVocabulary(*to_device((self.chunks, self.counts, self.documents), device))
+
+    def find_rows(self, chunks: Chunks, keys: Tensor | None = None) -> Tensor:
+        """Return the row (N,) of each of N chunks, −1 for those that are not in the vocabulary.
+
+        Args:
+            chunks: on the vocabulary's device.
+            keys: (N,) their keys, if known.
+        """
+        keys = chunk_keys(chunks.tokens, chunks.lengths) if keys is None else keys
         if not len(self):
-            return torch.full((len(chunks),), -1)
-        place = torch.searchsorted(self._hashes, chunk_keys(chunks.tokens, chunks.lengths)).clamp(max=len(self) - 1)
+            return torch.full_like(keys, -1)
+        place = torch.searchsorted(self._hashes, keys).clamp(max=len(self) - 1)
         rows = self._order[place]
         same = (self.chunks.lengths[rows] == chunks.lengths) & (self.chunks.tokens[rows] == chunks.tokens).all(1)
         return rows.where(same, -1)  # compare tokens: two strings with one hash would share a probability
 
-    def counts_of(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
+    def counts_of(self, chunks: Chunks, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the counts of N chunks in the train split, and of its documents that have them: (N,) each.
 
-        The chunks are on the CPU. Both counts are 0 for unknown chunks.
+        Both counts are 0 for unknown chunks. See `find_rows`.
         """
-        rows = self.find_rows(chunks)
-        none = torch.zeros(len(self) + 1, dtype=torch.long)
-        told = (none if x is None else torch.cat([x, none[:1]]) for x in (self.counts, self.documents))
-        counts, documents = (x[rows] for x in told)
+        rows = self.find_rows(chunks, keys)
+        counts, documents = (
+            torch.zeros_like(rows) if x is None or not len(self) else x[rows.clamp(min=0)].masked_fill(rows < 0, 0)
+            for x in (self.counts, self.documents)
+        )
         return counts, documents
 
     def prefix_mask(self, tokens: Tensor) -> Tensor:

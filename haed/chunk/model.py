@@ -152,7 +152,7 @@ class HAED(SequenceModel):
         """Return the inputs of the main model: embeddings (B, T, E), and a mask of the document starts."""
         real = windows.chunk_mask
         chunks = find_distinct(windows.tokens[real], windows.lengths[real])
-        vectors = self.encode(Chunks(chunks.tokens, chunks.lengths)).vector
+        vectors = self.encode(chunks).vector
         where = real.nonzero(as_tuple=True)
         grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
         grid[where] = vectors[chunks.inverse.to(self.device)]

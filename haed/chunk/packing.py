@@ -2,8 +2,8 @@
 
 A chunk is a row of at most K tokens, padded with zeros, and its length; length 0 marks padding where there is no chunk.
 
-Shapes that depend on the data (how many distinct chunks, how many decisions) are computed from CPU tensors, before
-anything moves to an accelerator. So a training step never waits for one.
+All of it runs on the device of the chunks. Shapes that depend on the data (how many distinct chunks, how many decisions)
+can be passed in, so that a step waits once for all of them.
 
 Legend: N chunks, K tokens per chunk at most, V vocabulary, S decoding decisions of all chunks together.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from haed.base import TokenBatch, length_mask
-from haed.layers.ngram_embedding import SparseLookup
+from haed.layers.ngram_embedding import SortedIntegers, SparseLookup
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
@@ -53,7 +53,7 @@ class Chunks:
     tokens: Tensor
     lengths: Tensor
 
-    def __getitem__(self, rows: Tensor) -> "Chunks":
+    def __getitem__(self, rows: Tensor | slice) -> "Chunks":
         return Chunks(self.tokens[rows], self.lengths[rows])
 
     def __len__(self) -> int:
@@ -61,30 +61,37 @@ class Chunks:
 
 
 @dataclass
-class Distinct:
+class Distinct(Chunks):
     """The C distinct chunks of a set of N, in the order of their keys.
 
     Attributes:
-        tokens: (C, K).
-        lengths: (C,).
         keys: (C,) int64, see `chunk_keys`.
         inverse: (N,) index of every chunk's distinct chunk.
         counts: (C,) how often each occurs in the set.
     """
 
-    tokens: Tensor
-    lengths: Tensor
     keys: Tensor
     inverse: Tensor
     counts: Tensor
 
 
 def find_distinct(tokens: Tensor, lengths: Tensor) -> Distinct:
-    """Find the distinct chunks of `tokens` (N, K), `lengths` (N,)."""
-    keys, inverse, counts = torch.unique(chunk_keys(tokens, lengths), return_inverse=True, return_counts=True)
-    first = torch.empty(len(keys), dtype=torch.long)
-    first[inverse] = torch.arange(len(inverse))
-    return Distinct(tokens[first], lengths[first], keys, inverse, counts)
+    """Find the distinct chunks of `tokens` (N, K), `lengths` (N,); waits for their device."""
+    keys = SortedIntegers.from_values(chunk_keys(tokens, lengths))
+    return select_distinct(Chunks(tokens, lengths), keys, int(keys.count_values()))
+
+
+def select_distinct(chunks: Chunks, keys: SortedIntegers, count: int) -> Distinct:
+    """Return the distinct ones of N chunks with sorted keys, `count` in all."""
+    inverse = keys.inverse
+    place = inverse.new_zeros(count).scatter_(0, inverse, torch.arange(len(inverse), device=inverse.device))
+    counts = torch.zeros_like(place).index_add_(0, inverse, torch.ones_like(inverse))
+    return Distinct(chunks.tokens[place], chunks.lengths[place], keys.values[place], inverse, counts)
+
+
+def select_places(mask: Tensor, count: int) -> Tensor:
+    """Return the `count` indices at which a mask (N,) is true, without waiting for the device."""
+    return torch.searchsorted(mask.cumsum(0), torch.arange(1, count + 1, device=mask.device))
 
 
 @dataclass
@@ -122,31 +129,41 @@ def previous_chunks(windows: TokenBatch) -> Chunks:
     return Chunks(before.masked_fill(none[..., None], 0), ends.masked_fill(none, 0))
 
 
-def pack_decisions(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | None = None) -> Packed:
-    """Lay out the decisions of N chunks, each of length 1 or more, on the CPU.
+def mask_decisions(lengths: Tensor, k: int, fixed: bool) -> Tensor:
+    """Return a mask (N, K) of the decisions of chunks of lengths (N,); the sum over chunks is `Packed.sizes`."""
+    return length_mask(lengths.long() if fixed else (lengths.long() + 1).clamp(max=k), k)
+
+
+def pack_decisions(
+    chunks: Chunks,
+    vocabulary: int,
+    fixed: bool = False,
+    before: Chunks | None = None,
+    sizes: list[int] | None = None,
+) -> Packed:
+    """Lay out the decisions of N chunks, each of length 1 or more.
 
     Args:
         chunks: tokens (N, K) in [0, vocabulary), lengths (N,).
         vocabulary: V; the symbol V is the start of a chunk as input and its end as target.
         fixed: true if the chunker's chunks have a fixed size, so that no end is ever predicted.
         before: the chunks before these, for a decoder that sees them.
+        sizes: number of chunks that take decision t, for each t, if known; else the device is waited for.
     """
     tokens, lengths = chunks.tokens, chunks.lengths.long()
     n, k = tokens.shape
-    decisions = lengths if fixed else (lengths + 1).clamp(max=k)
-    decisions, order = torch.sort(decisions, descending=True, stable=True)
-    steps = int(decisions[0]) if n else 0
-    sizes = [int(x) for x in (decisions[:, None] > torch.arange(steps)).sum(0)]
-    symbols = torch.full((n, k + 1), vocabulary, dtype=torch.long)
+    decisions = mask_decisions(lengths, k, fixed)
+    order = decisions.sum(1).sort(descending=True, stable=True).indices
+    sizes = [size for size in (decisions.sum(0).tolist() if sizes is None else sizes) if size]
+    symbols = lengths.new_full((n, k + 1), vocabulary)
     symbols[:, 1:] = torch.where(length_mask(lengths, k), tokens.long(), vocabulary)
-    symbols = symbols[order]
-    empty = torch.empty(0, dtype=torch.long)
+    symbols, places = symbols[order], torch.arange(n, device=lengths.device)
     return Packed(
         order=order,
         sizes=sizes,
-        inputs=torch.cat([empty, *(symbols[:s, t] for t, s in enumerate(sizes))]),
-        targets=torch.cat([empty, *(symbols[:s, t + 1] for t, s in enumerate(sizes))]),
-        chunk=torch.cat([empty, *(torch.arange(s) for s in sizes)]),
+        inputs=torch.cat([places[:0], *(symbols[:size, t] for t, size in enumerate(sizes))]),
+        targets=torch.cat([places[:0], *(symbols[:size, t + 1] for t, size in enumerate(sizes))]),
+        chunk=torch.cat([places[:0], *(places[:size] for size in sizes)]),
         before=None if before is None else Chunks(before.tokens[order].long(), before.lengths[order].long()),
     )
 
@@ -156,13 +173,14 @@ def symbol_histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
 
     They are taken from the decision's chunk and from the chunk before it.
     """
-    steps = torch.arange(len(packed.sizes)).repeat_interleave(torch.tensor(packed.sizes, dtype=torch.long))
-    grid = torch.full((len(packed.order), size + len(packed.sizes)), vocabulary)
+    times = torch.arange(len(packed.sizes), device=packed.order.device)
+    steps = torch.cat([times[:0], *(each.expand(n) for each, n in zip(times, packed.sizes, strict=True))])
+    grid = packed.order.new_full((len(packed.order), size + len(packed.sizes)), vocabulary)
     if packed.before is not None and len(grid):
         grid[:, :size] = last_tokens(packed.before, size, vocabulary)
-    later = steps > 0  # the first input is the start of the chunk, not a token
+    later = slice(sum(packed.sizes[:1]), None)  # the first input is the start of the chunk, not a token
     grid[packed.chunk[later], size - 1 + steps[later]] = packed.inputs[later]
-    return grid[packed.chunk[:, None], steps[:, None] + torch.arange(size)]
+    return grid[packed.chunk[:, None], steps[:, None] + torch.arange(size, device=steps.device)]
 
 
 def last_tokens(chunks: Chunks, size: int, vocabulary: int) -> Tensor:

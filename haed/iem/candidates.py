@@ -22,20 +22,23 @@ With `iem.group` ranks share candidates only within their group, and n is the nu
 in being counted, one a step. So all ranks have the same counts, and counting costs no more than in one group. For P,
 each group adds its own windows of the step to those counts.
 
-Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of a group of
-ranks.
+All of it runs where the model is. The device is waited for once, for the number of distinct chunks, and again if ranks
+exchange theirs.
+
+Legend: B windows of this rank, T places of a window, K tokens of a chunk, N real chunks of a step, M of them in the
+windows that are trained on, C candidates of a group of ranks.
 """
 
 import logging
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from haed.base import TokenBatch
-from haed.chunk.packing import Distinct, find_distinct
+from haed.base import TokenBatch, to_device
+from haed.chunk.packing import Chunks, Distinct, chunk_keys, find_distinct, select_distinct
 from haed.distributed import Ranks
+from haed.layers.ngram_embedding import SortedIntegers
 from haed.options import IEMOptions
 
 _ODD = (
@@ -45,7 +48,7 @@ _ODD = (
 
 
 class CountMin:
-    """Count-min sketch with conservative update: counts windows by a chunk's 64-bit key, in bounded memory, on the CPU.
+    """Count-min sketch with conservative update: counts windows by a chunk's 64-bit key, in bounded memory.
 
     Every key has a cell in each of several rows. Its count is the smallest of them (Cormode and Muthukrishnan 2005),
     and an update raises only cells below the new count (Estan and Varghese 2002). Counts are never too small. They are
@@ -54,20 +57,28 @@ class CountMin:
 
     Args:
         bits: logarithm to base 2 of the number of cells of a row.
+        device: device of the keys.
 
     Attributes:
         table: (R, 2^bits) int64.
+        replaced: (R, C) cells that the last update changed, and their values before it.
     """
 
-    def __init__(self, bits: int = 21) -> None:
+    def __init__(self, bits: int = 21, device: torch.device | None = None) -> None:
         self.bits = bits
-        self.table = torch.zeros(len(_ODD), 1 << bits, dtype=torch.long)
+        self.table = torch.zeros(len(_ODD), 1 << bits, dtype=torch.long, device=device)
+        self.replaced = self.table[:, :0], self.table[:, :0]
 
     def update(self, keys: Tensor, counts: Tensor) -> None:
         """Add counts (C,) to distinct keys (C,)."""
         cells = self._cell_indices(keys)
-        new = self.table.gather(1, cells).amin(0) + counts
-        self.table.scatter_reduce_(1, cells, new.expand_as(cells), "amax")
+        before = self.table.gather(1, cells)
+        self.table.scatter_reduce_(1, cells, (before.amin(0) + counts).expand_as(cells), "amax")
+        self.replaced = cells, before
+
+    def undo_update(self) -> None:
+        """Restore the table as it was before the last update."""
+        self.table.scatter_(1, *self.replaced)
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Return the counts (C,) of keys (C,), float64."""
@@ -87,10 +98,43 @@ class CountMin:
         if "table" in state:
             self.table.copy_(state["table"])
         else:
-            self.table.zero_().view(-1)[state["cells"]] = state["counts"]
+            cells, counts = (state[name].to(self.table.device) for name in ("cells", "counts"))
+            self.table.zero_().view(-1)[cells] = counts
 
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class StepChunks:
+    """The real chunks of a step's windows. Those of the windows that are trained on come first.
+
+    Attributes:
+        windows: the windows that are trained on.
+        place: (M,) place of each of their chunks among B·T.
+        chunks: N chunks, uint8.
+        keys: their keys; see `haed.chunk.packing.chunk_keys`.
+        window: (N,) number of each chunk's window.
+        window_count: number of windows that have a chunk.
+    """
+
+    windows: TokenBatch
+    place: Tensor
+    chunks: Chunks
+    keys: SortedIntegers
+    window: Tensor
+    window_count: int
+
+    @classmethod
+    def from_windows(cls, windows: TokenBatch, negatives: TokenBatch | None, device: torch.device) -> "StepChunks":
+        """Return the chunks, on a device, of windows on the CPU; all windows have the same number of places."""
+        every = windows if negatives is None else TokenBatch.concatenate_batches([windows, negatives])
+        mask, targets = every.chunk_mask, int(windows.chunk_mask.sum())
+        every, place = to_device((every, mask.flatten().nonzero().squeeze(1)), device)
+        tokens, lengths = (x.flatten(0, 1)[place].to(torch.uint8) for x in (every.tokens, every.lengths))
+        keys = SortedIntegers.from_values(chunk_keys(tokens, lengths))
+        window, window_count = place // mask.shape[1], int(mask.any(1).sum())
+        return cls(every[: len(windows)], place[:targets], Chunks(tokens, lengths), keys, window, window_count)
 
 
 @dataclass
@@ -126,14 +170,14 @@ class CandidateSet:
 
     Attributes:
         chunks: distinct chunks of all ranks of a group; their `inverse` (M,) is for this rank's own windows.
-        adjustment: (C,) float64, subtracted from the scores of all rows.
+        adjustment: (C,) float32, subtracted from the scores of all rows; None without the IEM loss.
         own: adjustments that differ between rows; None if there are none.
-        correction: (M,) total amount subtracted from each row's target; None without a correction.
+        correction: (M,) float32, total amount subtracted from each row's target; None without a correction.
     """
 
     chunks: Distinct
-    adjustment: Tensor
-    own: WindowAdjustment | None
+    adjustment: Tensor | None = None
+    own: WindowAdjustment | None = None
     correction: Tensor | None = None
 
 
@@ -142,48 +186,61 @@ class Candidates:
 
     Args:
         options: options of the IEM loss.
-        context: T.
         ranks: processes that train together.
+        device: device on which candidates are found.
 
     Attributes:
         group: those of the processes that share their candidates.
         counts: number of windows that have a chunk; None if no correction needs it.
         windows: number of windows counted.
         turns: number of steps in which one of several groups was counted.
+        before: `windows` and `turns` before the last step.
 
     Raises:
         ValueError: the ranks do not divide into groups.
     """
 
-    def __init__(self, options: IEMOptions, context: int, ranks: Ranks) -> None:
-        self.options, self.context = options, context
+    def __init__(self, options: IEMOptions, ranks: Ranks, device: torch.device | None = None) -> None:
+        self.options = options
         self.group, self._elsewhere = ranks.split_into_groups(options.group)
-        self.counts = CountMin() if options.correction == "inclusion" else None
+        self.counts = CountMin(device=device) if options.correction == "inclusion" else None
         self.windows, self.turns = 0.0, 0
+        self.before = self.windows, self.turns
 
-    def candidates_for_windows(self, own: TokenBatch, negatives: TokenBatch | None) -> CandidateSet:
-        """Return the candidates of a step: the chunks of all windows of this rank's group, `negatives` included."""
-        here, holders, windows, is_first = _chunks_and_windows([own] if negatives is None else [own, negatives])
-        mine = slice(0, int(own.chunk_mask.sum()))
-        chunks, holders = self._merge_group_chunks(here, holders)
-        target = replace(chunks, inverse=chunks.inverse[mine])
+    def undo_step(self) -> None:
+        """Forget the last step's windows, if they are not trained on."""
+        if self.counts is not None:
+            self.counts.undo_update()
+            self.windows, self.turns = self.before
+
+    def find_candidates(self, step: StepChunks, count: int) -> CandidateSet:
+        """Return the candidates of a step, the chunks of all windows of this rank's group.
+
+        Args:
+            step: chunks of this rank's windows.
+            count: how many of them are distinct.
+        """
+        distinct, keys = select_distinct(step.chunks, step.keys, count), step.keys
+        window, is_new = step.window[keys.order], keys.is_new.clone()
+        is_new[1:] |= window[1:] != window[:-1]  # equal chunks keep their order, which is that of the windows
+        is_first = torch.empty_like(is_new).scatter_(0, keys.order, is_new)  # of its window to have this chunk
+        holders = torch.zeros_like(distinct.counts).index_add_(0, distinct.inverse, is_first.long())
+        chunks, holders = self._merge_group_chunks(distinct, holders)
+        target = replace(chunks, inverse=chunks.inverse[: len(step.place)])
         if self.counts is None:
             times = chunks.counts if self.options.duplicates else torch.ones_like(chunks.counts)
-            return CandidateSet(target, -times.double().log(), None)
-        log_pi = self._log_inclusion(chunks.keys, holders, int(sum(self.group.sum_over_ranks([windows]))))
-        place = own.chunk_mask.flatten().nonzero().squeeze(1)
-        inverse, new = target.inverse, is_first[mine]
-        correction = torch.where(new, log_pi[inverse], 0)
+            return CandidateSet(target, -times.double().log().float())
+        windows = int(sum(self.group.sum_over_ranks([step.window_count])))
+        log_pi = self._log_inclusion(chunks.keys, holders, windows).float()
+        inverse, is_first, shape = target.inverse, is_first[: len(step.place)], step.windows.lengths.shape
+        correction = torch.where(is_first, log_pi[inverse], 0)
 
         def grid(values: Tensor) -> Tensor:
-            return (
-                values.new_zeros(own.chunk_mask.numel()).index_copy(0, place, values).unflatten(0, own.chunk_mask.shape)
-            )
+            return values.new_zeros(shape.numel()).index_copy(0, step.place, values).unflatten(0, shape)
 
-        before = grid(correction.float())
-        alone = new & (holders[inverse] == 1)
-        ahead = grid(torch.zeros(len(inverse)).masked_fill(alone, -torch.inf))
-        return CandidateSet(target, log_pi, WindowAdjustment(grid(inverse), before, ahead, place), correction)
+        ahead = torch.zeros_like(correction).masked_fill(is_first & (holders[inverse] == 1), -torch.inf)
+        own = WindowAdjustment(grid(inverse), grid(correction), grid(ahead), step.place)
+        return CandidateSet(target, log_pi, own, correction)
 
     def _merge_group_chunks(self, here: Distinct, holders: Tensor) -> tuple[Distinct, Tensor]:
         """Return the distinct chunks of a group, and the number of windows that have each.
@@ -199,7 +256,7 @@ class Candidates:
         every = torch.cat(parts)
         chunks = find_distinct(every[:, :k], every[:, k])
         numbers = every[:, k + 1 :].contiguous().view(torch.int32).long()
-        totals = torch.zeros(len(chunks.keys), 2, dtype=torch.long).index_add_(0, chunks.inverse, numbers)
+        totals = numbers.new_zeros(len(chunks.keys), 2).index_add_(0, chunks.inverse, numbers)
         return replace(chunks, inverse=chunks.inverse[first + here.inverse], counts=totals[:, 0]), totals[:, 1]
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
@@ -214,6 +271,7 @@ class Candidates:
                 "one window a step: nothing but what stands before in it to choose among; raise batch.sequences or "
                 "iem.extra_batches"
             )
+        self.before = self.windows, self.turns
         if self._elsewhere.size == 1:
             self.counts.update(keys, holders)
             self.windows += windows
@@ -227,7 +285,7 @@ class Candidates:
     def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
         """Count the chunks of the group whose turn it is, on all ranks."""
         assert self.counts is not None
-        own = torch.cat([torch.stack([keys, holders], 1), torch.tensor([[0, windows]])])
+        own = torch.cat([torch.stack([keys, holders], 1), keys.new_tensor([[0, windows]])])
         told = self._elsewhere.broadcast(own, self.turns % self._elsewhere.size)
         self.counts.update(*told[:-1].unbind(1))
         self.windows += float(told[-1, 1])
@@ -237,40 +295,14 @@ class Candidates:
         """Return the state for a checkpoint."""
         if self.counts is None:
             return {}
-        state = self.counts.state_dict() | {"windows": torch.tensor(self.windows, dtype=torch.float64)}
-        state |= {"turns": torch.tensor(self.turns)} if self.turns else {}
-        return {f"unigram/{name}": value for name, value in state.items()}
+        passed = {"windows": torch.tensor(self.windows, dtype=torch.float64), "turns": torch.tensor(self.turns)}
+        return self.counts.state_dict() | passed
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the result of `state_dict`."""
-        found = {name.removeprefix("unigram/"): x for name, x in state.items() if name.startswith("unigram/")}
-        if self.counts is None or not found:
-            return
-        self.counts.load_state_dict(found)
-        self.windows, self.turns = float(found["windows"]), int(found.get("turns", 0))
-
-
-def _chunks_and_windows(windows: list[TokenBatch]) -> tuple[Distinct, Tensor, int, Tensor]:
-    """Return the distinct chunks of windows, as bytes, with their numbers of windows.
-
-    Returns:
-        The chunks; the number of windows (C,) that have each; the number of windows; a mask (N,) of the chunks that are
-        their window's first occurrence.
-    """
-    tokens = torch.cat([each.tokens[each.chunk_mask] for each in windows]).to(torch.uint8)
-    lengths = torch.cat([each.lengths[each.chunk_mask] for each in windows]).to(torch.uint8)
-    begins = torch.cat([(each.chunk_mask & (each.chunk_mask.cumsum(1) == 1))[each.chunk_mask] for each in windows])
-    chunks = find_distinct(tokens, lengths)
-    size = max(1, len(chunks.keys))
-    pairs, where = np.unique(((begins.cumsum(0) - 1) * size + chunks.inverse).numpy(), return_index=True)
-    is_first = torch.zeros(len(tokens), dtype=torch.bool)
-    is_first[torch.from_numpy(where)] = True
-    return (
-        chunks,
-        torch.bincount(torch.from_numpy(pairs) % size, minlength=len(chunks.keys)),
-        int(begins.sum()),
-        is_first,
-    )
+        if self.counts is not None:
+            self.counts.load_state_dict(state)
+            self.windows, self.turns = float(state["windows"]), int(state["turns"])
 
 
 def log_inclusion(presence: Tensor, windows: int) -> Tensor:

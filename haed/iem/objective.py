@@ -11,8 +11,9 @@ batch's windows are computed one piece at a time, and again for their gradient (
 as activation checkpointing). So the memory of one piece suffices for the candidates of the whole batch. Neither changes
 the result, but groups do: each chooses among its own candidates.
 
-`prepare` works on the CPU. It finds the chunks of a batch, the candidate that each is, and the chunks to decode. Shapes
-depend on the data there. Afterwards a step is tensors of known shapes, and never waits for its device.
+A batch is prepared where the model is: its distinct chunks, the candidate that each chunk is, and the chunks to decode.
+Shapes depend on the data there, and the device is waited for once, for all sizes together. Ranks that exchange chunks,
+and encoders that read tokens one by one, wait again. Afterwards a step is tensors of known shapes, and waits no more.
 
 Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, m chunks of a piece,
 C candidates of its group of ranks, E width of an embedding.
@@ -25,17 +26,18 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from haed.base import Objective, StepOutput, TokenBatch
+from haed.base import Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
 from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
-from haed.distributed import Ranks
-from haed.iem.candidates import Candidates, WindowAdjustment
+from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct, select_places
+from haed.distributed import Ranks, single_process
+from haed.iem.candidates import Candidates, CandidateSet, StepChunks
 from haed.iem.sampled_softmax import SoftmaxLoss, blockwise_cross_entropy
 from haed.layers.lstm import gather_rows
 from haed.options import LOSS_TERMS, IEMOptions
@@ -70,105 +72,24 @@ class ChunkBatch:
 
     Attributes:
         encoded: prepared encoder inputs of the distinct chunks that this rank encodes, in pieces.
-        shared: true if they are a share of the group's chunks, to be gathered.
-        candidates: C, the number of the group's distinct chunks.
+        candidates: the distinct chunks of the group, and their adjustments.
         pieces: the windows, in order.
-        adjustment: (C,) correction of the candidates' scores, or None without the IEM loss.
-        own: per-row changes to the scores, or None.
         targets: M.
         targets_of_all: sum of `targets` over ranks.
         decoded: number of decoded chunks of all ranks; of all chunks for a mixture, where weights make the decoded ones
             stand for all.
         decoded_tokens: number of tokens in this rank's decoded chunks, weighted likewise.
         log_counts: (C,) log counts of the candidates in the train split; only for a mixture.
-        correction: (M,) amount that the adjustment and `own` subtracted from each row's target; only with a correction.
     """
 
     encoded: list[Any]
-    shared: bool
-    candidates: int
+    candidates: CandidateSet
     pieces: list[MicroBatch]
-    adjustment: Tensor | None
-    own: WindowAdjustment | None
     targets: int
     targets_of_all: int
     decoded: int
     decoded_tokens: int
-    log_counts: Tensor | None = None
-    correction: Tensor | None = None
-
-
-def prepare_chunk_batch(
-    windows: TokenBatch,
-    negatives: TokenBatch | None,
-    candidates: Candidates | None,
-    model: HAED,
-    lexicon: ChunkVocabulary | None = None,
-    *,
-    decode_fraction: float,
-    pieces: int,
-    ranks: Ranks,
-    generator: torch.Generator | None,
-) -> ChunkBatch:
-    """Prepare a batch of a chunk model; see `Objective.prepare_batch`.
-
-    Args:
-        windows: on the CPU.
-        negatives: windows whose chunks are further candidates.
-        candidates: finds the candidates; None without the IEM loss.
-        model: model that will see the batch.
-        lexicon: the known chunks of a mixture.
-        decode_fraction: share of the chunks that is decoded; at least one chunk, if it is not 0.
-        pieces: number of pieces in which the windows are computed.
-        ranks: processes that train together.
-        generator: generator of the random choice of chunks to decode.
-    """
-    real = windows.chunk_mask
-    own = Chunks(windows.tokens, windows.lengths)[real]
-    targets, adjustment, differing, correction = len(own), None, None, None
-    if candidates is None:
-        chunks = find_distinct(own.tokens, own.lengths)
-        share = torch.arange(len(chunks.keys))
-    else:
-        found = candidates.candidates_for_windows(windows, negatives)
-        chunks, adjustment, differing = found.chunks, found.adjustment.float(), found.own
-        correction = found.correction
-        rows = candidates.group.own_slice(len(chunks.keys))
-        share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
-    distinct_ones = Chunks(chunks.tokens, chunks.lengths)
-    log_counts = elsewhere = None
-    if lexicon is not None:
-        counts, documents = lexicon.counts_of(distinct_ones)
-        log_counts = counts.clamp(min=1).float().log()
-        elsewhere = documents[chunks.inverse] - 1
-    chosen, weights = select_decoded(targets, decode_fraction, elsewhere, generator)
-    earlier = previous_chunks(windows)[real]
-    made, first = [], 0
-    for part, begins in zip(real.tensor_split(pieces), windows.starts.tensor_split(pieces), strict=True):
-        where = part.flatten().nonzero().squeeze(1)
-        mine = torch.arange(first, first := first + len(where))
-        decoded = chosen[mine].nonzero().squeeze(1)
-        packed = model.decoder.pack_chunks(own[mine[decoded]], earlier[mine[decoded]], model.cut.fixed)
-        piece = MicroBatch(begins, where, chunks.inverse[mine], decoded, packed)
-        if weights is not None and elsewhere is not None:
-            piece.weights, piece.unknown = weights[mine[decoded]].float(), elsewhere[mine[decoded]] < 1
-        made.append(piece)
-    all_targets, all_decoded = ranks.sum_over_ranks([targets, int(chosen.sum()) if weights is None else targets])
-    tokens = own.lengths[chosen] if weights is None else own.lengths[chosen] * weights[chosen]
-    return ChunkBatch(
-        encoded=[model.encoder.prepare_inputs(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
-        shared=candidates is not None and candidates.group.size > 1,
-        candidates=len(chunks.keys),
-        pieces=made,
-        adjustment=adjustment,
-        own=differing,
-        targets=targets,
-        targets_of_all=int(all_targets),
-        decoded=int(all_decoded),
-        decoded_tokens=int(tokens.sum()),
-        log_counts=log_counts,
-        correction=None if correction is None else correction.float(),
-    )
+    log_counts: Tensor | None
 
 
 def select_decoded(
@@ -179,8 +100,8 @@ def select_decoded(
     Args:
         targets: M.
         fraction: share of the chunks; at least one chunk, if it is not 0.
-        elsewhere: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely, and
-            there are no weights.
+        elsewhere: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely,
+            there are no weights, and the mask is on the CPU.
         generator: generator of the choice.
     """
     chosen = torch.zeros(targets, dtype=torch.bool)
@@ -209,9 +130,9 @@ def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
         return rarity
     ranked = rarity.sort(descending=True).values
     rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
-    factors = (count - torch.arange(len(ranked))) / rest  # valid if all before it are certain
-    certain = int((factors * ranked >= 1).sum())
-    return (rarity * torch.cat([factors, factors.new_tensor([torch.inf])])[certain]).clamp(max=1)
+    factors = (count - torch.arange(len(ranked), device=rest.device)) / rest  # valid if all before it are certain
+    certain = (factors * ranked >= 1).sum(0, keepdim=True)
+    return (rarity * torch.cat([factors, torch.full_like(rest[:1], torch.inf)])[certain]).clamp(max=1)
 
 
 def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -219,12 +140,10 @@ def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tenso
 
     Return a mask (M,). The number drawn is the sum of the probabilities, rounded up or down.
     """
-    order = torch.randperm(len(share), generator=generator)
-    first = torch.rand((), dtype=torch.float64, generator=generator)
-    passed = torch.cat([first[None], first + share[order].cumsum(0)]).floor()
-    chosen = torch.zeros(len(share), dtype=torch.bool)
-    chosen[order] = passed[1:] > passed[:-1]
-    return chosen
+    order = to_device(torch.randperm(len(share), generator=generator), share.device)
+    first = float(torch.rand((), dtype=torch.float64, generator=generator))
+    passed = (first + F.pad(share[order].cumsum(0), (1, 0))).floor()
+    return torch.empty_like(share, dtype=torch.bool).scatter_(0, order, passed[1:] > passed[:-1])
 
 
 log = logging.getLogger(__name__)
@@ -267,6 +186,7 @@ class ChunkObjective(Objective):
 
     Attributes:
         candidates: finds the candidates and counts the windows that have each chunk; None without the IEM loss.
+        group: processes that share their candidates; this one alone without the IEM loss.
     """
 
     system: HAED
@@ -285,10 +205,14 @@ class ChunkObjective(Objective):
         if iem_weight == 0 and decode_fraction == 0:
             raise ValueError("iem_weight and decode_fraction are both 0: nothing would be trained; raise one of them")
         self.options, self.iem_weight, self.decode_fraction, self.pieces = iem, iem_weight, decode_fraction, pieces
-        self.lexicon = lexicon if iem_weight and system.mixture is not None else None
-        if self.lexicon is not None:
+        # Where batches are prepared: on the model's device, unless that has no values.
+        self.preparation_device = torch.device("cpu") if system.device.type == "meta" else system.device
+        self.lexicon = None
+        if lexicon is not None and iem_weight and system.mixture is not None:
             iem.check_calibrated()
-        self.candidates = Candidates(iem, system.cut.context, self.ranks) if iem_weight else None
+            self.lexicon = lexicon.to(self.preparation_device)
+        self.candidates = Candidates(iem, self.ranks, self.preparation_device) if iem_weight else None
+        self.group = single_process() if self.candidates is None else self.candidates.group
         self.terms = {name: (weight, LOSS_TERMS.load_class(name)) for name, weight in iem.split_terms().items()}
         self.has_dropout = any(isinstance(each, nn.Dropout) and each.p > 0 for each in system.modules())
         self._compiled: Callable[..., Tensor] | None = None
@@ -304,17 +228,69 @@ class ChunkObjective(Objective):
         self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
     ) -> ChunkBatch:
         """Choose the chunks to decode, find and count the candidates; see `Objective.prepare_batch`."""
-        return prepare_chunk_batch(
-            windows,
-            negatives,
-            self.candidates,
-            self.system,
-            self.lexicon,
-            decode_fraction=self.decode_fraction,
-            pieces=self.pieces,
-            ranks=self.ranks,
-            generator=generator,
+        device, k = self.preparation_device, self.system.cut.k
+        step = StepChunks.from_windows(windows, negatives, device)
+        targets = len(step.place)
+        chunks, keys = step.chunks[:targets], step.keys.values[:targets]
+        elsewhere = None if self.lexicon is None else self.lexicon.counts_of(chunks, keys)[1] - 1
+        chosen, weights = select_decoded(targets, self.decode_fraction, elsewhere, generator)
+        chosen = to_device(chosen, device)
+        decisions = mask_decisions(chunks.lengths, k, self.system.cut.fixed) & chosen[:, None]
+        tokens = chunks.lengths * chosen if weights is None else chunks.lengths * weights * chosen
+        parts = [int(part.sum()) for part in windows.chunk_mask.tensor_split(self.pieces)]  # chunks of each piece
+        sizes = [part.sum(0) for part in decisions.split(parts)]
+        lengths = length_mask(step.chunks.lengths[step.keys.order], k) & step.keys.is_new[:, None]
+        numbers = torch.cat([step.keys.count_values()[None], tokens.sum()[None], lengths.sum(0), *sizes])
+        count, decoded_tokens, *flat = (int(x) for x in numbers.tolist())  # waits for the device
+        lengths_of_all, flat = flat[:k], flat[k:]
+
+        if self.candidates is not None:
+            candidates = self.candidates.find_candidates(step, count)
+        else:
+            candidates = CandidateSet(select_distinct(step.chunks, step.keys, count))
+        distinct, log_counts = candidates.chunks, None
+        if self.lexicon is not None:
+            log_counts = self.lexicon.counts_of(distinct, distinct.keys)[0].clamp(min=1).float().log()
+        share = self.group.own_slice(len(distinct))
+        encoded = torch.arange(share.start, share.stop, device=device).clamp(max=max(0, len(distinct) - 1))
+        shares = encoded.tensor_split(self.pieces)
+        if self.group.size > 1 or self.pieces > 1:
+            sizes_of_shares = torch.stack([length_mask(distinct.lengths[rows], k).sum(0) for rows in shares]).tolist()
+        else:
+            sizes_of_shares = [lengths_of_all]
+        before, first, place, pieces = previous_chunks(step.windows), 0, 0, list[MicroBatch]()
+        before = Chunks(before.tokens.flatten(0, 1), before.lengths.flatten())
+        for starts, part in zip(step.windows.starts.tensor_split(self.pieces), parts, strict=True):
+            rows, sizes_here = slice(first, first + part), flat[len(pieces) * k :][:k]
+            decoded = select_places(chosen[rows], sizes_here[0])
+            which = first + decoded
+            earlier = before[step.place[which]]
+            packed = self.system.decoder.pack_chunks(chunks[which], earlier, self.system.cut.fixed, sizes_here)
+            piece = MicroBatch(starts, step.place[rows] - place, distinct.inverse[rows], decoded, packed)
+            if weights is not None and elsewhere is not None:
+                piece.weights, piece.unknown = weights[which].float(), elsewhere[which] < 1
+            pieces.append(piece)
+            first, place = rows.stop, place + starts.numel()
+        totals = self.ranks.sum_over_ranks([targets, targets if weights is not None else sum(flat[::k])])
+        encode = self.system.encoder.prepare_inputs
+        return ChunkBatch(
+            encoded=[
+                encode(distinct[rows], distinct.keys[rows], each)
+                for rows, each in zip(shares, sizes_of_shares, strict=True)
+            ],
+            candidates=candidates,
+            pieces=pieces,
+            targets=targets,
+            targets_of_all=int(totals[0]),
+            decoded=int(totals[1]),
+            decoded_tokens=decoded_tokens,
+            log_counts=log_counts,
         )
+
+    def undo_preparation(self) -> None:
+        """Forget the windows that were counted; see `Objective.undo_preparation`."""
+        if self.candidates is not None:
+            self.candidates.undo_step()
 
     def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
         """Return the losses of a prepared batch; metrics are `candidates`, the IEM loss and its accuracy.
@@ -326,28 +302,25 @@ class ChunkObjective(Objective):
         assert isinstance(batch, ChunkBatch)
         parts = [self._checkpointed(self.system.encoder, part) for part in batch.encoded]
         vectors, bias = (torch.cat([getattr(part, name) for part in parts]) for name in ("vector", "bias"))
-        if batch.shared:
-            assert self.candidates is not None
-            both = self.candidates.group.gather_with_gradients(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
+        if self.group.size > 1:
+            both = self.group.gather_with_gradients(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
             vectors, bias = both[:, :-1], both[:, -1]
         vectors = self.system.mark("encoder", vectors)
         predictions = [
             self.system.mark("main", self._checkpointed(self.predict_vectors, vectors, piece)) for piece in batch.pieces
         ]
         losses = StepOutput(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
-        losses.figures["candidates"] = float(batch.candidates)
-        found = None
-        if batch.adjustment is not None:
+        losses.figures["candidates"] = float(len(batch.candidates.chunks))
+        found, correction = None, batch.candidates.correction
+        if batch.candidates.adjustment is not None:
             found = self._iem_loss(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
         if self.decode_fraction:
             scores = [
                 self._checkpointed(self.score_decisions, prediction, piece)
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
-            if found is not None and batch.correction is not None and batch.log_counts is not None:
-                scores = self._mixture_loss(
-                    losses, batch, target_log_prob(found, batch.correction), predictions, scores
-                )
+            if found is not None and correction is not None and batch.log_counts is not None:
+                scores = self._mixture_loss(losses, batch, target_log_prob(found, correction), predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
@@ -412,20 +385,21 @@ class ChunkObjective(Objective):
         self, losses: StepOutput, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
         """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
-        assert batch.adjustment is not None
+        adjustment, own, count = batch.candidates.adjustment, batch.candidates.own, len(batch.candidates.chunks)
+        assert adjustment is not None
         query = self.system.compute_query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)
-        bias = found.bias[: batch.candidates].to(wide) - batch.adjustment.to(wide)
+        bias = found.bias[:count].to(wide) - adjustment.to(wide)
         if batch.log_counts is not None and self.system.mixture is not None:
             bias = bias + self.system.mixture.prior * batch.log_counts.to(wide)
-        keys = self.system.compute_key(found.vector[: batch.candidates]).to(query.dtype)
+        keys = self.system.compute_key(found.vector[:count]).to(query.dtype)
         target = torch.cat([piece.inverse for piece in batch.pieces])
-        changes = batch.own.score_adjustments if batch.own is not None else None
+        changes = own.score_adjustments if own is not None else None
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
         loss = weight * self.system.mark("loss", result.loss)
         if self.options.duplicates:  # the target is one of n equal columns: its loss is log n larger than that of all n
-            loss = loss - weight * batch.adjustment[target].sum() / max(1, batch.targets)
+            loss = loss - weight * adjustment[target].sum() / max(1, batch.targets)
         losses.figures |= {"iem": loss, "iem_accuracy": weight * result.accuracy}
         if diagnose:
             losses.diagnosis |= {"iem_rank": weight * result.rank, "iem_effective": weight * result.effective}
@@ -456,20 +430,20 @@ class ChunkObjective(Objective):
         if self.decode_fraction:
             sizes = add_sizes(piece.packed.sizes for piece in batch.pieces)
             forward.append((system.decoder, system.chunk_flops("decoder", sizes)))
-        if batch.adjustment is not None and system.head is not None:
+        if batch.candidates.adjustment is not None and system.head is not None:
             forward.append((system.head, 2 * batch.targets * system.head.weight.numel()))
         if batch.log_counts is not None and system.mixture is not None:
             decoded = sum(len(piece.decoded) for piece in batch.pieces)
             forward.append((system.mixture, 2 * decoded * system.mixture.gate.weight.numel()))
         total = sum(flops * (3 if any(x.requires_grad for x in part.parameters()) else 1) for part, flops in forward)
-        scores = 6 * batch.targets * batch.candidates * system.encoder.width if batch.adjustment is not None else 0
-        return float(total + scores) * self.ranks.size
+        if batch.candidates.adjustment is not None:
+            total += 6 * batch.targets * len(batch.candidates.chunks) * system.encoder.width
+        return float(total) * self.ranks.size
 
     def extra_state(self) -> dict[str, Tensor]:
         """Return the number of windows that had each chunk; see `Objective.extra_state`."""
-        return {
-            f"candidates/{name}": x for name, x in (self.candidates.state_dict() if self.candidates else {}).items()
-        }
+        state = self.candidates.state_dict() if self.candidates is not None else {}
+        return {f"candidates/{name}": x for name, x in state.items()}
 
     def load_extra_state(self, state: dict[str, Tensor]) -> None:
         """See `Objective.load_extra_state`."""

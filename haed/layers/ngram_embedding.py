@@ -3,10 +3,10 @@
 A layer then need not learn what often follows a few letters. For several n, the last n tokens together select a row by
 their hash. The sum of these rows is mapped into a layer's input and, by another matrix, into the logits.
 
-The rows of a step are determined on the CPU beforehand, each once. The gradient of the table has only these rows (a
-sparse tensor). So neither the backward pass nor the optimizer depends on the size of the table.
+The rows of a step are determined beforehand. The gradient of the table has only these rows (a sparse tensor). So
+neither the backward pass nor the optimizer depends on the size of the table.
 
-Legend: S places, n orders of n-grams, R rows of an order, D width of a row, V vocabulary.
+Legend: N integers, S places, n orders of n-grams, R rows of an order, D width of a row, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 
 
 class _GatherRows(torch.autograd.Function):
-    """Selection of different rows of a table, with a sparse gradient."""
+    """Selection of rows of a table, with a sparse gradient; rows that occur twice have the gradient 0."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
@@ -40,11 +40,41 @@ class _GatherRows(torch.autograd.Function):
 
 
 @dataclass
+class SortedIntegers:
+    """N integers in the order of their values. Unlike `torch.unique`, it waits for no device.
+
+    Attributes:
+        values: (N,) the integers, as they were.
+        order: (N,) index of each integer; equal ones keep their order.
+        is_new: (N,) true at the first of equal integers, in this order.
+        inverse: (N,) number of each integer's value among the distinct values.
+    """
+
+    values: Tensor
+    order: Tensor
+    is_new: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def from_values(cls, values: Tensor) -> "SortedIntegers":
+        """Sort integers (N,)."""
+        found, order = values.sort(stable=True)
+        is_new = torch.ones_like(found, dtype=torch.bool)
+        torch.ne(found[1:], found[:-1], out=is_new[1:])
+        return cls(values, order, is_new, torch.empty_like(order).scatter_(0, order, is_new.cumsum(0) - 1))
+
+    def count_values(self) -> Tensor:
+        """Return the number of distinct values, a scalar on the device."""
+        return self.is_new.sum()
+
+
+@dataclass
 class SparseLookup:
     """Row indices of a table look-up.
 
     Attributes:
-        rows: (R,) the distinct row indices, sorted.
+        rows: (R,) the distinct row indices, sorted. On a device that would have to be waited for, they are padded with
+            0 up to the number of elements.
         inverse: index into `rows` of each element, of any shape.
     """
 
@@ -53,8 +83,11 @@ class SparseLookup:
 
     @classmethod
     def from_rows(cls, rows: Tensor) -> "SparseLookup":
-        """Return the look-up of row indices of any shape, on the CPU."""
-        return cls(*torch.unique(rows, return_inverse=True))
+        """Return the look-up of row indices of any shape."""
+        found = SortedIntegers.from_values(rows.flatten())
+        count = int(found.count_values()) if rows.device.type == "cpu" else rows.numel()
+        distinct = rows.new_zeros(count).scatter_(0, found.inverse, found.values)
+        return cls(distinct, found.inverse.view_as(rows))
 
     @property
     def row_indices(self) -> Tensor:
@@ -98,11 +131,11 @@ class Grams(nn.Module):
     def look_up(self, last: Tensor) -> SparseLookup:
         """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols.
 
-        The symbols are on the CPU, the newest last.
+        The newest symbol is the last.
         """
         found = []
         for place, order in enumerate(self.orders):
-            key = torch.full(last.shape[:-1], order, dtype=torch.long)
+            key = torch.full_like(last[..., 0], order)
             for column in last[..., -order:].unbind(-1):
                 key = (key ^ column) * _MIX[0]
                 key = (key ^ (key >> 29)) * _MIX[1]

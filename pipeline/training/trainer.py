@@ -1,12 +1,12 @@
 """Trainer of every phase: steps, validation, and saving and restoring its state.
 
-A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
+A step reads a batch, prepares it, and minimises an `Objective`. The learning rate is a function of
 progress, and of steps during warm-up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,
 seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
 
 With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel. The first
-rank alone keeps the clock, writes metrics and saves; see `haed.distributed`. With one rank on a GPU, a thread prepares the
-next batch while the present one is used.
+rank alone keeps the clock, writes metrics and saves; see `haed.distributed`. On a GPU the next batch is read while the
+device still computes; it is waited for once a step, in the preparation of the batch.
 
 Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
 decodes is validated by the exact loss, in bits per token. A phase one without a decoded share is validated by the IEM
@@ -24,11 +24,8 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
-from itertools import cycle
-from typing import TypeVar
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
@@ -39,7 +36,7 @@ from data.loader import Loader
 from haed.base import Objective, SequenceModel, StepOutput, TokenBatch, to_device
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, find_distinct
+from haed.chunk.packing import find_distinct
 from pipeline.config import Options, PhaseOptions
 from pipeline.console import is_out_of_memory
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State, load_weights
@@ -97,21 +94,19 @@ class PhaseProgress:
 
 @dataclass
 class DataPosition:
-    """Position in the data up to a step's batch, and the state that reading it changed.
+    """Position in the data up to a step's batch.
 
     Attributes:
         loader: position of the loader.
         negatives: position of the negatives, or None.
         epochs: passes over the data.
         skipped: number of windows that were not read.
-        objective: the objective's own state.
     """
 
     loader: dict[str, int]
     negatives: dict[str, int] | None
     epochs: float
     skipped: int
-    objective: dict[str, Tensor]
 
 
 @dataclass
@@ -139,7 +134,6 @@ class TrainingState:
             self.negatives.state_dict() if self.negatives is not None else None,
             self.loader.epochs_passed,
             self.loader.skipped,
-            self.objective.extra_state(),
         )
 
 
@@ -165,7 +159,7 @@ def capture_checkpoint(
         Tensors by file, and the contents of state.json.
     """
     system = learner.objective.system
-    training = dict(read.objective)
+    training = dict(learner.objective.extra_state())
     names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
     for parameter, moments in learner.optimizer.state.items():
         training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
@@ -301,8 +295,7 @@ class Validation:
         """Yield the IEM loss (b,) float64 on the CPU, one value a window, for some windows at a time."""
         assert isinstance(system, HAED)
         real = self.windows.chunk_mask
-        distinct = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
-        chunks = Chunks(distinct.tokens, distinct.lengths)
+        chunks = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
         prior = 0.0 if system.mixture is None else system.mixture.prior
         lexicon = ChunkVocabulary(
             chunks, None if self.lexicon is None else self.lexicon.counts_of(chunks)[0].clamp(min=1)
@@ -312,29 +305,8 @@ class Validation:
             yield -system.closed_log_prob(part, closed, prior).double().sum(1).cpu()
 
 
-Item = TypeVar("Item")
-
-
-def prefetch(items: Generator[Item]) -> Generator[Item]:
-    """Yield the items of an endless generator in order, and make the next one in a thread meanwhile.
-
-    No item is made before the first is requested. An exception of the generator is raised in place of its item. Closing
-    this generator waits for the pending item, closes the other generator in its own thread, and ends the thread.
-    """
-    with ThreadPoolExecutor(1, "ahead") as thread:
-        try:
-            waiting = thread.submit(next, items)
-            while True:
-                item = waiting.result()
-                waiting = thread.submit(next, items)
-                yield item
-        finally:
-            thread.submit(items.close).result()
-
-
 log = logging.getLogger(__name__)
 EARLY_RECORDS = (1, 2, 5, 10, 20)  # when steps take seconds, the first metrics need not wait for minutes
-AHEAD = {"cuda"}  # devices that compute while the host prepares; on a CPU both want the same cores
 Stop = Callable[[], bool]
 
 
@@ -409,7 +381,7 @@ class Trainer:
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
         self.keep: Callable[[], object] = lambda: None
-        self._data_position: DataPosition | None = None  # up to the last step, if more was read since
+        self._data_position: DataPosition | None = None  # up to the last step, if reading the next batch failed
         self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step
@@ -438,7 +410,7 @@ class Trainer:
         """
         end_interruptible()
         self.metrics, self.keep = metrics, keep
-        with closing(self._prefetch_batches()) as batches:
+        with closing(self.prepare_batches()) as batches:
             return self._run_loop(batches)
 
     def _run_loop(self, batches: Iterator[object]) -> Position:
@@ -451,7 +423,7 @@ class Trainer:
                 self.compute.wait_for_device()  # what is queued belongs to the time
             mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1
-            self.position.epochs = self.data_position().epochs
+            self.position.epochs = self.learner.loader.epochs_passed
             self.position.seconds, stopped = self.ranks.max_over_ranks(
                 [mine if self.ranks.is_first else 0.0, float(self._is_stop_due())]
             )
@@ -471,7 +443,7 @@ class Trainer:
 
     def _take_next_step(self, batches: Iterator[object]) -> None:
         """Read a batch and train on it. If the data cannot be read, or memory runs out, save the steps before first."""
-        read = self.data_position()
+        read = self.learner.data_position()
         try:
             batch = next(batches)
         except (OSError, ValueError):
@@ -484,6 +456,7 @@ class Trainer:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
             self.learner.optimizer.zero_grad(set_to_none=True)
+            self.objective.undo_preparation()
             self._save_steps_before(read, "memory ran out; it can go on with other batch.sequences and batch.pieces")
             raise
 
@@ -527,7 +500,7 @@ class Trainer:
             return True
         return False
 
-    def prepare_batches(self) -> Iterator[object]:
+    def prepare_batches(self) -> Generator[object]:
         """Yield prepared batches from the present position on, without end."""
         negatives = iter(self.learner.negatives) if self.learner.negatives is not None else None
         for step, batch in enumerate(self.learner.loader, self.position.step):
@@ -538,41 +511,16 @@ class Trainer:
                 )
             self.end_part("data")
             generator = torch.Generator().manual_seed(_derive_seed(self.options.seed, self.ranks.rank, step))
-            prepared = self.objective.prepare_batch(as_windows(batch), extra, generator)
+            with self.compute.use_algorithms():
+                prepared = self.objective.prepare_batch(as_windows(batch), extra, generator)
             self.end_part("candidates")
             yield prepared
 
-    def _prefetch_batches(self) -> Generator[object]:
-        """Yield prepared batches, each prepared in a thread during the step before if the device leaves the host free.
-
-        With several ranks, batches are prepared in turn. Ranks exchange candidates while they prepare, and times and
-        stops in between, and these exchanges must have the same order on all ranks.
-        """
-        if self.compute.device.type not in AHEAD or self.ranks.size > 1:
-            yield from self.prepare_batches()
-
-        def copied() -> Generator[tuple[object, DataPosition]]:
-            kept = cycle([dict[str, Tensor]() for _ in range(3)])  # of the last step, of the next one, and being made
-            for batch in self.prepare_batches():
-                read, buffers = self.learner.data_position(), next(kept)
-                for name, x in read.objective.items():  # fresh memory would take many times as long
-                    fits = name in buffers and buffers[name].shape == x.shape
-                    buffers[name] = buffers[name].copy_(x) if fits else x.clone()
-                yield batch, replace(read, objective={name: buffers[name] for name in read.objective})
-
-        with closing(prefetch(copied())) as batches:
-            for batch, self._data_position in batches:
-                yield batch
-
-    def run_steps(self, *, ahead: bool = False) -> Iterator[None]:
-        """Take one step after another, for measurements: nothing is saved, written or validated.
-
-        Args:
-            ahead: prepare batches as a training does; else in turn, so that their time can be measured separately.
-        """
+    def run_steps(self) -> Iterator[None]:
+        """Take one step after another, for measurements: nothing is saved, written or validated."""
         if math.isfinite(self.decoder_alone):
             self.decoder_alone = 0  # most steps are of everything
-        for batch in self._prefetch_batches() if ahead else self.prepare_batches():
+        for batch in self.prepare_batches():
             self.step(batch)
             self.position.step += 1
             yield

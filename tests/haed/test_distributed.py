@@ -94,7 +94,8 @@ def train(
         tokens = torch.randint(3, (windows, 6, 3), generator=generator) * (torch.arange(3) < lengths[..., None])
         starts = torch.rand(windows, 6, generator=generator) < 0.2
         extra = TokenBatch.from_chunks(
-            torch.randint(3, (2 * windows, 1, 3), generator=generator), torch.full((2 * windows, 1), 3)
+            torch.randint(3, (2 * windows, 6, 3), generator=generator) * (torch.arange(6) < 1)[:, None],
+            torch.full((2 * windows, 6), 3) * (torch.arange(6) < 1),
         )
         mine, own = (slice(place * n // places, (place + 1) * n // places) for n in (windows, 2 * windows))
         made.zero_grad()

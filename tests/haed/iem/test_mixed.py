@@ -79,7 +79,7 @@ def test_log_q_is_unbiased_in_its_normaliser_and_exact_with_all_candidates() -> 
 def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """IEM loss of each row, and of the mixture g, q without a gradient, and p of the decoder, from the formulas: (M,) each."""
     model, lexicon = made.system, made.lexicon
-    assert model.mixture is not None and lexicon is not None and batch.adjustment is not None
+    assert model.mixture is not None and lexicon is not None and batch.candidates.adjustment is not None
     real = windows.chunk_mask
     names = [
         tuple(row[:n].tolist())
@@ -103,7 +103,7 @@ def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: TokenBatch) -> tup
         elsewhere = {other for other, window in zip(names, of_window, strict=True) if window != of_window[row]}
         before = {names[i] for i in range(row) if of_window[i] == of_window[row]}
         pi = {
-            each: torch.ones(()) if each in before else batch.adjustment[columns[each]].exp()
+            each: torch.ones(()) if each in before else batch.candidates.adjustment[columns[each]].exp()
             for each in elsewhere | before | {name}
         }
         weighed = {each: scores[row, columns[each]].exp() / pi[each] for each in pi}
