@@ -13,6 +13,10 @@ import torch
 if TYPE_CHECKING:
     from tests.haed.stand_in import StandInDevice
 
+# A device has to be known to the process before its first backward pass. Once the stand-in is, no memory is pinned for a GPU.
+if not torch.cuda.is_available():
+    import tests.haed.stand_in  # noqa: F401
+
 
 @dataclass
 class ComputeDevice:

@@ -9,7 +9,7 @@ from haed.chunk.packing import find_distinct
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions
 from tests.haed.chunk.test_model import small, windows
-from tests.haed.pretend import PretendDevice
+from tests.haed.stand_in import StandInDevice
 
 B, T, K, V = 4, 6, 3, 3
 
