@@ -7,11 +7,12 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of
 vector.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -339,7 +340,7 @@ class Likelihood(Objective):
         """See `Objective.forward`."""
         assert isinstance(batch, PreparedBatch)
         key = self.system.shape_key(batch.laid)
-        counter = FlopCounterMode(display=False) if key not in self._flops else None
+        counter = FlopCounter() if key not in self._flops else None
         with counter or nullcontext():
             nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
         if counter is not None:
@@ -359,6 +360,22 @@ class Likelihood(Objective):
         return 3.0 * self._flops[key] * self.ranks.size
 
 
+class FlopCounter(FlopCounterMode):
+    """PyTorch's counter of the FLOPs of matrix products.
+
+    Its method is called without the decorator, which imports PyTorch's compiler: a second at every start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        mode = type(self.mode)
+        mode.__torch_dispatch__ = inspect.unwrap(mode.__torch_dispatch__)  # type: ignore[method-assign, union-attr]
+        return self
+
+
 @register_flop_formula(torch.ops.aten.addmm_)
 def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -> int:
     return 2 * a[0] * a[1] * b[1]
@@ -366,7 +383,7 @@ def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -
 
 def count_flops(function: Callable[..., object], *arguments: object) -> int:
     """Return the FLOPs of the matrix products in a call, by PyTorch's formulas; on the meta device nothing is computed."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of which it knows the products
+    with FlopCounter() as counter, sdpa_kernel(SDPBackend.MATH):  # of which it knows the products
         function(*arguments)
     return counter.get_total_flops()
 

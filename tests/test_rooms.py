@@ -123,7 +123,7 @@ def test_every_module_has_its_room() -> None:
         ("pipeline.run.sharding", "pipeline.training.stages", False),
         ("pipeline.web.questions", "pipeline.inference", True),
         ("pipeline.reporting.report", "pipeline.web.details", False),
-        ("pipeline.evaluation.breakdown", "haed.chunk.packing", True),
+        ("pipeline.evaluation.evaluate", "haed.chunk.packing", True),
         ("pipeline.reporting.report", "haed.chunk.packing", False),
         ("pipeline.training.trainer", "haed.iem.objective", False),
         ("haed.registry", "haed.iem.objective", True),
