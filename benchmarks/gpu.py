@@ -13,8 +13,9 @@ their own that goes on after a failed part. If it ends or hangs, another one doe
 2. `profile PRESET PHASE`: milliseconds in which the device computed in a step (`busy`), kernels, the operations that take
    most, and the lines that wait for the device.
 3. `memory PRESET PHASE`: the run's own check, and the plan of `benchmarks/scaling_estimate.py`, against the peak.
-4. Other settings: float32, `compile=true`, `deterministic=false`.
-5. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
+4. Other settings: `iem.block=512`, `deterministic=false`, float32, `compile=true`.
+5. `graphs`: the main model's forward and backward pass as it is, and replayed from CUDA graphs.
+6. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
 
 Ratios of phase one to end to end are printed last. `--tiny` shrinks models and corpora, to try this on a CPU.
 """
@@ -59,7 +60,12 @@ TEXT, PICTURES = "paper-wikitext103", "paper-imagenet32"
 PHASES = ("pretrain", "train", "finetune")
 PEAKS = {"H100": {"bf16": 989.4e12, "fp32": 66.9e12}, "H200": {"bf16": 989.4e12, "fp32": 66.9e12}}  # SXM
 UNITS = (64, 128, 256, 512, 1024, 2048)
-VARIANTS = {"unordered": ["deterministic=false"], "fp32": ["precision=fp32"], "compiled": ["compile=true"]}
+VARIANTS = {
+    "blocks": ["iem.block=512"],
+    "unordered": ["deterministic=false"],
+    "fp32": ["precision=fp32"],
+    "compiled": ["compile=true"],
+}
 TINY = ["batch.sequences=1", "model.main.layers=1", "model.decoder.width=64"]
 WARM_UP, STEPS, LONGEST = 6, 30, 4.0  # steps, steps, seconds of the measured ones
 
@@ -71,7 +77,12 @@ def list_parts() -> list[str]:
     pairs = [f"{preset} {phase}" for preset in (TEXT, PICTURES) for phase in PHASES[:2]]
     parts = ["machine", *pairs, *(f"profile {pair}" for pair in pairs), *(f"memory {pair}" for pair in pairs)]
     parts += [f"{pair} {name}" for name in VARIANTS for pair in pairs]
-    return [*parts, *(f"{preset} finetune" for preset in (TEXT, PICTURES)), *(f"decoder {units}" for units in UNITS)]
+    return [
+        *parts,
+        "graphs",
+        *(f"{preset} finetune" for preset in (TEXT, PICTURES)),
+        *(f"decoder {units}" for units in UNITS),
+    ]
 
 
 def make_corpora(folder: Path, tiny: bool) -> None:
@@ -152,6 +163,8 @@ class Bench:
             return self.profile_step(*words)
         if kind == "memory":
             return self.compare_memory(*words)
+        if kind == "graphs":
+            return self.compare_graphs()
         if kind == "decoder":
             return self.measure_decoder(words[0])
         return self.measure_training(kind, words[0], VARIANTS[words[1]] if words[1:] else [])
@@ -301,6 +314,32 @@ class Bench:
             "checked_share": sum(checked.values()) / measured,
             "planned_share": sum(planned.values()) / measured,
         }
+
+    def compare_graphs(self) -> Result:
+        """Time the main model's forward and backward pass on its own, and replayed from graphs."""
+        options = self.load(TEXT)
+        machine, spent = setup_compute(options), {}
+        with self.open_trainer("pretrain", options) as trainer:
+            main, batch = trainer.objective.system.main, options.batch
+            grid = torch.randn(batch.sequences, batch.context, options.model.encoder.width, device=machine.device)
+            inputs = grid.requires_grad_(), torch.zeros(grid.shape[:2], dtype=torch.bool, device=machine.device)
+            ways = {"eager": main}
+            for name in ("eager", "graphs"):
+                if name == "graphs":
+                    with torch.autocast("cuda", machine.autocast, machine.autocast is not None, cache_enabled=False):
+                        ways[name] = torch.cuda.make_graphed_callables(main, inputs)
+                for number in range(25):
+                    if number == 5:
+                        wait()
+                        began = time.perf_counter()
+                    with machine.use_precision():
+                        found = ways[name](*inputs)
+                    found.float().sum().backward()
+                queued = time.perf_counter() - began
+                wait()
+                spent |= {f"{name}_queue_ms": 50 * queued, f"{name}_ms": 50 * (time.perf_counter() - began)}
+            del found, inputs, grid, ways
+        return spent
 
     def measure_decoder(self, units: str) -> Result:
         """Measure the decoder's share of an end-to-end step, with a synchronisation after each part."""
