@@ -6,9 +6,9 @@ Corpora are made here: text with a Zipfian vocabulary, and noise as pictures. Pa
 their own that goes on after a failed part. If it ends or hangs, another one does the rest. Every result is in
 `FOLDER/gpu.json`, tables of the profiler are beside it.
 
-1. `PRESET PHASE`: milliseconds of a step as training takes it, with batches prepared ahead (`step`); of preparing a batch
-   alone (`host`); of queueing a step's operations (`queue`); and of a prepared step, waiting for its end (`alone`). Peak
-   memory is what torch allocates beyond what there was before the model. FLOPs are the project's count, and their share of
+1. `PRESET PHASE`: milliseconds of a step as training takes it (`step`); of reading and preparing a batch, waiting for its
+   end (`prepare`); of queueing a prepared step's operations (`queue`); and of a prepared step, waiting for its end
+   (`alone`). Peak memory is what torch allocates beyond what there was before the model. FLOPs are the project's count, and their share of
    the peak is of the card's data sheet (dense).
 2. `profile PRESET PHASE`: milliseconds in which the device computed in a step (`busy`), kernels, the operations that take
    most, and the lines that wait for the device.
@@ -45,7 +45,6 @@ import torch
 
 from benchmarks.scaling_estimate import measure_step
 from benchmarks.training import Peak, wait
-from haed.base import to_device
 from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
@@ -198,7 +197,7 @@ class Bench:
         setup_compute(options)
         peak = Peak()
         with self.open_trainer(phase, options) as trainer:
-            with closing(trainer.run_steps(ahead=True)) as taken:
+            with closing(trainer.run_steps()) as taken:
                 began = time.perf_counter()
                 for _ in islice(taken, WARM_UP):
                     wait()
@@ -210,12 +209,14 @@ class Bench:
                 wait()
                 step = (time.perf_counter() - began) / steps
                 flops = (trainer.position.flops - before) / steps
-            batches, host = [], []
-            made, since = trainer.prepare_batches(), time.perf_counter()
-            for batch in islice(made, 8):
-                host.append(time.perf_counter() - since)
-                batches.append(batch)
-                since = time.perf_counter()
+            peak_bytes = peak.bytes()
+            batches, prepared = [], []
+            made = trainer.prepare_batches()
+            for _ in range(8):
+                began = time.perf_counter()
+                batches.append(next(made))
+                wait()
+                prepared.append(time.perf_counter() - began)
             queue, alone = [], []
             for batch in batches:
                 wait()
@@ -228,7 +229,7 @@ class Bench:
             parameters = sum(x.numel() for x in trainer.objective.system.parameters())
             result = {
                 "step_ms": 1e3 * step,
-                "host_ms": 1e3 * statistics.median(host),
+                "prepare_ms": 1e3 * statistics.median(prepared),
                 "queue_ms": 1e3 * statistics.median(queue),
                 "alone_ms": 1e3 * statistics.median(alone),
                 "warm_up_s": warm_up,
@@ -238,10 +239,10 @@ class Bench:
                 "parameters": parameters,
                 "precision": precision,
                 "deterministic": trainer.compute.deterministic,
+                "peak_gb": peak_bytes / 1e9,
                 "candidates": getattr(batches[0], "candidates", 0),
                 "chunks": getattr(batches[0], "targets", 0),
             }
-            result["peak_gb"] = peak.bytes() / 1e9
             if trainer.compute.device.type == "cuda":
                 result["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
             for card, peaks in PEAKS.items():
@@ -252,20 +253,19 @@ class Bench:
         return result
 
     def profile_step(self, preset: str, phase: str) -> Result:
-        """Profile one step of prepared batches: operations, kernels, waits."""
+        """Profile steps as training takes them: operations, kernels, waits."""
         options = self.load(preset)
         with self.open_trainer(phase, options) as trainer:
             on_gpu = trainer.compute.device.type == "cuda"
-            batches = list(islice(trainer.prepare_batches(), WARM_UP + 3))
-            for batch in batches[:WARM_UP]:
-                trainer.step(batch)
-            wait()
+            taken = trainer.run_steps()
+            for _ in islice(taken, WARM_UP):
+                wait()
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if on_gpu:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             with torch.profiler.profile(activities=kinds) as profiler:
-                for batch in batches[WARM_UP : WARM_UP + 2]:
-                    trainer.step(batch)
+                for _ in islice(taken, 2):
+                    pass
                 wait()
             averages = profiler.key_averages()
             lines = [
@@ -286,7 +286,7 @@ class Bench:
                 result |= {"kernels": len(kernels) / 2, "busy_ms": busy_time(kernels) / 2e3}
                 top = sorted(averages, key=lambda x: x.self_device_time_total, reverse=True)[:12]
                 result["top_ms"] = {x.key[:90]: x.self_device_time_total / 2e3 for x in top}
-                result["waits"] = find_waits(trainer, batches[-1])
+                result["waits"] = find_waits(taken)
         return result
 
     def compare_memory(self, preset: str, phase: str) -> Result:
@@ -368,13 +368,13 @@ def busy_time(kernels: list[Any]) -> float:
     return total
 
 
-def find_waits(trainer: Trainer, batch: object) -> dict[str, int]:
+def find_waits(steps: Iterator[None]) -> dict[str, int]:
     """Return the lines of a step that wait for the device, with how often they do."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            trainer.step(to_device(batch, trainer.compute.device))
+            next(steps)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return dict(Counter(f"{x.filename}:{x.lineno}" for x in caught if "called a synchronizing" in str(x.message)))
