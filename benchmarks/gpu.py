@@ -6,15 +6,16 @@ Corpora are made here: text with a Zipfian vocabulary, and noise as pictures. Pa
 their own that goes on after a failed part. If it ends or hangs, another one does the rest. Every result is in
 `FOLDER/gpu.json`, tables of the profiler are beside it.
 
-1. `PRESET PHASE`: milliseconds of a step as training takes it, with batches prepared ahead (`step`); of preparing a batch
-   alone (`host`); of queueing a step's operations (`queue`); and of a prepared step, waiting for its end (`alone`). Peak
-   memory is what torch allocates beyond what there was before the model. FLOPs are the project's count, and their share of
+1. `PRESET PHASE`: milliseconds of a step as training takes it (`step`); of reading and preparing a batch, waiting for its
+   end (`prepare`); of queueing a prepared step's operations (`queue`); and of a prepared step, waiting for its end
+   (`alone`). Peak memory is what torch allocates beyond what there was before the model. FLOPs are the project's count, and their share of
    the peak is of the card's data sheet (dense).
 2. `profile PRESET PHASE`: milliseconds in which the device computed in a step (`busy`), kernels, the operations that take
    most, and the lines that wait for the device.
 3. `memory PRESET PHASE`: the run's own check, and the plan of `benchmarks/scaling_estimate.py`, against the peak.
-4. Other settings: float32, `compile=true`, `deterministic=false`.
-5. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
+4. Other settings: `iem.block=512`, `deterministic=false`, float32, `compile=true`.
+5. `graphs`: the main model's forward and backward pass as it is, and replayed from CUDA graphs.
+6. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
 
 Ratios of phase one to end to end are printed last. `--tiny` shrinks models and corpora, to try this on a CPU.
 """
@@ -44,7 +45,6 @@ import torch
 
 from benchmarks.scaling_estimate import measure_step
 from benchmarks.training import Peak, wait
-from haed.base import to_device
 from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
@@ -59,7 +59,12 @@ TEXT, PICTURES = "paper-wikitext103", "paper-imagenet32"
 PHASES = ("pretrain", "train", "finetune")
 PEAKS = {"H100": {"bf16": 989.4e12, "fp32": 66.9e12}, "H200": {"bf16": 989.4e12, "fp32": 66.9e12}}  # SXM
 UNITS = (64, 128, 256, 512, 1024, 2048)
-VARIANTS = {"unordered": ["deterministic=false"], "fp32": ["precision=fp32"], "compiled": ["compile=true"]}
+VARIANTS = {
+    "blocks": ["iem.block=512"],
+    "unordered": ["deterministic=false"],
+    "fp32": ["precision=fp32"],
+    "compiled": ["compile=true"],
+}
 TINY = ["batch.sequences=1", "model.main.layers=1", "model.decoder.width=64"]
 WARM_UP, STEPS, LONGEST = 6, 30, 4.0  # steps, steps, seconds of the measured ones
 
@@ -71,7 +76,12 @@ def list_parts() -> list[str]:
     pairs = [f"{preset} {phase}" for preset in (TEXT, PICTURES) for phase in PHASES[:2]]
     parts = ["machine", *pairs, *(f"profile {pair}" for pair in pairs), *(f"memory {pair}" for pair in pairs)]
     parts += [f"{pair} {name}" for name in VARIANTS for pair in pairs]
-    return [*parts, *(f"{preset} finetune" for preset in (TEXT, PICTURES)), *(f"decoder {units}" for units in UNITS)]
+    return [
+        *parts,
+        "graphs",
+        *(f"{preset} finetune" for preset in (TEXT, PICTURES)),
+        *(f"decoder {units}" for units in UNITS),
+    ]
 
 
 def make_corpora(folder: Path, tiny: bool) -> None:
@@ -152,6 +162,8 @@ class Bench:
             return self.profile_step(*words)
         if kind == "memory":
             return self.compare_memory(*words)
+        if kind == "graphs":
+            return self.compare_graphs()
         if kind == "decoder":
             return self.measure_decoder(words[0])
         return self.measure_training(kind, words[0], VARIANTS[words[1]] if words[1:] else [])
@@ -185,7 +197,7 @@ class Bench:
         setup_compute(options)
         peak = Peak()
         with self.open_trainer(phase, options) as trainer:
-            with closing(trainer.run_steps(ahead=True)) as taken:
+            with closing(trainer.run_steps()) as taken:
                 began = time.perf_counter()
                 for _ in islice(taken, WARM_UP):
                     wait()
@@ -197,12 +209,14 @@ class Bench:
                 wait()
                 step = (time.perf_counter() - began) / steps
                 flops = (trainer.position.flops - before) / steps
-            batches, host = [], []
-            made, since = trainer.prepare_batches(), time.perf_counter()
-            for batch in islice(made, 8):
-                host.append(time.perf_counter() - since)
-                batches.append(batch)
-                since = time.perf_counter()
+            peak_bytes = peak.bytes()
+            batches, prepared = [], []
+            made = trainer.prepare_batches()
+            for _ in range(8):
+                began = time.perf_counter()
+                batches.append(next(made))
+                wait()
+                prepared.append(time.perf_counter() - began)
             queue, alone = [], []
             for batch in batches:
                 wait()
@@ -215,7 +229,7 @@ class Bench:
             parameters = sum(x.numel() for x in trainer.objective.system.parameters())
             result = {
                 "step_ms": 1e3 * step,
-                "host_ms": 1e3 * statistics.median(host),
+                "prepare_ms": 1e3 * statistics.median(prepared),
                 "queue_ms": 1e3 * statistics.median(queue),
                 "alone_ms": 1e3 * statistics.median(alone),
                 "warm_up_s": warm_up,
@@ -225,10 +239,10 @@ class Bench:
                 "parameters": parameters,
                 "precision": precision,
                 "deterministic": trainer.compute.deterministic,
+                "peak_gb": peak_bytes / 1e9,
                 "candidates": getattr(batches[0], "candidates", 0),
                 "chunks": getattr(batches[0], "targets", 0),
             }
-            result["peak_gb"] = peak.bytes() / 1e9
             if trainer.compute.device.type == "cuda":
                 result["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
             for card, peaks in PEAKS.items():
@@ -239,20 +253,19 @@ class Bench:
         return result
 
     def profile_step(self, preset: str, phase: str) -> Result:
-        """Profile one step of prepared batches: operations, kernels, waits."""
+        """Profile steps as training takes them: operations, kernels, waits."""
         options = self.load(preset)
         with self.open_trainer(phase, options) as trainer:
             on_gpu = trainer.compute.device.type == "cuda"
-            batches = list(islice(trainer.prepare_batches(), WARM_UP + 3))
-            for batch in batches[:WARM_UP]:
-                trainer.step(batch)
-            wait()
+            taken = trainer.run_steps()
+            for _ in islice(taken, WARM_UP):
+                wait()
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if on_gpu:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             with torch.profiler.profile(activities=kinds) as profiler:
-                for batch in batches[WARM_UP : WARM_UP + 2]:
-                    trainer.step(batch)
+                for _ in islice(taken, 2):
+                    pass
                 wait()
             averages = profiler.key_averages()
             lines = [
@@ -273,7 +286,7 @@ class Bench:
                 result |= {"kernels": len(kernels) / 2, "busy_ms": busy_time(kernels) / 2e3}
                 top = sorted(averages, key=lambda x: x.self_device_time_total, reverse=True)[:12]
                 result["top_ms"] = {x.key[:90]: x.self_device_time_total / 2e3 for x in top}
-                result["waits"] = find_waits(trainer, batches[-1])
+                result["waits"] = find_waits(taken)
         return result
 
     def compare_memory(self, preset: str, phase: str) -> Result:
@@ -302,6 +315,32 @@ class Bench:
             "planned_share": sum(planned.values()) / measured,
         }
 
+    def compare_graphs(self) -> Result:
+        """Time the main model's forward and backward pass on its own, and replayed from graphs."""
+        options = self.load(TEXT)
+        machine, spent = setup_compute(options), {}
+        with self.open_trainer("pretrain", options) as trainer:
+            main, batch = trainer.objective.system.main, options.batch
+            grid = torch.randn(batch.sequences, batch.context, options.model.encoder.width, device=machine.device)
+            inputs = grid.requires_grad_(), torch.zeros(grid.shape[:2], dtype=torch.bool, device=machine.device)
+            ways = {"eager": main}
+            for name in ("eager", "graphs"):
+                if name == "graphs":
+                    with torch.autocast("cuda", machine.autocast, machine.autocast is not None, cache_enabled=False):
+                        ways[name] = torch.cuda.make_graphed_callables(main, inputs)
+                for number in range(25):
+                    if number == 5:
+                        wait()
+                        began = time.perf_counter()
+                    with machine.use_precision():
+                        found = ways[name](*inputs)
+                    found.float().sum().backward()
+                queued = time.perf_counter() - began
+                wait()
+                spent |= {f"{name}_queue_ms": 50 * queued, f"{name}_ms": 50 * (time.perf_counter() - began)}
+            del found, inputs, grid, ways
+        return spent
+
     def measure_decoder(self, units: str) -> Result:
         """Measure the decoder's share of an end-to-end step, with a synchronisation after each part."""
         options = self.load(TEXT, f"model.decoder.width={units}", "model.main.heads=8", f"name=decoder-{units}")
@@ -329,13 +368,13 @@ def busy_time(kernels: list[Any]) -> float:
     return total
 
 
-def find_waits(trainer: Trainer, batch: object) -> dict[str, int]:
+def find_waits(steps: Iterator[None]) -> dict[str, int]:
     """Return the lines of a step that wait for the device, with how often they do."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            trainer.step(to_device(batch, trainer.compute.device))
+            next(steps)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return dict(Counter(f"{x.filename}:{x.lineno}" for x in caught if "called a synchronizing" in str(x.message)))

@@ -127,10 +127,11 @@ def test_a_mixture_gives_one_answer(
     with torch.no_grad():  # outside of every context of a precision
         for chunk in (b"def ", b"return "):
             tokens = run._make_window(np.frombuffer(chunk, np.uint8), np.array([len(chunk)], np.uint8))
-            assert run.embed([chunk]) == pytest.approx(run.system.extract_vectors(tokens, "chunks").numpy(), **CLOSE)
+            vectors = run.system.extract_vectors(tokens, "chunks").cpu()
+            assert run.embed([chunk]) == pytest.approx(vectors.numpy(), **CLOSE)
         given = run._make_window(*run.chunker.split(TEXT + b"x"))
         for space, found in (("predictions", run.expected(TEXT)), ("contexts", run.context(TEXT))):
-            assert found == pytest.approx(run.system.extract_vectors(given, space)[-1].numpy(), **CLOSE)
+            assert found == pytest.approx(run.system.extract_vectors(given, space)[-1].cpu().numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize(
