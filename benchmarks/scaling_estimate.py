@@ -4,7 +4,7 @@ Each device has the run's batch. Every part that is not in this table costs on e
 
 | part | on n devices, in groups of g that share candidates (`iem.group`) |
 |---|---|
-| candidates | on the host: a constant time more for the distinct chunks of each further device of a group |
+| candidates | a constant time more for the distinct chunks of each further device of a group |
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
 | exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; |
@@ -14,9 +14,10 @@ Each device has the run's batch. Every part that is not in this table costs on e
 P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
 the width of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The
 seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
-real step lies between this estimate and one that hides all exchange. On an accelerator, the host prepares a step (data,
-candidates) while the device computes the one before, and the longer of the two counts. This does not hold where several
-devices wait for each other's rows of tables.
+real step lies between this estimate and one that hides all exchange. On an accelerator, the host reads a step's data
+while the device computes the one before, and the longer of the two counts. This does not hold where several devices wait
+for each other's rows of tables. Candidates are found on the device. This is sorting and hashing, not multiplying: for an
+accelerator planned on a CPU it is assumed to take a fiftieth of the time here, by the bandwidths of their memories.
 
     python benchmarks/scaling_estimate.py RUN [--phase pretrain] [--steps 20] [--devices 1 4 16 64 256 1024] [--link 25]
         [--rate 400] [--json] [key=value …]
@@ -45,13 +46,14 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import as_windows
-from pipeline.training.profile import BATCH, Profile, profile_phase
+from pipeline.training.profile import Profile, profile_phase
 from pipeline.training.stages import build_trainer
-from pipeline.training.trainer import AHEAD, Trainer
+from pipeline.training.trainer import Trainer
 
 _BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
 _BLOCK = 2048  # queries scored at a time on a GPU
-_HOST = ("data", *BATCH)
+_PREPARING = 1 / 50  # time to prepare a batch on an accelerator, for that on a core
+_HOST = ("data", "batch")
 _GOOD = 0.7  # an efficiency that needs no advice
 _MENDS = dict.fromkeys(("loss", "candidates", "embeddings", "chunks"), "iem.group makes groups that share candidates")
 _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.grams.rows=0"}
@@ -127,8 +129,9 @@ class MeasuredStep:
     Attributes:
         profile: profile of the step.
         speed: factor by which a part on the planned device takes longer than here.
+        preparing: factor by which finding candidates takes longer there.
         further: milliseconds of finding candidates among the chunks of one more device.
-        ahead: the host prepares a step while the device computes the one before.
+        ahead: the host reads a step's data while the device computes the one before.
         counted: windows that contain a chunk are counted, for the correction.
         chunks: chunks of a device.
         tokens: K.
@@ -150,6 +153,7 @@ class MeasuredStep:
     parameters: int
     tables: list[tuple[int, int, int, bool]]
     growth: ChunkGrowth | None
+    preparing: float = 1.0
     further: float = 0.0
     ahead: bool = False
     counted: bool = True
@@ -166,7 +170,7 @@ class MeasuredStep:
         """
         parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
         for part in set(parts) - set(_HOST):
-            parts[part] *= self.speed
+            parts[part] *= self.preparing if part == "candidates" else self.speed
         n, g, found, share = devices, 1, 0, 1.0
         exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
         own = 4 * self.average  # bytes of a number's average
@@ -175,7 +179,7 @@ class MeasuredStep:
             g = group_size(self.group, devices, "devices")
             found, one = self.growth(g * self.batches), self.growth(self.batches)
             share = found / one / g
-            parts["candidates"] += self.further * (g - 1)
+            parts["candidates"] += self.preparing * self.further * (g - 1)
             parts["loss"] *= found / one
             parts["encoder"] *= share
             kept["encoder"] = round(kept["encoder"] * share)
@@ -247,8 +251,9 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
         parameters=parameters,
         tables=tables,
         growth=growth,
+        preparing=_PREPARING if rate is not None and machine.device.type == "cpu" else 1.0,
         further=further,
-        ahead=rate is not None or machine.device.type in AHEAD,
+        ahead=rate is not None or machine.device.type == "cuda",
         counted=options.iem.correction == "inclusion",
         batches=1 + options.iem.extra_batches,
         group=options.iem.group,

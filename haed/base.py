@@ -256,7 +256,7 @@ class StepOutput:
     total: Tensor
     chunks: int
     nats: Tensor | None = None
-    tokens: int = 0
+    tokens: Tensor | int = 0
     figures: dict[str, Tensor | float] = field(default_factory=dict)
     diagnosis: dict[str, Tensor] = field(default_factory=dict)
 

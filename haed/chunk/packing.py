@@ -154,7 +154,7 @@ def pack_decisions(
     n, k = tokens.shape
     decisions = mask_decisions(lengths, k, fixed)
     order = decisions.sum(1).sort(descending=True, stable=True).indices
-    sizes = [size for size in (decisions.sum(0).tolist() if sizes is None else sizes) if size]
+    sizes = [size for size in (decisions.sum(0).cpu().tolist() if sizes is None else sizes) if size]
     symbols = lengths.new_full((n, k + 1), vocabulary)
     symbols[:, 1:] = torch.where(length_mask(lengths, k), tokens.long(), vocabulary)
     symbols, places = symbols[order], torch.arange(n, device=lengths.device)

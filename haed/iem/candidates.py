@@ -61,24 +61,18 @@ class CountMin:
 
     Attributes:
         table: (R, 2^bits) int64.
-        replaced: (R, C) cells that the last update changed, and their values before it.
     """
 
     def __init__(self, bits: int = 21, device: torch.device | None = None) -> None:
         self.bits = bits
         self.table = torch.zeros(len(_ODD), 1 << bits, dtype=torch.long, device=device)
-        self.replaced = self.table[:, :0], self.table[:, :0]
 
-    def update(self, keys: Tensor, counts: Tensor) -> None:
-        """Add counts (C,) to distinct keys (C,)."""
+    def update(self, keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Add counts (C,) to distinct keys (C,); return the changed cells (R, C) and their values before."""
         cells = self._cell_indices(keys)
         before = self.table.gather(1, cells)
         self.table.scatter_reduce_(1, cells, (before.amin(0) + counts).expand_as(cells), "amax")
-        self.replaced = cells, before
-
-    def undo_update(self) -> None:
-        """Restore the table as it was before the last update."""
-        self.table.scatter_(1, *self.replaced)
+        return cells, before
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Return the counts (C,) of keys (C,), float64."""
@@ -194,7 +188,6 @@ class Candidates:
         counts: number of windows that have a chunk; None if no correction needs it.
         windows: number of windows counted.
         turns: number of steps in which one of several groups was counted.
-        before: `windows` and `turns` before the last step.
 
     Raises:
         ValueError: the ranks do not divide into groups.
@@ -205,13 +198,13 @@ class Candidates:
         self.group, self._elsewhere = ranks.split_into_groups(options.group)
         self.counts = CountMin(device=device) if options.correction == "inclusion" else None
         self.windows, self.turns = 0.0, 0
-        self.before = self.windows, self.turns
+        self._before: tuple[float, int, tuple[Tensor, Tensor]] | None = None  # the last step was counted
 
     def undo_step(self) -> None:
-        """Forget the last step's windows, if they are not trained on."""
-        if self.counts is not None:
-            self.counts.undo_update()
-            self.windows, self.turns = self.before
+        """Forget the windows of the last step, which is not trained on."""
+        if self.counts is not None and self._before is not None:
+            self.windows, self.turns, replaced = self._before
+            self.counts.table.scatter_(1, *replaced)
 
     def find_candidates(self, step: StepChunks, count: int) -> CandidateSet:
         """Return the candidates of a step, the chunks of all windows of this rank's group.
@@ -271,25 +264,26 @@ class Candidates:
                 "one window a step: nothing but what stands before in it to choose among; raise batch.sequences or "
                 "iem.extra_batches"
             )
-        self.before = self.windows, self.turns
+        before = self.windows, self.turns
         if self._elsewhere.size == 1:
-            self.counts.update(keys, holders)
+            replaced = self.counts.update(keys, holders)
             self.windows += windows
             seen, of = self.counts(keys), self.windows
         else:
             seen, of = self.counts(keys) + holders, self.windows + windows
-            self._take_turns(keys, holders, windows)
+            replaced = self._take_turns(keys, holders, windows)
+        self._before = *before, replaced
         presence = (seen + self.options.smoothing) / (of + self.options.smoothing)
         return log_inclusion(presence.clamp(max=1), windows - 1)
 
-    def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
-        """Count the chunks of the group whose turn it is, on all ranks."""
+    def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> tuple[Tensor, Tensor]:
+        """Count the chunks of the group whose turn it is, on all ranks; see `CountMin.update`."""
         assert self.counts is not None
         own = torch.cat([torch.stack([keys, holders], 1), keys.new_tensor([[0, windows]])])
         told = self._elsewhere.broadcast(own, self.turns % self._elsewhere.size)
-        self.counts.update(*told[:-1].unbind(1))
         self.windows += float(told[-1, 1])
         self.turns += 1
+        return self.counts.update(*told[:-1].unbind(1))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint."""

@@ -78,7 +78,7 @@ class ChunkBatch:
         targets_of_all: sum of `targets` over ranks.
         decoded: number of decoded chunks of all ranks; of all chunks for a mixture, where weights make the decoded ones
             stand for all.
-        decoded_tokens: number of tokens in this rank's decoded chunks, weighted likewise.
+        decoded_tokens: scalar, number of tokens in this rank's decoded chunks, weighted likewise.
         log_counts: (C,) log counts of the candidates in the train split; only for a mixture.
     """
 
@@ -88,7 +88,7 @@ class ChunkBatch:
     targets: int
     targets_of_all: int
     decoded: int
-    decoded_tokens: int
+    decoded_tokens: Tensor
     log_counts: Tensor | None
 
 
@@ -236,13 +236,11 @@ class ChunkObjective(Objective):
         chosen, weights = select_decoded(targets, self.decode_fraction, elsewhere, generator)
         chosen = to_device(chosen, device)
         decisions = mask_decisions(chunks.lengths, k, self.system.cut.fixed) & chosen[:, None]
-        tokens = chunks.lengths * chosen if weights is None else chunks.lengths * weights * chosen
         parts = [int(part.sum()) for part in windows.chunk_mask.tensor_split(self.pieces)]  # chunks of each piece
-        sizes = [part.sum(0) for part in decisions.split(parts)]
-        lengths = length_mask(step.chunks.lengths[step.keys.order], k) & step.keys.is_new[:, None]
-        numbers = torch.cat([step.keys.count_values()[None], tokens.sum()[None], lengths.sum(0), *sizes])
-        count, decoded_tokens, *flat = (int(x) for x in numbers.tolist())  # waits for the device
-        lengths_of_all, flat = flat[:k], flat[k:]
+        tokens = length_mask(step.chunks.lengths[step.keys.order], k) & step.keys.is_new[:, None]
+        every = torch.stack([each.sum(0) for each in (tokens, *decisions.split(parts))])
+        lengths, *sizes = every.cpu().tolist()  # waits for the device
+        count = lengths[0]
 
         if self.candidates is not None:
             candidates = self.candidates.find_candidates(step, count)
@@ -252,38 +250,36 @@ class ChunkObjective(Objective):
         if self.lexicon is not None:
             log_counts = self.lexicon.counts_of(distinct, distinct.keys)[0].clamp(min=1).float().log()
         share = self.group.own_slice(len(distinct))
-        encoded = torch.arange(share.start, share.stop, device=device).clamp(max=max(0, len(distinct) - 1))
-        shares = encoded.tensor_split(self.pieces)
-        if self.group.size > 1 or self.pieces > 1:
-            sizes_of_shares = torch.stack([length_mask(distinct.lengths[rows], k).sum(0) for rows in shares]).tolist()
-        else:
-            sizes_of_shares = [lengths_of_all]
+        rows = torch.arange(share.start, share.stop, device=device).clamp(max=max(0, len(distinct) - 1))
+        shares, sizes_of_shares = rows.tensor_split(self.pieces), [lengths]
+        if self.group.size > 1 or self.pieces > 1:  # waits again
+            sizes_of_shares = (
+                torch.stack([length_mask(distinct.lengths[rows], k).sum(0) for rows in shares]).cpu().tolist()
+            )
+        encode = self.system.encoder.prepare_inputs
         before, first, place, pieces = previous_chunks(step.windows), 0, 0, list[MicroBatch]()
         before = Chunks(before.tokens.flatten(0, 1), before.lengths.flatten())
-        for starts, part in zip(step.windows.starts.tensor_split(self.pieces), parts, strict=True):
-            rows, sizes_here = slice(first, first + part), flat[len(pieces) * k :][:k]
-            decoded = select_places(chosen[rows], sizes_here[0])
+        for starts, part, size in zip(step.windows.starts.tensor_split(self.pieces), parts, sizes, strict=True):
+            some = slice(first, first + part)
+            decoded = select_places(chosen[some], size[0])
             which = first + decoded
             earlier = before[step.place[which]]
-            packed = self.system.decoder.pack_chunks(chunks[which], earlier, self.system.cut.fixed, sizes_here)
-            piece = MicroBatch(starts, step.place[rows] - place, distinct.inverse[rows], decoded, packed)
+            packed = self.system.decoder.pack_chunks(chunks[which], earlier, self.system.cut.fixed, size)
+            piece = MicroBatch(starts, step.place[some] - place, distinct.inverse[some], decoded, packed)
             if weights is not None and elsewhere is not None:
                 piece.weights, piece.unknown = weights[which].float(), elsewhere[which] < 1
             pieces.append(piece)
-            first, place = rows.stop, place + starts.numel()
-        totals = self.ranks.sum_over_ranks([targets, targets if weights is not None else sum(flat[::k])])
-        encode = self.system.encoder.prepare_inputs
+            first, place = some.stop, place + starts.numel()
+        decoded_chunks = targets if weights is not None else sum(size[0] for size in sizes)
+        totals = self.ranks.sum_over_ranks([targets, decoded_chunks])
         return ChunkBatch(
-            encoded=[
-                encode(distinct[rows], distinct.keys[rows], each)
-                for rows, each in zip(shares, sizes_of_shares, strict=True)
-            ],
+            encoded=[encode(distinct[x], distinct.keys[x], n) for x, n in zip(shares, sizes_of_shares, strict=True)],
             candidates=candidates,
             pieces=pieces,
             targets=targets,
             targets_of_all=int(totals[0]),
             decoded=int(totals[1]),
-            decoded_tokens=decoded_tokens,
+            decoded_tokens=(chunks.lengths * chosen * (1 if weights is None else weights)).sum(),
             log_counts=log_counts,
         )
 

@@ -556,7 +556,7 @@ class Trainer:
         self._add_sum("chunks", float(losses.chunks))
         if losses.nats is not None:
             self._add_sum("decoder_nats", losses.nats)
-            self._add_sum("decoded_tokens", float(losses.tokens))
+            self._add_sum("decoded_tokens", losses.tokens)
         self._is_updating = False
         self.end_part("optimizer")
 

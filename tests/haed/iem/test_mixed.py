@@ -16,13 +16,13 @@ from tests.haed.chunk.test_mixture import K, T, V, mixed
 from tests.haed.chunk.test_model import windows
 
 
-def objective(fraction: float = 1.0, pieces: int = 1) -> ChunkObjective:
+def objective(fraction: float = 1.0, pieces: int = 1, place: str | torch.device = "cpu") -> ChunkObjective:
     """Of the tiny mixture; the train split has most of all strings, some of them in one document alone."""
     model, every = mixed()
     counts = torch.arange(len(every)) % 4
     documents = counts.clamp(max=2).where(torch.arange(len(every)) % 5 > 0, 1)
     known = ChunkVocabulary(every[counts > 0], counts[counts > 0], documents[counts > 0])
-    return ChunkObjective(model, IEMOptions(), 1.0, fraction, pieces, lexicon=known)
+    return ChunkObjective(model.to(place), IEMOptions(), 1.0, fraction, pieces, lexicon=known)
 
 
 def given() -> TokenBatch:
