@@ -382,8 +382,15 @@ def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -
 
 
 def count_flops(function: Callable[..., object], *arguments: object) -> int:
-    """Return the FLOPs of the matrix products in a call, by PyTorch's formulas; on the meta device nothing is computed."""
-    with FlopCounter() as counter, sdpa_kernel(SDPBackend.MATH):  # of which it knows the products
+    """Return the FLOPs of the matrix products in a call, by PyTorch's formulas; on the meta device nothing is computed.
+
+    Random generators are left as they are: dropout must draw the same masks whether or not FLOPs are counted.
+    """
+    with (
+        torch.random.fork_rng(),
+        FlopCounter() as counter,
+        sdpa_kernel(SDPBackend.MATH),  # of which it knows the products
+    ):
         function(*arguments)
     return counter.get_total_flops()
 
