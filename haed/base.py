@@ -386,8 +386,9 @@ def count_flops(function: Callable[..., object], *arguments: object) -> int:
 
     Random generators are left as they are: dropout must draw the same masks whether or not FLOPs are counted.
     """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with (
-        torch.random.fork_rng(),
+        torch.random.fork_rng(devices),
         FlopCounter() as counter,
         sdpa_kernel(SDPBackend.MATH),  # of which it knows the products
     ):
