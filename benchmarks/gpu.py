@@ -227,6 +227,7 @@ class Bench:
                 alone.append(time.perf_counter() - began)
             precision, name = trainer.compute.precision_name, trainer.compute.processor_name
             parameters = sum(x.numel() for x in trainer.objective.system.parameters())
+            sums = trainer.state.sums
             result = {
                 "step_ms": 1e3 * step,
                 "prepare_ms": 1e3 * statistics.median(prepared),
@@ -240,8 +241,7 @@ class Bench:
                 "precision": precision,
                 "deterministic": trainer.compute.deterministic,
                 "peak_gb": peak_bytes / 1e9,
-                "candidates": getattr(batches[0], "candidates", 0),
-                "chunks": getattr(batches[0], "targets", 0),
+                **{name: float(sums[name]) / float(sums["steps"]) for name in ("candidates", "chunks")},
             }
             if trainer.compute.device.type == "cuda":
                 result["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
