@@ -71,7 +71,8 @@ def test_no_file_of_a_run_or_a_corpus_is_mapped_and_no_compiler_is_imported(run:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_path: Path, workers: int) -> None:
     options.train.steps, options.validation.times, options.loader.workers = 10**7, 0, workers
     options.checkpoint.every_steps = None

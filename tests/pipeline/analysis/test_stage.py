@@ -59,6 +59,7 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     )
 
 
+@pytest.mark.slow
 def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

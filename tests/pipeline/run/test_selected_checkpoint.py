@@ -72,7 +72,7 @@ def test_a_best_checkpoint_that_cannot_be_taken_is_replaced_by_the_newest(wrong:
         assert Checkpoints(place).load_best().digest == chosen.digest  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("wrong", ["weights", "missing"])
+@pytest.mark.parametrize("wrong", ["weights", pytest.param("missing", marks=pytest.mark.slow)])
 def test_all_readers_use_one_checkpoint_and_say_which(
     wrong: str, best_first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +204,9 @@ ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ADVICE)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case == "loss by frequency" else []) for case in ADVICE]
+)
 def test_advice_is_gone_once_it_was_taken(
     case: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

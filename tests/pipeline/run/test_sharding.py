@@ -51,6 +51,7 @@ def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.
     assert empty.returncode == 1 and b"standard input was empty" in empty.stderr
 
 
+@pytest.mark.slow
 def test_dask(options: Options, tmp_path: Path) -> None:
     """Local clusters of real processes: the same bytes as without."""
     distributed = pytest.importorskip("distributed")

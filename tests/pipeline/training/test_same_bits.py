@@ -147,7 +147,7 @@ def test_presets_are_of_every_kind() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("threads", "steps", "names"), [(4, 2, tuple(TRAINED)), (2, 8, ("quickstart", "transformers"))]
+    ("threads", "steps", "names"), [(4, 2, tuple(TRAINED)), (2, 8, ("quickstart", "transformers"))], ids=["four", "two"]
 )
 def test_every_kind_and_phase_ends_in_the_same_bits(
     place: Path, threads: int, steps: int, names: tuple[str, ...]
