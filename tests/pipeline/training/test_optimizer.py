@@ -93,7 +93,7 @@ def test_the_average_is_what_is_evaluated(options: Options) -> None:
     train(options)
     folder = newest(options, "train")
     average, own = load_file(folder / "average.safetensors"), weights(options, "train")
-    used = open_run(options.name, options.runs_dir).system.state_dict()
+    used = {name: x.cpu() for name, x in open_run(options.name, options.runs_dir).system.state_dict().items()}
     assert all(torch.equal(used[name], average[name]) for name in used)
     assert not all(torch.equal(used[name], own[name]) for name in used)
 
