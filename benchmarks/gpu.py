@@ -240,7 +240,7 @@ class Bench:
                 "precision": precision,
                 "deterministic": trainer.compute.deterministic,
                 "peak_gb": peak_bytes / 1e9,
-                "candidates": getattr(batches[0], "candidates", 0),
+                "candidates": len(batches[0].candidates.chunks) if hasattr(batches[0], "candidates") else 0,
                 "chunks": getattr(batches[0], "targets", 0),
             }
             if trainer.compute.device.type == "cuda":
