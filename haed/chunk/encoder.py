@@ -97,14 +97,13 @@ class Encoder(nn.Module, ABC):
         Args:
             chunks: N chunks, each of length 1 or more.
             keys: (N,) their keys, if known.
-            sizes: number of chunks that have a token t, for each t, if known; else their device is waited for.
+            sizes: number of chunks that have a token t, for each t, if known. If not, encoders that read tokens one by
+                one wait for the device.
         """
         looked = None
         if self.table is not None:
             keys = chunk_keys(chunks.tokens, chunks.lengths) if keys is None else keys
             looked = SparseLookup.from_rows(keys.remainder(len(self.table)))
-        if sizes is None:
-            sizes = length_mask(chunks.lengths, chunks.tokens.shape[1]).sum(0).tolist()
         return EncoderInput(self.arrange_chunks(chunks, sizes), looked)
 
     def forward(self, laid: EncoderInput) -> Embedding:
@@ -119,7 +118,7 @@ class Encoder(nn.Module, ABC):
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)
 
-    def arrange_chunks(self, chunks: Chunks, sizes: list[int]) -> Any:
+    def arrange_chunks(self, chunks: Chunks, sizes: list[int] | None) -> Any:
         """Return N chunks in the layout that `embed_tokens` takes; by default unchanged. See `prepare_inputs`."""
         return chunks
 
@@ -178,7 +177,7 @@ class PackedTokens:
 class RowEncoder(Encoder):
     """An encoder that reads tokens one by one."""
 
-    def arrange_chunks(self, chunks: Chunks, sizes: list[int]) -> PackedTokens:
+    def arrange_chunks(self, chunks: Chunks, sizes: list[int] | None) -> PackedTokens:
         """See `Encoder.arrange_chunks`."""
         packed = pack_decisions(
             chunks, 0, fixed=True, sizes=sizes

@@ -89,11 +89,6 @@ def select_distinct(chunks: Chunks, keys: SortedIntegers, count: int) -> Distinc
     return Distinct(chunks.tokens[place], chunks.lengths[place], keys.values[place], inverse, counts)
 
 
-def select_places(mask: Tensor, count: int) -> Tensor:
-    """Return the `count` indices at which a mask (N,) is true, without waiting for the device."""
-    return torch.searchsorted(mask.cumsum(0), torch.arange(1, count + 1, device=mask.device))
-
-
 @dataclass
 class Packed:
     """Decoding decisions of N chunks in time-major order, longest chunk first, without padding.

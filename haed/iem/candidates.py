@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from haed.base import TokenBatch, to_device
-from haed.chunk.packing import Chunks, Distinct, chunk_keys, find_distinct, select_distinct
+from haed.chunk.packing import Chunks, Distinct, chunk_keys, find_distinct
 from haed.distributed import Ranks
 from haed.layers.ngram_embedding import SortedIntegers
 from haed.options import IEMOptions
@@ -206,14 +206,9 @@ class Candidates:
             self.windows, self.turns, replaced = self._before
             self.counts.table.scatter_(1, *replaced)
 
-    def find_candidates(self, step: StepChunks, count: int) -> CandidateSet:
-        """Return the candidates of a step, the chunks of all windows of this rank's group.
-
-        Args:
-            step: chunks of this rank's windows.
-            count: how many of them are distinct.
-        """
-        distinct, keys = select_distinct(step.chunks, step.keys, count), step.keys
+    def find_candidates(self, step: StepChunks, distinct: Distinct) -> CandidateSet:
+        """Return the candidates of a step, the chunks of all windows of this rank's group; `distinct` are this rank's."""
+        keys = step.keys
         window, is_new = step.window[keys.order], keys.is_new.clone()
         is_new[1:] |= window[1:] != window[:-1]  # equal chunks keep their order, which is that of the windows
         is_first = torch.empty_like(is_new).scatter_(0, keys.order, is_new)  # of its window to have this chunk
@@ -243,13 +238,11 @@ class Candidates:
         """
         if self.group.size == 1:
             return here, holders
-        numbers = torch.stack([here.counts, holders], 1).int().view(torch.uint8)
-        parts = self.group.gather_tensors(torch.cat([here.tokens, here.lengths[:, None], numbers], 1))
-        first, k = sum(len(part) for part in parts[: self.group.rank]), here.tokens.shape[1]
-        every = torch.cat(parts)
-        chunks = find_distinct(every[:, :k], every[:, k])
-        numbers = every[:, k + 1 :].contiguous().view(torch.int32).long()
-        totals = numbers.new_zeros(len(chunks.keys), 2).index_add_(0, chunks.inverse, numbers)
+        parts = self.group.gather_tensors(torch.cat([here.tokens, here.lengths[:, None]], 1))
+        numbers = torch.cat(self.group.gather_tensors(torch.stack([here.counts, holders], 1).int())).long()
+        first, every = sum(len(part) for part in parts[: self.group.rank]), torch.cat(parts)
+        chunks = find_distinct(every[:, :-1], every[:, -1])
+        totals = numbers.new_zeros(len(chunks), 2).index_add_(0, chunks.inverse, numbers)
         return replace(chunks, inverse=chunks.inverse[first + here.inverse], counts=totals[:, 0]), totals[:, 1]
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:

@@ -12,8 +12,9 @@ as activation checkpointing). So the memory of one piece suffices for the candid
 the result, but groups do: each chooses among its own candidates.
 
 A batch is prepared where the model is: its distinct chunks, the candidate that each chunk is, and the chunks to decode.
-Shapes depend on the data there, and the device is waited for once, for all sizes together. Ranks that exchange chunks,
-and encoders that read tokens one by one, wait again. Afterwards a step is tensors of known shapes, and waits no more.
+Shapes depend on the data there, and the device is waited for once, for all sizes together. Ranks that exchange chunks
+wait again, and so do encoders that read tokens one by one if there are several pieces. Afterwards a step is tensors of
+known shapes, and waits no more.
 
 Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, m chunks of a piece,
 C candidates of its group of ranks, E width of an embedding.
@@ -35,7 +36,7 @@ from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
 from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct, select_places
+from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct
 from haed.distributed import Ranks, single_process
 from haed.iem.candidates import Candidates, CandidateSet, StepChunks
 from haed.iem.sampled_softmax import SoftmaxLoss, blockwise_cross_entropy
@@ -126,13 +127,11 @@ def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
         count: at most M.
     """
     rarity = (elsewhere.double().clamp(min=0) + 1).rsqrt()
-    if not len(rarity):  # a rank without a chunk
-        return rarity
     ranked = rarity.sort(descending=True).values
     rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
     factors = (count - torch.arange(len(ranked), device=rest.device)) / rest  # valid if all before it are certain
     certain = (factors * ranked >= 1).sum(0, keepdim=True)
-    return (rarity * torch.cat([factors, torch.full_like(rest[:1], torch.inf)])[certain]).clamp(max=1)
+    return (rarity * torch.cat([factors, rest.new_full((1,), torch.inf)])[certain]).clamp(max=1)
 
 
 def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -240,40 +239,35 @@ class ChunkObjective(Objective):
         tokens = length_mask(step.chunks.lengths[step.keys.order], k) & step.keys.is_new[:, None]
         every = torch.stack([each.sum(0) for each in (tokens, *decisions.split(parts))])
         lengths, *sizes = every.cpu().tolist()  # waits for the device
-        count = lengths[0]
 
+        distinct, log_counts = select_distinct(step.chunks, step.keys, lengths[0]), None
+        candidates = CandidateSet(distinct)
         if self.candidates is not None:
-            candidates = self.candidates.find_candidates(step, count)
-        else:
-            candidates = CandidateSet(select_distinct(step.chunks, step.keys, count))
-        distinct, log_counts = candidates.chunks, None
+            candidates = self.candidates.find_candidates(step, distinct)
+            distinct = candidates.chunks
         if self.lexicon is not None:
             log_counts = self.lexicon.counts_of(distinct, distinct.keys)[0].clamp(min=1).float().log()
         share = self.group.own_slice(len(distinct))
         rows = torch.arange(share.start, share.stop, device=device).clamp(max=max(0, len(distinct) - 1))
-        shares, sizes_of_shares = rows.tensor_split(self.pieces), [lengths]
-        if self.group.size > 1 or self.pieces > 1:  # waits again
-            sizes_of_shares = (
-                torch.stack([length_mask(distinct.lengths[rows], k).sum(0) for rows in shares]).cpu().tolist()
-            )
         encode = self.system.encoder.prepare_inputs
+        known = lengths if self.pieces == 1 and self.group.size == 1 else None
         before, first, place, pieces = previous_chunks(step.windows), 0, 0, list[MicroBatch]()
         before = Chunks(before.tokens.flatten(0, 1), before.lengths.flatten())
         for starts, part, size in zip(step.windows.starts.tensor_split(self.pieces), parts, sizes, strict=True):
-            some = slice(first, first + part)
-            decoded = select_places(chosen[some], size[0])
+            here = slice(first, first + part)
+            decoded = torch.searchsorted(chosen[here].cumsum(0), torch.arange(1, size[0] + 1, device=device))
             which = first + decoded
             earlier = before[step.place[which]]
             packed = self.system.decoder.pack_chunks(chunks[which], earlier, self.system.cut.fixed, size)
-            piece = MicroBatch(starts, step.place[some] - place, distinct.inverse[some], decoded, packed)
+            piece = MicroBatch(starts, step.place[here] - place, distinct.inverse[here], decoded, packed)
             if weights is not None and elsewhere is not None:
                 piece.weights, piece.unknown = weights[which].float(), elsewhere[which] < 1
             pieces.append(piece)
-            first, place = some.stop, place + starts.numel()
+            first, place = here.stop, place + starts.numel()
         decoded_chunks = targets if weights is not None else sum(size[0] for size in sizes)
         totals = self.ranks.sum_over_ranks([targets, decoded_chunks])
         return ChunkBatch(
-            encoded=[encode(distinct[x], distinct.keys[x], n) for x, n in zip(shares, sizes_of_shares, strict=True)],
+            encoded=[encode(distinct[some], distinct.keys[some], known) for some in rows.tensor_split(self.pieces)],
             candidates=candidates,
             pieces=pieces,
             targets=targets,

@@ -120,7 +120,9 @@ def test_steps_of_a_chunk_model_are_the_same_on_a_device_and_wait_once(
                 given, batch(5) if step != "mixture" else None, torch.Generator().manual_seed(0)
             )
             if place != CPU and device.stand_in is not None:
-                assert device.stand_in.waits == {"copy from the device": 1 if pieces == 1 else 2}
+                assert device.stand_in.waits == {
+                    "copy from the device": 1 + pieces * (step == "reader both" and pieces > 1)
+                }
             there = to_device(prepared, place)
             with device.refuse_waits(is_first=not number) if place != CPU else nullcontext():
                 losses = made(there, diagnose=number == 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from haed.base import TokenBatch
-from haed.chunk.packing import chunk_keys
+from haed.chunk.packing import chunk_keys, select_distinct
 from haed.distributed import Ranks
 from haed.iem.candidates import Candidates, CandidateSet, CountMin, StepChunks, log_inclusion
 from haed.iem.sampled_softmax import blockwise_cross_entropy
@@ -31,7 +31,7 @@ def made(**options: object) -> Candidates:
 
 def find_candidates(candidates: Candidates, own: TokenBatch, others: TokenBatch) -> CandidateSet:
     step = StepChunks.from_windows(own, others, torch.device("cpu"))
-    return candidates.find_candidates(step, int(step.keys.count_values()))
+    return candidates.find_candidates(step, select_distinct(step.chunks, step.keys, int(step.keys.count_values())))
 
 
 def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candidates: Candidates) -> torch.Tensor:
