@@ -29,7 +29,7 @@ from pipeline.run.windows import DocumentWindows, cut_documents
 
 CACHED = 4096  # tokens of a document
 HELD_OUT = 100_000  # bytes of valid on which the memory of a package is fitted, about as many as those of other models
-SHARPNESS = (12.0, 24.0, 48.0, 96.0)  # θ is the one of these that is best on the valid split
+SHARPNESS = (24.0, 48.0, 96.0, 192.0)  # θ is the one of these that is best on the valid split
 _PIECE = 4096  # tokens
 
 
