@@ -117,11 +117,9 @@ def test_a_server_that_others_reach_asks_for_a_password(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(tmp_path: Path, database: Path) -> None:
+def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
-    (home / "prefect.db").write_bytes(database.read_bytes())
-    (home / "prefect.db").chmod(0o644)
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
