@@ -5,6 +5,7 @@ Counting in bounded memory.
 
 import itertools
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -62,6 +63,52 @@ def test_rows_choose_among_other_windows_what_is_before_them_and_their_target() 
             assert float(total[row, column] - log_pi[column]) == pytest.approx(float(wanted), abs=1e-6)
     wanted = torch.tensor([{0: 1, 1: 2, 2: 1, 3: 1, 4: 2, 5: 1}[name] for name in names], dtype=torch.float64)
     torch.testing.assert_close(log_pi, log_inclusion(wanted / 3, 2).float())
+
+
+def test_candidates_and_corrections_agree_with_sets_in_many_random_steps() -> None:
+    """Also of empty windows, of copies of one window, and of windows of one chunk again and again."""
+    generator = torch.Generator().manual_seed(0)
+    candidates, counted, passed = made(smoothing=0.5), Counter[int](), 0
+    for step in range(300):
+        own, others = (
+            torch.randint(
+                -1, 2 + step % 9, (int(torch.randint(low, 5, (), generator=generator)), 7), generator=generator
+            )
+            for low in (1, 0)
+        )
+        own = own[:1].expand_as(own) if step % 5 == 1 else own[:, :1].expand_as(own) if step % 5 == 2 else own
+        found = find_candidates(candidates, of_numbers(own), of_numbers(others))
+        rows = [[x for x in row if x >= 0] for row in [*own.tolist(), *others.tolist()]]
+        holders = Counter(x for row in rows for x in set(row))
+        counted.update(holders)
+        filled = sum(bool(row) for row in rows)
+        passed += filled
+        names = found.chunks.tokens[:, 0].tolist()
+        assert sorted(names) == sorted(holders)
+        assert dict(zip(names, found.chunks.counts.tolist(), strict=True)) == Counter(x for row in rows for x in row)
+        targets = [x for row in rows[: len(own)] for x in row]
+        assert [names[i] for i in found.chunks.inverse] == targets
+        presence = torch.tensor([(counted[x] + 0.5) / (passed + 0.5) for x in names], dtype=torch.float64)
+        log_pi = log_inclusion(presence.clamp(max=1), filled - 1).float()
+        torch.testing.assert_close(found.adjustment, log_pi, rtol=0, atol=0)
+        is_first = [x not in row[:place] for row in rows[: len(own)] for place, x in enumerate(row)]
+        columns = found.chunks.inverse
+        assert torch.equal(found.correction, log_pi[columns] * torch.tensor(is_first, dtype=torch.float32))
+        place = (of_numbers(own).lengths > 0).flatten().nonzero().squeeze(1)
+        assert torch.equal(found.own.place, place) and torch.equal(found.own.columns.flatten()[place], columns)
+        assert torch.equal(found.own.before.flatten()[place], found.correction)
+        alone = [first and holders[x] == 1 for first, x in zip(is_first, targets, strict=True)]
+        assert found.own.ahead.flatten()[place].isneginf().tolist() == alone
+
+
+def test_a_step_that_is_not_trained_on_is_not_counted() -> None:
+    candidates, windows = made(), of_numbers(torch.tensor([[0, 1, 1], [1, 2, -1]]))
+    find_candidates(candidates, windows, windows)
+    before = {name: tensor.clone() for name, tensor in candidates.state_dict().items()}
+    find_candidates(candidates, of_numbers(torch.tensor([[1, 5, 7]])), windows)
+    candidates.undo_step()
+    after = candidates.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(after[name], value) for name, value in before.items())
 
 
 def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilities() -> None:
