@@ -69,9 +69,12 @@ def inside(arguments: list[str]) -> int:
     """A command, in the process that has the GPU."""
     import torch
 
+    from haed.iem import objective
     from pipeline.cli import main
     from pipeline.training.trainer import Trainer
 
+    # The number of distinct chunks is needed, which a GPU that is not there cannot find.
+    objective.choose_preparation_device = lambda system: torch.device("cpu")
     step = Trainer.step
 
     def watched(trainer: Trainer, batch: object) -> None:

@@ -34,7 +34,7 @@ Outcome = TypeVar("Outcome")
 
 
 class ContextCounts(Generic[Outcome]):
-    """How often each outcome followed each context, which is a tuple of earlier ones."""
+    """Counts of the outcomes after each context, which is a tuple of earlier ones."""
 
     def __init__(self) -> None:
         self._following: dict[tuple[Outcome, ...], dict[Outcome, int]] = {}

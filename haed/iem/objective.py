@@ -168,6 +168,11 @@ class LossTermInputs:
     target: Tensor
 
 
+def choose_preparation_device(system: HAED) -> torch.device:
+    """Return where batches are prepared: on the model's device, unless that has no values."""
+    return torch.device("cpu") if system.device.type == "meta" else system.device
+
+
 class ChunkObjective(Objective):
     """A chunk model with its losses: the IEM loss, the exact one of a random share of the chunks, or both.
 
@@ -204,8 +209,7 @@ class ChunkObjective(Objective):
         if iem_weight == 0 and decode_fraction == 0:
             raise ValueError("iem_weight and decode_fraction are both 0: nothing would be trained; raise one of them")
         self.options, self.iem_weight, self.decode_fraction, self.pieces = iem, iem_weight, decode_fraction, pieces
-        # Where batches are prepared: on the model's device, unless that has no values.
-        self.preparation_device = torch.device("cpu") if system.device.type == "meta" else system.device
+        self.preparation_device = choose_preparation_device(system)
         self.lexicon = None
         if lexicon is not None and iem_weight and system.mixture is not None:
             iem.check_calibrated()
