@@ -69,7 +69,7 @@ class Part(ABC):
     """The memory of one document by one part of the likelihood.
 
     Everything is on the CPU but the states. Probabilities depend on nothing but earlier chunks and states of the
-    document, and on what the part was made with.
+    document, and on what the part was made with. A copy (`copy.copy`) goes on by itself.
 
     Attributes:
         name: name of the part in results.

@@ -75,6 +75,7 @@ def load_memory(
         "corpus": corpus.digest,
         "precision": precision,
         "parts": " ".join([*names, *(["words"] if "words" in how.parts else [])]),
+        "features": " ".join(str(part.features) for part in start_document().parts),
         "memory": str(how.memory),
         "windows": f"{cut.context} {stride}",
         "holds": _GATE_FORMAT,
