@@ -36,8 +36,7 @@ def choose_documents(run: Run, split: str, most: int) -> tuple[list[Document], i
     """Return the first whole documents of a split with about `most` chunks, and their number of characters."""
     corpus = run.folder.open_corpus()
     documents: list[Document] = []
-    characters = left = 0
-    left = most
+    characters, left = 0, most
     for (tokens, lengths), original in zip(
         corpus.iterate_documents(split), corpus.iterate_originals(split), strict=True
     ):

@@ -78,12 +78,14 @@ class Copied(Part):
         with torch.autocast(state.device.type, enabled=False):
             similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
         features = torch.stack([similarity.amax().float().cpu(), torch.tensor(float(len(self.keys))).log1p()])
-        probability = (self.sharpness * similarity).double().cpu().softmax(0)
+
+        def list_outcomes() -> tuple[Chunks, Tensor]:
+            return chunks, (self.sharpness * similarity).double().cpu().softmax(0)
 
         def draw_outcome(generator: torch.Generator | None) -> Chunks:
-            return chunks[torch.multinomial(probability, 1, generator=generator)]
+            return chunks[torch.multinomial(list_outcomes()[1], 1, generator=generator)]
 
-        return PartPrediction(features, True, lambda: (chunks, probability), draw_outcome)
+        return PartPrediction(features, True, list_outcomes, draw_outcome)
 
     def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
         """See `Part.remember_chunks`."""
