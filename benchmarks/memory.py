@@ -22,8 +22,7 @@ import torch
 from tabulate import tabulate
 
 from haed.base import TokenBatch
-from haed.chunk.memory import MemoryGate, ReadChunks
-from haed.chunk.spelling import Speller
+from haed.chunk.memory import Memory, ReadChunks
 from haed.sampling import ChunkSampler, Draw
 from pipeline.run.opened import Run, count_characters, open_run
 from pipeline.run.remembered import choose_held_out, read_documents
@@ -69,20 +68,23 @@ def measure_bits(run: Run, fitted: ReadChunks, held_out: ReadChunks, names: tupl
     """Return the bits of chunks by a gate between some parts."""
     memory = run.likelihood.memory
     assert memory is not None
-    column = memory.names.index("spelled")
-    spelled = [read.decisions.sum(1) for read in (fitted, held_out)]
-    if "words" in names and fitted.counts is not None and held_out.counts is not None:
-        others = torch.arange(len(memory.names)) != column
-        unknown = (fitted.log_prob[:, others] == -torch.inf).all(1)
-        speller = Speller.fit(fitted.decisions, fitted.counts, unknown)
-        spelled = [speller.mix_decisions(read.decisions, read.counts).sum(1) for read in (fitted, held_out)]
     features, columns = list_columns(run, names)
-    log_prob = [read.log_prob.clone() for read in (fitted, held_out)]
-    for scores, own in zip(log_prob, spelled, strict=True):
-        scores[:, column] = own
-    gate = MemoryGate.fit(fitted.features[:, features], fitted.present[:, columns], log_prob[0][:, columns])
-    weights = gate.weigh_parts(held_out.features[:, features], held_out.present[:, columns])
-    return -float((weights + log_prob[1][:, columns]).logsumexp(1).sum()) / math.log(2)
+    fitted, held_out = (
+        ReadChunks(
+            read.features[:, features],
+            read.present[:, columns],
+            read.log_prob[:, columns],
+            read.decisions,
+            read.counts if "words" in names else None,
+        )
+        for read in (fitted, held_out)
+    )
+    chosen = tuple(memory.names[column] for column in columns)
+    some = Memory.fit(chosen, memory.start_document, fitted)
+    if some.speller is not None:
+        held_out.spell(some.speller, chosen.index("spelled"))
+    weights = some.gate.weigh_parts(held_out.features, held_out.present)
+    return -float((weights + held_out.log_prob).logsumexp(1).sum()) / math.log(2)
 
 
 def time_samples(run: Run, count: int) -> list[list[object]]:
