@@ -7,7 +7,6 @@ run, phase, step and checkpoint that they are about.
 
 import hashlib
 import logging
-import math
 import os
 import re
 import time
@@ -78,7 +77,7 @@ from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.index.queries import PIXELS, Passage, QueryResult
 from pipeline.run.index.storage import IndexMetadata, IndexSummary, choose_metric, space_folder
-from pipeline.run.metrics import PhaseStatus, Record, read_metrics
+from pipeline.run.metrics import PhaseStatus, Record
 from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import SplitSize, check_corpus, check_split, split_sizes
@@ -90,7 +89,6 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 log = logging.getLogger(__name__)
 _FIELDS = "preset name source seconds phase batch model iem optimizer validation checkpoint launcher overrides"
-_BACKWARD = 3  # times as long as scoring a chunk does learning from it take
 
 
 def format_headline_metric(evaluation: Evaluation) -> str:
@@ -590,7 +588,7 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     if folder.is_current("evaluation.json", options, **wanted):
         stages.skip_stage("evaluate")
     else:
-        with stages.begin_stage("evaluate", stages.estimate_evaluation_seconds(corpus.splits[limits.split].chunks)):
+        with stages.begin_stage("evaluate"):
             evaluate(run)
     settings = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
     settings["metric"] = choose_metric(options.index, "chunks")
@@ -628,18 +626,10 @@ class StageLog:
         )
 
     @contextmanager
-    def begin_stage(self, name: str, about: float | None = None) -> Iterator[None]:
-        """Log the start of a stage and, at its end, its duration.
-
-        Args:
-            name: of the stage.
-            about: expected seconds, if known.
-        """
+    def begin_stage(self, name: str) -> Iterator[None]:
+        """Log the start of a stage and, at its end, its duration."""
         number = self._names.index(name) + 1
-        if name in self._phases:
-            expected = f", {format_budget(getattr(self._options, name))} of training"
-        else:
-            expected = "" if about is None else f", about {format_duration(about)}"
+        expected = f", {format_budget(getattr(self._options, name))} of training" if name in self._phases else ""
         log.info("stage %d of %d: %s%s", number, len(self._names), name, expected)
         began = time.monotonic()
         yield
@@ -650,20 +640,6 @@ class StageLog:
     def skip_stage(self, name: str) -> None:
         """Log that a stage was finished before."""
         log.info("stage %d of %d: %s, done before", self._names.index(name) + 1, len(self._names), name)
-
-    def estimate_evaluation_seconds(self, chunks: int) -> float | None:
-        """Return the expected seconds for scoring `chunks` chunks, from the training rate; None if that is unknown."""
-        options, folder = self._options, RunFolder.from_options(self._options)
-        rates = [
-            record.get("chunks_per_second")
-            for record in read_metrics(folder.phase_folder(self._phases[-1]) / "metrics.jsonl")
-        ]
-        known = [rate for rate in rates if rate]
-        if not known:
-            return None
-        context = options.batch.context
-        stride = min(options.evaluate.stride or max(1, context // 2), context)
-        return chunks * math.ceil(context / stride) / (_BACKWARD * known[-1])
 
 
 def format_budget(limits: PhaseOptions) -> str:

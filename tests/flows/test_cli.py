@@ -153,7 +153,7 @@ def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str],
     stages = ["shard", "pretrain", "finetune", "evaluate", "index", "sample", "report"]
     begun = [line for line in said if re.fullmatch(r"stage \d of 7: \w+(, .*)?", line) and " took " not in line]
     assert [line.split()[4].rstrip(",") for line in begun] == stages
-    assert "stage 2 of 7: pretrain, 6 steps of training" in said and re.search(r"evaluate, about [\d,]+ s", begun[3])
+    assert "stage 2 of 7: pretrain, 6 steps of training" in said
     (plan,) = (line for line in said if line.startswith("7 stages: shard, pretrain, finetune"))
     assert "pretrain 6 steps, finetune 4 steps" in plan and said.index(plan) < said.index(begun[0])
     assert sum("validation" in line and "step 3" in line for line in said) == 1

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from threading import Barrier, Lock
 
@@ -119,7 +120,8 @@ def train(
 
 def all_cases(rank: int, size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
     """What a rank of so many finds; they meet at a file."""
-    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size)
+    patience = timedelta(seconds=90)  # to find the others, and for each exchange
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=patience)
     try:
         if size == 4:
             return {case: train(case, Ranks(), rank, size, 8) for case in GROUPED}
@@ -143,6 +145,11 @@ def together(size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
         try:
             found = all_cases(0, size, meeting)
             said = [other.communicate()[1] for other in others]
+        except RuntimeError as error:  # also that another is gone, which has said why
+            for other in others:
+                other.kill()
+            error.add_note("".join(other.communicate()[1] for other in others)[-3000:])
+            raise
         finally:
             for other in others:
                 other.kill()
