@@ -1,4 +1,4 @@
-"""Every command of the README, as it stands there, with small budgets by override; and its Python example."""
+"""Commands of the README and the tutorial, as they stand there, with small budgets; links, figures, the Python example."""
 
 import re
 import shlex
@@ -15,9 +15,10 @@ from tests.conftest import TINY, of_kind
 from tests.flows.api import haed
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
-COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line.strip()]
+README, TUTORIAL = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/tutorial/first-run.md"))
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README + TUTORIAL, re.DOTALL)
+COMMANDS = list(dict.fromkeys(line for language, block in BLOCKS if language == "bash" for line in block.splitlines()))
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 TRAINS = ("run", "shard", "pretrain", "finetune", "train")
 BY_HAND = ("make ", "source ")  # a clean clone, logged in dev/LOG.md
 ELSEWHERE = {"haed serve"}  # tests/flows/test_serve.py
@@ -31,6 +32,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("letter", "diary", "notes"):
         paragraphs = [f"{name} paragraph {i}\nwith two lines of text.\n\n" for i in range(400)]
         (folder / "my-texts" / f"{name}.txt").write_text("".join(paragraphs))
+    (folder / "docs" / "how-to").mkdir(parents=True)
+    for number, page in enumerate(sorted((ROOT / "docs").glob("how-to/*.md"))[:4]):
+        shutil.copy(page, folder / "docs" / ("how-to" if number else "") / page.name)
     (folder / "new-letter.txt").write_text("A paragraph that no training has seen.\n")
     (folder / "python").mkdir()
     for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
@@ -50,7 +54,9 @@ def small(command: str) -> list[str]:
     if arguments[0] not in TRAINS:
         return arguments
     given = [
-        word for word in arguments if "=" in word and not word.endswith(("seconds=120", "seconds=60", "seconds=90"))
+        word
+        for word in arguments
+        if "=" in word and not word.endswith(("seconds=120", "seconds=60", "seconds=90", "seconds=30"))
     ]
     rest = [word for word in arguments if "=" not in word]
     budget = ["finetune.steps=6"] if "seconds=90" in command else []
@@ -95,3 +101,33 @@ def test_the_example_and_what_is_left(place: Path, monkeypatch: pytest.MonkeyPat
     assert (place / "runs" / "steps" / "finetune" / "checkpoints" / "latest").read_text().strip() == "step-00000006"
     (example,) = [block for language, block in BLOCKS if language == "python"]
     exec(compile(example, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http", "mailto:"))]
+    dead = []
+    for link in links:
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (heading and heading not in list_anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def list_anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_figures_of_the_readme_are_in_the_log_or_a_result() -> None:
+    tables = "\n".join(line for line in README.splitlines() if line.startswith("|") or "bits/char" in line)
+    figures = set(re.findall(r"(?<![\w.])\d\.\d{2,4}(?![\d.])", tables))
+    logged = (ROOT / "dev" / "LOG.md").read_text(encoding="utf-8")
+    results = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "results").glob("*.json"))
+    numbers = [float(number) for number in re.findall(r"(?<![\w.])\d\.\d{2,}", logged + results)]
+    assert len(figures) > 15
+    unknown = {x for x in figures if not any(f"{number:.{len(x) - 2}f}" == x for number in numbers)}
+    assert unknown == set()
