@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from annotated_types import Unit
 from pydantic import AfterValidator, Field
 
 from data.urls import NO_SECRET
@@ -117,11 +118,11 @@ class SourceOptions:
     kind: Annotated[
         str,
         Field(
-            description="stdlib: the Python standard library's own .py files; text: a document per file; jsonl: a document "
-            "per line; wikitext: documents by ' = Title = ' headings; enwik8: splits by offset; stdin: standard input; "
-            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV, FLAC; datasets: Hugging Face; webdataset: tars of "
-            "samples; shards: an existing corpus, "
-            "also behind a URL (http, https, s3, gs, az, file); or a source of your own (docs/data.md)",
+            description="Kind of the source. stdlib: .py files of the Python standard library. text: one document per file. "
+            "jsonl: one document per line. wikitext: documents divided by ' = Title = ' headings. enwik8: one "
+            "text, split by offset. stdin: standard input. images: PNG, JPEG, ImageNet32 or CIFAR-10. audio: WAV "
+            "or FLAC. datasets: Hugging Face datasets. webdataset: tar files of samples. shards: an existing "
+            "corpus, also behind a URL (http, https, s3, gs, az, file).",
             json_schema_extra=SOURCES.add_choices,
         ),
         AfterValidator(SOURCES.check_name),
@@ -129,72 +130,98 @@ class SourceOptions:
     path: Annotated[
         Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": NO_SECRET})] | None,
         Field(
-            description="file, folder or glob, perhaps with braces ({000..012}, {a,b}); text may be compressed (.gz .xz .bz2 "
-            ".zst); - is standard input"
+            description="File, folder or glob to read, such as texts, texts/*.txt or part-{000..012}.txt. Text may be "
+            "compressed (.gz, .xz, .bz2, .zst). - is standard input. Null: source.kind=stdlib reads the installed "
+            "standard library."
         ),
     ] = None
     pattern: Annotated[
-        str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_check_glob)
+        str, Field(description="Files to read in a folder, as a glob relative to it."), AfterValidator(_check_glob)
     ] = "**/*"
     follow_links: Annotated[
         bool,
-        Field(description="follow links that lead out of the folder, and links to folders; else left out, and said"),
+        Field(
+            description="Follow links that lead out of the folder, and links to folders. If false, they are left out and "
+            "reported."
+        ),
     ] = False
     field: Annotated[
         str,
         Field(
-            description="jsonl and datasets: the field that holds the text; webdataset: the extension of the member to "
-            "read, such as txt, txt.gz, png, or json.caption for a field of a .json"
+            description="jsonl, datasets: field that holds the text. webdataset: extension of the member to read, such as "
+            "txt, txt.gz or png. json.caption is a field of a .json member."
         ),
     ] = "text"
-    config: Annotated[str | None, Field(description="datasets: which configuration of the data set")] = (
-        dataclasses.field(default=None, metadata={"kinds": ("datasets",)})
+    config: Annotated[str | None, Field(description="Configuration of the Hugging Face data set.")] = dataclasses.field(
+        default=None, metadata={"kinds": ("datasets",)}
     )
     revision: Annotated[
-        str | None, Field(description="datasets: branch, tag or commit on the hub; null: the newest")
+        str | None, Field(description="Branch, tag or commit on the Hugging Face hub. Null: the newest.")
     ] = dataclasses.field(default=None, metadata={"kinds": ("datasets",)})
     valid_percent: Annotated[
         int,
-        Field(ge=0, le=50, description="share of documents for valid, and for test, where files do not name a split"),
+        Field(
+            ge=0,
+            le=50,
+            description="Share of documents for valid, and the same share for test, where file names state no split.",
+        ),
+        Unit("%"),
     ] = 5
     valid_pattern: Annotated[
         str | None,
-        Field(description="regular expression: documents whose name matches are valid, whatever else says"),
+        Field(
+            description="Regular expression. Documents whose names match are in the valid split, whatever other rules say."
+        ),
         AfterValidator(_check_expression),
     ] = None
     test_pattern: Annotated[
         str | None,
-        Field(description="likewise for test; what matches neither is train"),
+        Field(
+            description="The same for the test split. Documents that match neither expression are in the train split."
+        ),
         AfterValidator(_check_expression),
     ] = None
     cut: Annotated[
         bool | None,
         Field(
-            description="text whose files state no split: true cuts every file 90/5/5, false shares whole files out by a "
-            "hash of their contents; null: cuts where the hash would leave a split empty"
+            description="How a text is split if its files state no split. true: each file is cut 90/5/5. false: a hash of its "
+            "contents assigns each whole file to a split. Null: files are cut only if the hash would leave a "
+            "split empty."
         ),
     ] = None
     newlines: Annotated[
         Literal["keep", "lf"],
-        Field(description="text: keep ends of lines as they are, or make CRLF (Windows) and CR (old Mac) LF"),
+        Field(description="Line ends of texts. keep: as they are. lf: CRLF (Windows) and CR (old Mac) become LF."),
     ] = "keep"
     offsets: Annotated[
         list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
-        Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2),
+        Field(
+            description="Positions in the file where valid and test begin. An empty list means 90 % and 95 % of the file.",
+            max_length=2,
+        ),
+        Unit("bytes"),
     ] = dataclasses.field(default_factory=list, metadata={"kinds": ("enwik8",)})
     image_size: Annotated[
-        int | None, Field(ge=1, le=4096, description="images: resampled to this many pixels square; null: as they are")
+        int | None,
+        Field(
+            ge=1, le=4096, description="Side of the square to which images are resampled. Null: images keep their size."
+        ),
+        Unit("pixels"),
     ] = None
     encoding: Annotated[
         Literal["mulaw", "pcm16"],
-        Field(description="audio: mulaw: one token per sample, 8 bits; pcm16: two, the high byte first"),
+        Field(
+            description="Encoding of audio. mulaw: 8 bits, one token per sample. pcm16: 16 bits, two tokens per sample, high "
+            "byte first."
+        ),
     ] = "mulaw"
     expansion: Annotated[
         int,
         Field(
             ge=1,
             le=10**6,
-            description="compressed input that grows more than so many times beyond 64 MB is refused as a bomb",
+            description="Maximum ratio of decompressed to compressed size, beyond 64 MB. Larger inputs are refused as "
+            "decompression bombs.",
         ),
     ] = 250
 
@@ -206,18 +233,28 @@ class ChunkerOptions:
     kind: Annotated[
         str,
         Field(
-            description="words: a word with the white space after it; fixed: k bytes; pixels: k values of a raster; "
-            "sentences; entropy: where a byte n-gram model is uncertain; or one of your own (docs/data.md)",
+            description="How documents are cut into chunks. words: a word with the white space after it. fixed: k bytes. "
+            "pixels: k values of a raster. sentences: a sentence. entropy: a chunk begins where a byte n-gram "
+            "model is uncertain.",
             json_schema_extra=CHUNKERS.add_choices,
         ),
         AfterValidator(CHUNKERS.check_name),
     ] = "words"
     k: Annotated[
-        int, Field(ge=1, le=LARGEST_CHUNK, description="tokens per chunk at most, of text bytes (paper: 12)")
+        int,
+        Field(
+            ge=1, le=LARGEST_CHUNK, description="Maximum length of a chunk (paper: 12). A token of a text is a byte."
+        ),
+        Unit("tokens"),
     ] = 12
     mean_length: Annotated[
         float,
-        Field(ge=1, le=LARGEST_CHUNK, description="entropy: tokens per chunk to aim at; the threshold follows from it"),
+        Field(
+            ge=1,
+            le=LARGEST_CHUNK,
+            description="Mean length of a chunk to aim at. The entropy threshold follows from it.",
+        ),
+        Unit("tokens"),
     ] = dataclasses.field(default=5.0, metadata={"kinds": ("entropy",)})
 
 
@@ -226,13 +263,17 @@ class ShardOptions:
     """Options for writing shards."""
 
     workers: Annotated[
-        int, Field(ge=1, le=1024, description="processes that write shards; changes no byte of them")
+        int,
+        Field(ge=1, le=1024, description="Processes that write shards. The shards do not depend on it."),
+        Unit("processes"),
     ] = 1
     megabytes: Annotated[
-        int, Field(ge=1, le=128, description="source bytes per shard, about; one shard is one unit of work")
+        int,
+        Field(ge=1, le=128, description="Approximate size of the source data in a shard. A shard is one unit of work."),
+        Unit("MB"),
     ] = 16
     verify: Annotated[
-        bool, Field(description="check the sha256 of a finished corpus's shards, not only their sizes")
+        bool, Field(description="Check the sha256 of a finished corpus's shards, not only their sizes.")
     ] = False
 
 
@@ -241,17 +282,26 @@ class LoaderOptions:
     """Options for reading shards."""
 
     workers: Annotated[
-        int, Field(ge=0, le=64, description="processes that make batches ahead; changes no batch. 0: none")
+        int,
+        Field(
+            ge=0, le=64, description="Processes that prepare batches ahead. The batches do not depend on it. 0: none."
+        ),
+        Unit("processes"),
     ] = 0
     damaged: Annotated[
         Literal["stop", "skip"],
-        Field(description="a damaged or missing shard: stop, or leave its windows empty and count them"),
+        Field(
+            description="What happens at a damaged or missing shard. stop: training stops. skip: its windows are empty and "
+            "counted."
+        ),
     ] = "stop"
-    cache_dir: Annotated[str, Field(description="where fetched shards are kept, in a folder haed-cache")] = (
+    cache_dir: Annotated[str, Field(description="Folder in which a folder haed-cache keeps fetched shards.")] = (
         "shards/.cache"
     )
     cache_gigabytes: Annotated[
-        float, Field(gt=0, le=1e6, description="bound on that folder; the longest unused goes first")
+        float,
+        Field(gt=0, le=1e6, description="Maximum size of the cache. The least recently used shards are removed first."),
+        Unit("GB"),
     ] = 50.0
 
 

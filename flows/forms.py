@@ -19,6 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from annotated_types import Unit
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import ConfigDict, Field
@@ -138,41 +139,39 @@ class FormField:
 PLAIN = {
     "preset": FormField(
         Annotated[Place | None, SchemaChange(_offer_presets)],
-        "what is trained and how: of an ordinary machine, or of a paper's size (paper-…); the run's own is that of an "
-        "existing run, named below",
+        "Preset or YAML file. Presets paper-… have the sizes of a paper, all others are for an ordinary machine. "
+        "the run's own: the options of an existing run, which is named below.",
         "quickstart",
     ),
     "name": FormField(
         Annotated[str, Field(max_length=200), _NoSecret],
-        "of the run, a folder under runs: an existing one goes on; empty: the preset's, with the source's if one is given; "
-        "required with the run's own preset",
+        "Name of the run, a folder in runs. An existing run goes on. Empty: the name of the preset, and of the source if "
+        "one is given. It is required with the run's own preset.",
         "",
     ),
     "source": FormField(
         Place,
-        "file, folder or URL (no password in it) of the data, whose kind is seen by its files; empty: the preset's",
+        "File, folder or URL of the data, without a password. Its files show the kind of source. Empty: the preset's.",
         "",
     ),
     "seconds": FormField(
         Seconds,
-        "of training, divided among the phases as in the preset; 0: the preset's limits",
+        "Training time, divided among the phases as in the preset. Unit: seconds. 0: the preset's limits.",
         0,
     ),
-    "overrides": FormField(Words, "further options, each key=value as on the command line; these come last", ()),
+    "overrides": FormField(Words, "Further options, each key=value as on the command line. They are applied last.", ()),
 }
 GROUPS = {
-    "sources": FormField(SourceOptions, "kind of the source and how it is split"),
-    "chunker": FormField(ChunkerOptions, "how it is cut into chunks"),
-    "sharding": FormField(ShardOptions, "size of the shards, and number of worker processes"),
-    "batch": FormField(BatchOptions, "windows of a step"),
-    "model": FormField(
-        ModelOptions, "its kind, and the parts that are of this kind; the same in phase two as in phase one"
-    ),
-    "iem": FormField(IEMOptions, "the IEM loss, where the phase gives it a weight"),
-    "optimizer": FormField(OptimizerOptions, "learning rates and the rest"),
-    "validation": FormField(ValidationOptions, "how often, and on how much"),
-    "checkpoint": FormField(CheckpointOptions, "when to save"),
-    "launcher": FormField(LauncherOptions, "processes that train together, and a Dask cluster to shard on"),
+    "sources": FormField(SourceOptions, "Kind of the source, and how it is split."),
+    "chunker": FormField(ChunkerOptions, "How documents are cut into chunks."),
+    "sharding": FormField(ShardOptions, "Size of the shards, and number of processes."),
+    "batch": FormField(BatchOptions, "Windows of a training step."),
+    "model": FormField(ModelOptions, "Kind of model, and its parts. Phase two needs the model of phase one."),
+    "iem": FormField(IEMOptions, "The IEM loss, in phases that give it a weight."),
+    "optimizer": FormField(OptimizerOptions, "Learning rates and other options of the optimizer."),
+    "validation": FormField(ValidationOptions, "How often the model is validated, and on how many windows."),
+    "checkpoint": FormField(CheckpointOptions, "When checkpoints are saved."),
+    "launcher": FormField(LauncherOptions, "Processes that train together, and a Dask cluster for sharding."),
 }
 
 
@@ -222,7 +221,7 @@ def config_flow(
         summarize: returns the one-line summary of the result, see `stage_flow`.
         preset: the default preset; None: the configuration of the run.
     """
-    known = PLAIN | GROUPS | {"phase": FormField(PHASES.get(stage), "limits and weights of the phase")}
+    known = PLAIN | GROUPS | {"phase": FormField(PHASES.get(stage), "Limits and weights of the phase.")}
     known["preset"] = replace(known["preset"], default=preset)
     form_fields = {name: known[name] for name in fields.split()}
     form = Signature(
@@ -308,7 +307,10 @@ def optional_copy(group: Any) -> Any:
             kind, *checks = get_args(hint)
             (info,) = (check for check in checks if isinstance(check, FieldInfo))
             checks = [*info.metadata, *(check for check in checks if check is not info)]
-            about = f"{info.description}{'; null: by overrides' if NoneType in get_args(kind) else ''}"
+            about = " ".join(
+                [info.description or "", *(f"Unit: {each.unit}." for each in checks if isinstance(each, Unit))]
+            )
+            about += " For null, use overrides." if NoneType in get_args(kind) else ""
             extra = info.json_schema_extra
             if kind in (str, str | None):
                 checks = [Field(max_length=LONGEST), *checks]

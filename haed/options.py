@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
+from annotated_types import Unit
 from pydantic import AfterValidator, Field
 
 
@@ -32,26 +33,28 @@ class Family:
 # Families by `model.kind`; `haed.registry` builds them.
 SYSTEMS = {
     "haed": Family(
-        "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
+        "a model of chunks with an encoder, a main model and a decoder (model.encoder, model.main, model.decoder)",
         ("encoder", "main", "decoder", "mixture"),
         chunks=True,
     ),
     "hourglass": Family(
-        "a transformer over tokens that shortens its sequence and lengthens it again (model.hourglass); flat: 6@1",
+        "a transformer over tokens that shortens its sequence and lengthens it again (model.hourglass)",
         ("token", "hourglass"),
     ),
     "top_down": Family(
-        "a transformer over tokens with layers of their own for each scale, from coarse to fine (model.multiscale)",
+        "a transformer over tokens with layers for each scale, from coarse to fine (model.multiscale)",
         ("token", "multiscale"),
     ),
     "bottom_up": Family(
-        "the same from fine to coarse; then the tokens look at every scale (model.multiscale)", ("token", "multiscale")
+        "a transformer over tokens with layers for each scale, from fine to coarse. Tokens attend to all scales "
+        "(model.multiscale)",
+        ("token", "multiscale"),
     ),
     "retina": Family(
-        "a transformer over tokens that looks at what is far away in groups (model.retina)", ("token", "retina")
+        "a transformer over tokens that attends to distant tokens in groups (model.retina)", ("token", "retina")
     ),
     "spacebyte": Family(
-        "a transformer over tokens with larger layers where words begin (model.spacebyte)", ("token", "spacebyte")
+        "a transformer over tokens with larger layers where a word begins (model.spacebyte)", ("token", "spacebyte")
     ),
 }
 
@@ -119,49 +122,68 @@ class EncoderOptions:
     kind: Annotated[
         str,
         Field(
-            description="mlp: token embeddings of the whole chunk through an MLP; linear: through a layer norm and one linear "
-            "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean",
+            description="Encoder of a chunk. mlp: an MLP over the embeddings of its tokens. linear: a layer norm and one "
+            "linear map over them (MEGABYTE). lstm: the last output of an LSTM (HRED). transformer: the mean over "
+            "the tokens' outputs.",
             json_schema_extra=ENCODERS.add_choices,
         ),
         AfterValidator(ENCODERS.check_name),
     ] = "mlp"
     token_width: Annotated[
-        int, Field(ge=1, le=65_536, description="width of a token's embedding, but for the transformer (paper: 10)")
+        int, Field(ge=1, le=65_536, description="Width of a token's embedding (paper: 10)."), Unit("dimensions")
     ] = field(default=32, metadata={"kinds": ("mlp", "linear", "lstm")})
     hidden: Annotated[
         int,
         Field(
             ge=1,
             le=65_536,
-            description="units of a hidden layer (paper: 256); LSTM units (paper: 1024); transformer width",
+            description="Hidden units of the MLP (paper: 256), units of the LSTM (paper: 1024), or width of the transformer.",
         ),
+        Unit("units"),
     ] = field(default=512, metadata={"kinds": ("mlp", "lstm", "transformer")})
     layers: Annotated[
-        int, Field(ge=1, le=1024, description="of linear maps (paper: 2), of the LSTM (paper: 1), of the transformer")
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            description="Linear maps of the MLP (paper: 2), layers of the LSTM (paper: 1), or blocks of the transformer.",
+        ),
+        Unit("layers"),
     ] = field(default=2, metadata={"kinds": ("mlp", "lstm", "transformer")})
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer encoder")] = field(
-        default=4, metadata={"kinds": ("transformer",)}
-    )
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer encoder")] = field(
-        default=1024, metadata={"kinds": ("transformer",)}
-    )
+    heads: Annotated[
+        int, Field(ge=1, le=4096, description="Attention heads of the transformer encoder."), Unit("heads")
+    ] = field(default=4, metadata={"kinds": ("transformer",)})
+    ffn: Annotated[
+        int,
+        Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers of the transformer encoder."),
+        Unit("units"),
+    ] = field(default=1024, metadata={"kinds": ("transformer",)})
     width: Annotated[
         int,
-        Field(ge=1, le=65_536, description="width E of a chunk's embedding (paper: 256); lstm: its first E units"),
+        Field(
+            ge=1,
+            le=65_536,
+            description="Width E of a chunk's embedding (paper: 256). The LSTM encoder returns its first E units.",
+        ),
+        Unit("dimensions"),
     ] = 256
     output: Annotated[
         Literal["norm", "relu", "none"],
-        Field(description="what ends the encoder: a layer norm, ReLU (paper), or none, as HRED has it"),
+        Field(
+            description="Last operation of the encoder. norm: a layer norm. relu: ReLU (paper). none: nothing (HRED)."
+        ),
     ] = "norm"
     rows: Annotated[
         int,
         Field(
             ge=0,
             le=2**24,
-            description="rows of a table: each chunk has one, found by a hash of the whole chunk and added before that end; 0: "
-            "none (paper). In training it takes 4 · rows · (model.encoder.width + 1) bytes, time for the rows of a step; with "
-            "optimizer.ema twice as much, and time for all",
+            description="Rows of a table of chunk embeddings. A hash of the whole chunk selects one row, which is added "
+            "before model.encoder.output. 0: no table (paper). Training needs 4 · rows · (model.encoder.width + "
+            "1) bytes, and twice as much with optimizer.ema. A step's time grows with the rows that it uses, and "
+            "with all rows if optimizer.ema is set.",
         ),
+        Unit("rows"),
     ] = 0
 
 
@@ -172,32 +194,46 @@ class MainOptions:
     kind: Annotated[
         str,
         Field(
-            description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)",
+            description="Main model. transformer: a causal transformer with pre-norm. lstm: an LSTM whose input gate is at "
+            "most 1 − forget gate (HRED).",
             json_schema_extra=MAINS.add_choices,
         ),
         AfterValidator(MAINS.check_name),
     ] = "transformer"
-    layers: Annotated[int, Field(ge=1, le=1024, description="blocks (paper: 6), or layers of the LSTM (paper: 1)")] = 4
+    layers: Annotated[
+        int,
+        Field(ge=1, le=1024, description="Blocks of the transformer (paper: 6) or layers of the LSTM (paper: 1)."),
+        Unit("layers"),
+    ] = 4
     width: Annotated[
-        int, Field(ge=1, le=65_536, description="width W of the residual stream and of the prediction ŷ (paper: 356)")
+        int,
+        Field(ge=1, le=65_536, description="Width W of the residual stream and of the prediction ŷ (paper: 356)."),
+        Unit("dimensions"),
     ] = 256
     units: Annotated[
-        int | None, Field(ge=1, le=65_536, description="lstm: units, whose first W are ŷ (paper: 1500); null: W")
+        int | None,
+        Field(ge=1, le=65_536, description="Units of the LSTM, of which the first W are ŷ (paper: 1500). Null: W."),
+        Unit("units"),
     ] = field(default=None, metadata={"kinds": ("lstm",)})
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads (paper: 8; 12 in the IEM experiments)")] = (
-        field(default=4, metadata={"kinds": ("transformer",)})
-    )
+    heads: Annotated[
+        int,
+        Field(ge=1, le=4096, description="Attention heads (paper: 8, and 12 in the IEM experiments)."),
+        Unit("heads"),
+    ] = field(default=4, metadata={"kinds": ("transformer",)})
     head_width: Annotated[
-        int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
+        int,
+        Field(ge=2, le=4096, description="Width of an attention head. heads × head_width may differ from W."),
+        Unit("dimensions"),
     ] = field(default=64, metadata={"kinds": ("transformer",)})
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers (paper: 1424)")] = (
-        field(default=1024, metadata={"kinds": ("transformer",)})
-    )
+    ffn: Annotated[
+        int, Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers (paper: 1424)."), Unit("units")
+    ] = field(default=1024, metadata={"kinds": ("transformer",)})
     positions: Annotated[
         Literal["rotary", "concatenated", "learned"],
         Field(
-            description="of the transformer: rotary; learned vectors that fill the coordinates from E to W (concatenated: paper; "
-            "needs W > E), or are added to all (learned)"
+            description="Position encoding of the transformer. rotary: rotary embeddings. concatenated: learned vectors fill "
+            "the dimensions from E to W, which needs W > E (paper). learned: learned vectors are added to all "
+            "dimensions."
         ),
     ] = "rotary"
     dropout: Annotated[
@@ -205,9 +241,11 @@ class MainOptions:
         Field(
             ge=0,
             lt=1,
-            description="of the inputs, of what attention and feed-forward layers add, and of attention; lstm: of the inputs and "
-            "of every layer's outputs",
+            description="Dropout probability. In the transformer it applies to the inputs, the attention weights, and the "
+            "outputs of attention and feed-forward layers. In the LSTM it applies to the inputs and to every "
+            "layer's outputs.",
         ),
+        Unit("probability"),
     ] = 0.0
 
 
@@ -222,14 +260,17 @@ class GramsOptions:
     """Hashed n-grams of the last tokens, looked up in a table (Pagnoni et al. 2024, section 3.2.1)."""
 
     rows: Annotated[
-        int, Field(ge=0, le=2**28, description="of the table, for each length of n-grams (BLT: 500,000); 0: none")
+        int,
+        Field(ge=0, le=2**28, description="Rows of the table for each length of n-grams (BLT: 500,000). 0: no table."),
+        Unit("rows"),
     ] = 0
     orders: Annotated[
         list[Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 64})]],
-        Field(description="lengths of n-grams in tokens (BLT: 3 to 8)", max_length=64),
+        Field(description="Lengths of the n-grams, each listed once (BLT: 3 to 8).", max_length=64),
+        Unit("tokens"),
         AfterValidator(_check_orders),
     ] = field(default_factory=lambda: [2, 3, 4, 5])
-    width: Annotated[int, Field(ge=1, le=65_536, description="width of a row")] = 32
+    width: Annotated[int, Field(ge=1, le=65_536, description="Width of a row."), Unit("dimensions")] = 32
 
 
 @dataclass(kw_only=True)
@@ -239,41 +280,53 @@ class DecoderOptions:
     kind: Annotated[
         str,
         Field(
-            description="lstm (paper), or a causal transformer over the chunk", json_schema_extra=DECODERS.add_choices
+            description="Decoder of a chunk's tokens. lstm: an LSTM (paper). transformer: a causal transformer over the "
+            "chunk.",
+            json_schema_extra=DECODERS.add_choices,
         ),
         AfterValidator(DECODERS.check_name),
     ] = "lstm"
     token_width: Annotated[
-        int, Field(ge=1, le=65_536, description="width of a token's embedding in the LSTM (paper: 10)")
+        int,
+        Field(ge=1, le=65_536, description="Width of a token's embedding in the LSTM (paper: 10)."),
+        Unit("dimensions"),
     ] = field(default=64, metadata={"kinds": ("lstm",)})
-    width: Annotated[int, Field(ge=1, le=65_536, description="LSTM units or transformer width (paper: 1024 units)")] = (
-        512
-    )
-    layers: Annotated[int, Field(ge=1, le=1024, description="layers")] = 1
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer decoder")] = field(
-        default=4, metadata={"kinds": ("transformer",)}
-    )
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer decoder")] = field(
-        default=1024, metadata={"kinds": ("transformer",)}
-    )
+    width: Annotated[
+        int,
+        Field(ge=1, le=65_536, description="Units of the LSTM (paper: 1024) or width of the transformer."),
+        Unit("units"),
+    ] = 512
+    layers: Annotated[
+        int, Field(ge=1, le=1024, description="Layers of the LSTM or blocks of the transformer."), Unit("layers")
+    ] = 1
+    heads: Annotated[
+        int, Field(ge=1, le=4096, description="Attention heads of the transformer decoder."), Unit("heads")
+    ] = field(default=4, metadata={"kinds": ("transformer",)})
+    ffn: Annotated[
+        int,
+        Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers of the transformer decoder."),
+        Unit("units"),
+    ] = field(default=1024, metadata={"kinds": ("transformer",)})
     context: Annotated[
         Literal["same", "each"],
         Field(
-            description="ŷ is mapped to every place of the chunk by the same matrix, or to each by its own (MEGABYTE; of the "
-            "transformer decoder)"
+            description="How the transformer decoder maps ŷ to the positions of a chunk. same: one matrix for all positions. "
+            "each: one matrix for each position (MEGABYTE)."
         ),
     ] = "same"
-    previous: Annotated[bool, Field(description="the transformer decoder also sees the tokens of the chunk before")] = (
-        False
-    )
+    previous: Annotated[
+        bool, Field(description="The transformer decoder also sees the tokens of the previous chunk.")
+    ] = False
     dropout: Annotated[
         float,
         Field(
             ge=0,
             lt=1,
-            description="of the inputs, of what attention and feed-forward layers add, and of attention; lstm: of ŷ, of the "
-            "table of token embeddings, and of every layer's outputs",
+            description="Dropout probability. In the transformer it applies to the inputs, the attention weights, and the "
+            "outputs of attention and feed-forward layers. In the LSTM it applies to ŷ, the table of token "
+            "embeddings, and every layer's outputs.",
         ),
+        Unit("probability"),
     ] = 0.0
     grams: GramsOptions = field(default_factory=GramsOptions)
 
@@ -287,10 +340,12 @@ class MixtureOptions:
         Field(
             ge=0,
             le=10**7,
-            description="known chunks: the most frequent ones of the train split, so many at most; 0: none, the decoder is the "
-            "likelihood; null: 131,072, but none with chunker.kind=pixels, where most chunks are new. A score takes "
-            "2 · known · model.encoder.width operations, their embeddings 2 bytes a coordinate",
+            description="Maximum number of known chunks, the most frequent chunks of the train split. The IEM score gives "
+            "their likelihood, and the decoder gives that of all others. 0: the decoder alone. Null: 131,072, or "
+            "0 with chunker.kind=pixels, where most chunks are new. A score takes 2 · known · model.encoder.width "
+            "operations, and the embeddings take 2 bytes per dimension.",
         ),
+        Unit("chunks"),
     ] = 0
 
 
@@ -298,33 +353,56 @@ class MixtureOptions:
 class TokenOptions:
     """Embedding, blocks and output, which all models of tokens share."""
 
-    width: Annotated[int, Field(ge=1, le=65_536, description="width W of the residual stream")] = 256
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads")] = 4
+    width: Annotated[int, Field(ge=1, le=65_536, description="Width W of the residual stream."), Unit("dimensions")] = (
+        256
+    )
+    heads: Annotated[int, Field(ge=1, le=4096, description="Attention heads."), Unit("heads")] = 4
     head_width: Annotated[
-        int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
+        int,
+        Field(ge=2, le=4096, description="Width of an attention head. heads × head_width may differ from W."),
+        Unit("dimensions"),
     ] = 64
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers")] = 1024
+    ffn: Annotated[
+        int, Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers."), Unit("units")
+    ] = 1024
     attention: Annotated[
         Literal["rotary", "relative", "local", "lsh", "plain"],
         Field(
-            description="rotary; relative (Transformer-XL); local: rotary, to the last positions; lsh: rotary, to the last "
-            "ones with like contents (Reformer); plain: knows no positions"
+            description="Kind of attention. rotary: rotary embeddings. relative: relative positions (Transformer-XL). local: "
+            "rotary, to the last positions. lsh: rotary, to the last positions with similar contents (Reformer). "
+            "plain: no positions."
         ),
     ] = "rotary"
     window: Annotated[
         int,
-        Field(ge=1, le=2**20, description="positions that local attention sees, its own included; lsh: of its bucket"),
+        Field(
+            ge=1,
+            le=2**20,
+            description="Positions that local attention sees, including its own, or size of a bucket of lsh attention.",
+        ),
+        Unit("positions"),
     ] = 128
-    hashes: Annotated[int, Field(ge=1, le=64, description="rounds of hashing of lsh attention")] = 2
-    activation: Annotated[Literal["gelu", "relu"], Field(description="of the feed-forward layers")] = "gelu"
+    hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = 2
+    activation: Annotated[Literal["gelu", "relu"], Field(description="Activation of the feed-forward layers.")] = "gelu"
     dropout: Annotated[
         float,
-        Field(ge=0, lt=1, description="of embeddings, of what attention and feed-forward layers add, and of attention"),
+        Field(
+            ge=0,
+            lt=1,
+            description="Dropout probability of the embeddings, the attention weights, and the outputs of attention and "
+            "feed-forward layers.",
+        ),
+        Unit("probability"),
     ] = 0.0
-    shift: Annotated[bool, Field(description="half of a layer's input is of the position before (token shift)")] = False
+    shift: Annotated[
+        bool, Field(description="Half of a layer's input comes from the previous position (token shift).")
+    ] = False
     positions: Annotated[
         Literal["none", "learned", "sinusoidal"],
-        Field(description="added to the embeddings; none: where attention itself knows distances"),
+        Field(
+            description="Position vectors added to the embeddings. none: no vectors, since the attention has distances of its "
+            "own. learned: learned vectors. sinusoidal: fixed sines and cosines."
+        ),
     ] = "none"
     grams: GramsOptions = field(default_factory=GramsOptions)
 
@@ -336,22 +414,29 @@ class HourglassOptions:
     hierarchy: Annotated[
         str,
         Field(
-            description="layers@factor from the input to the output, such as 2@1 1@2 4@4 1@2 2@1 (section 3); flat: 6@1"
+            description="layers@factor from the input to the output, such as 2@1 1@2 4@4 1@2 2@1 (section 3). 6@1 is a flat "
+            "transformer of six layers."
         ),
     ] = "1@1 2@4 1@1"
     shortening: Annotated[
         Literal["average", "linear", "attention_average", "attention_linear"],
-        Field(description="average, linear, or attention with S = average or linear (section 2.1)"),
+        Field(
+            description="How a level's sequence is shortened (section 2.1). average: the mean of each group. linear: a linear "
+            "map of each group. attention_average, attention_linear: attention with S = average or linear."
+        ),
     ] = "attention_average"
     lengthening: Annotated[
         Literal["repeat", "linear", "attention", "attention_linear"],
-        Field(description="repeat, linear, or attention with U = x or x + linear(x') (section 2.3)"),
+        Field(
+            description="How a sequence is lengthened again (section 2.3). repeat: each vector is repeated. linear: a linear "
+            "map. attention, attention_linear: attention with U = x or x + linear(x')."
+        ),
     ] = "attention_linear"
     attention: Annotated[
         list[Literal["rotary", "relative", "local", "lsh", "plain"]],
         Field(
-            description="of the levels' layers, from the finest to the coarsest, the last one of all further levels; "
-            "none: model.token.attention",
+            description="Attention of each level, from the finest to the coarsest. The last one holds for all further levels. "
+            "An empty list means model.token.attention.",
             max_length=64,
         ),
     ] = field(default_factory=list)
@@ -362,18 +447,27 @@ class MultiscaleOptions:
     """Scales of Top-down and Bottom-up (Subramanian et al. 2020)."""
 
     layers: Annotated[
-        str, Field(description="layers@scale for each scale, in tokens, such as 2@16 2@4 4@1 (section 3)")
+        str, Field(description="layers@scale for each scale in tokens, such as 2@16 2@4 4@1 (section 3).")
     ] = "2@4 4@1"
     pooling: Annotated[
         Literal["average", "max", "convolution"],
-        Field(description="of neighbours to the next scale; a convolution's stride is its kernel's size"),
+        Field(
+            description="How neighbours are pooled to the next scale. average: their mean. max: their maximum. convolution: a "
+            "convolution whose stride is its kernel size."
+        ),
     ] = "average"
     upsampling: Annotated[
         Literal["linear", "repeat"],
-        Field(description="top_down: a vector for each place of a finer scale, or one for all (a bag: 6@4)"),
+        Field(
+            description="How top_down returns to a finer scale. linear: a vector for each position. repeat: one vector for "
+            "all positions, so that 6@4 is a bag."
+        ),
     ] = "linear"
     heads: Annotated[
-        str, Field(description="bottom_up: heads@scale, as 2@16 2@4; empty: equal parts, the rest to the finest")
+        str,
+        Field(
+            description="bottom_up: heads@scale, such as 2@16 2@4. Empty: equal shares, the rest to the finest scale."
+        ),
     ] = ""
 
 
@@ -381,21 +475,29 @@ class MultiscaleOptions:
 class RetinaOptions:
     """Windows and scales of Retina (Subramanian et al. 2020, section 3.4)."""
 
-    layers: Annotated[int, Field(ge=1, le=1024, description="layers (paper: 12 and 16)")] = 6
+    layers: Annotated[
+        int, Field(ge=1, le=1024, description="Layers of the transformer (paper: 12 and 16)."), Unit("layers")
+    ] = 6
     windows: Annotated[
         str,
         Field(
-            description="from:to@scale for each scale: the distances, in tokens, at which its heads look (paper: as it is here)"
+            description="from:to@scale for each scale. Its heads look at distances from `from` to `to` tokens. The default is "
+            "the paper's."
         ),
+        Unit("tokens"),
     ] = "256:512@16 8:256@4 0:8@1"
     pooling: Annotated[
         Literal["average", "max", "convolution"],
-        Field(description="of neighbours to a coarser scale; a convolution's stride is its kernel's size"),
+        Field(
+            description="How neighbours are pooled to a coarser scale. average: their mean. max: their maximum. convolution: "
+            "a convolution whose stride is its kernel size."
+        ),
     ] = "average"
     heads: Annotated[
         str,
         Field(
-            description="heads@scale, such as 1@16 1@4 2@1; empty: equal parts of model.token.heads, the rest to the finest"
+            description="heads@scale, such as 1@16 1@4 2@1. Empty: equal shares of model.token.heads, the rest to the finest "
+            "scale."
         ),
     ] = ""
 
@@ -404,18 +506,43 @@ class RetinaOptions:
 class SpaceByteOptions:
     """SpaceByte: layers at every token, and larger ones where a word begins (Slagle 2024)."""
 
-    before: Annotated[int, Field(ge=0, le=1024, description="layers at every token, before the larger ones")] = 2
-    layers: Annotated[int, Field(ge=1, le=1024, description="larger layers, where a word begins")] = 4
-    after: Annotated[int, Field(ge=0, le=1024, description="layers at every token, after the larger ones")] = 2
+    before: Annotated[
+        int, Field(ge=0, le=1024, description="Layers at every token, before the larger layers."), Unit("layers")
+    ] = 2
+    layers: Annotated[
+        int, Field(ge=1, le=1024, description="Larger layers, which run where a word begins."), Unit("layers")
+    ] = 4
+    after: Annotated[
+        int, Field(ge=0, le=1024, description="Layers at every token, after the larger layers."), Unit("layers")
+    ] = 2
     width: Annotated[
-        int | None, Field(ge=1, le=65_536, description="of larger layers, from model.token.width on; null: 3/2 of it")
+        int | None,
+        Field(
+            ge=1,
+            le=65_536,
+            description="Width of the larger layers, at least model.token.width. Null: 3/2 of model.token.width.",
+        ),
+        Unit("dimensions"),
     ] = None
-    heads: Annotated[int | None, Field(ge=1, le=4096, description="theirs; null: 3/2 of model.token.heads")] = None
-    ffn: Annotated[int | None, Field(ge=1, le=2**20, description="hidden units; null: 3/2 of model.token.ffn")] = None
+    heads: Annotated[
+        int | None,
+        Field(ge=1, le=4096, description="Attention heads of the larger layers. Null: 3/2 of model.token.heads."),
+        Unit("heads"),
+    ] = None
+    ffn: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=2**20,
+            description="Hidden units of the larger layers' feed-forward layers. Null: 3/2 of model.token.ffn.",
+        ),
+        Unit("units"),
+    ] = None
     letters: Annotated[
         str,
         Field(
-            description="tokens inside a word, as ranges: by default digits, ASCII letters, bytes that continue a UTF-8 character"
+            description="Tokens that are inside a word, as ranges. The default has digits, ASCII letters, and bytes that "
+            "continue a UTF-8 character."
         ),
     ] = "48-57 65-90 97-122 128-191"
 
@@ -433,7 +560,7 @@ class ModelOptions:
     kind: Annotated[
         str,
         Field(
-            description="; ".join(f"{name}: {family.about}" for name, family in SYSTEMS.items()),
+            description=f"Family of the model. {' '.join(f'{name}: {family.about}.' for name, family in SYSTEMS.items())}",
             json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
         ),
         AfterValidator(_check_family),
@@ -478,47 +605,76 @@ class IEMOptions:
     correction: Annotated[
         Literal["inclusion", "none"],
         Field(
-            description="of sampled candidates: log π, by other windows and by what is before in the own one (calibrated), or "
-            "none (the paper's plain loss)"
+            description="Correction for candidate sampling. inclusion: subtract the log inclusion probability, which makes "
+            "scores calibrated. none: the paper's plain sampled softmax."
         ),
     ] = "inclusion"
     extra_batches: Annotated[
-        int, Field(ge=0, le=1024, description="batches read only for their chunks, as further negatives (paper: 3)")
+        int,
+        Field(
+            ge=0,
+            le=1024,
+            description="Batches that are read only for their chunks, which become further negatives (paper: 3).",
+        ),
+        Unit("batches"),
     ] = 0
-    smoothing: Annotated[float, Field(ge=0, le=1e9, description="added to counts of windows with a chunk")] = 0.0
+    smoothing: Annotated[
+        float, Field(ge=0, le=1e9, description="Added to the count of windows that contain a chunk."), Unit("windows")
+    ] = 0.0
     duplicates: Annotated[
-        bool, Field(description="each occurrence of a chunk is a candidate of its own (paper); with correction=none")
+        bool,
+        Field(
+            description="Each occurrence of a chunk is a candidate of its own (paper). It needs iem.correction=none."
+        ),
     ] = False
-    similarity: Annotated[Literal["dot", "cosine"], Field(description="of query and embedding, times iem.scale")] = (
-        "dot"
-    )
+    similarity: Annotated[
+        Literal["dot", "cosine"],
+        Field(
+            description="Similarity of query and embedding, which iem.scale multiplies. dot: dot product. cosine: cosine "
+            "similarity."
+        ),
+    ] = "dot"
     scale: Annotated[
         Literal["learned", "none"],
-        Field(description="of the similarity: learned, by its logarithm, or none, which is 1 (paper)"),
+        Field(description="Factor of the similarity. learned: its logarithm is learned. none: 1 (paper)."),
     ] = "learned"
     temperature: Annotated[
         float,
-        Field(gt=0, le=1e3, description="cosine: what the scale begins as the inverse of (dot: it begins as 1/√E)"),
+        Field(
+            gt=0,
+            le=1e3,
+            description="Initial inverse of the scale with iem.similarity=cosine. With dot, the scale begins at 1/√E.",
+        ),
     ] = 0.07
     bias: Annotated[
-        bool, Field(description="a chunk's score has a share of its own, linear in its embedding (paper: none)")
+        bool, Field(description="A chunk's score gets a bias that is linear in its embedding (paper: false).")
     ] = True
     head: Annotated[
         Literal["linear", "none"],
-        Field(description="between the main model and the score: a linear map W→E, or the first E coordinates (paper)"),
+        Field(
+            description="Map from the main model to the score. linear: a linear map W→E. none: the first E dimensions "
+            "(paper)."
+        ),
     ] = "linear"
     group: Annotated[
-        int | None, Field(ge=1, le=2**20, description="neighbouring ranks that share candidates; null: all of them do")
+        int | None,
+        Field(ge=1, le=2**20, description="Neighbouring ranks that share candidates. Null: all ranks."),
+        Unit("ranks"),
     ] = None
     block: Annotated[
         int | None,
-        Field(ge=1, le=10**8, description="queries scored at a time; bounds memory, changes no result; null: fitting"),
+        Field(
+            ge=1,
+            le=10**8,
+            description="Queries scored at a time. It bounds memory and changes no result. Null: chosen automatically.",
+        ),
+        Unit("queries"),
     ] = None
 
     terms: Annotated[
         list[Annotated[str, Field(max_length=200, json_schema_extra={"pattern": NO_ADDRESS})]],
         Field(
-            description="further terms of the loss from other packages, each weight*name, such as 0.01*center",
+            description="Further terms of the loss from other packages. Each is WEIGHT*NAME, such as 0.01*center.",
             max_length=64,
         ),
         AfterValidator(_check_terms),

@@ -27,12 +27,12 @@ from pipeline.config import (
     PHASES,
     ConfigError,
     Phase,
-    dump_options,
     is_option,
     load_options,
     training_phases,
     write_override,
 )
+from pipeline.config.reference import comment_options, format_options, search_options
 from pipeline.run.files import describe_speed, write_or_log
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import postponed_signals
@@ -140,13 +140,17 @@ def _run_evaluate(arguments: argparse.Namespace) -> CommandResult:
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="PRESET_OR_FILE", help="the same as the preset or file alone")
     parser.add_argument("words", nargs="*", metavar="[PRESET_OR_FILE] key=value", help="nothing: the defaults")
+    parser.add_argument("--search", metavar="WORDS", help="print only options with these words in name or meaning")
 
 
 def _run_config(arguments: argparse.Namespace) -> CommandResult:
     named = [word for word in arguments.words if "=" not in word][: 0 if arguments.config else 1]
     overrides = [word for word in arguments.words if word not in named]
     options = load_options(arguments.config or (named or [None])[0], overrides, log_changes=True)
-    return CommandResult(dump_options(options, scheduler=True).rstrip(), asdict(options))
+    if arguments.search:
+        found = search_options(options, arguments.search)
+        return CommandResult(format_options(found), [asdict(each) for each in found])
+    return CommandResult(comment_options(options), asdict(options))
 
 
 def _cat_arguments(parser: argparse.ArgumentParser) -> None:

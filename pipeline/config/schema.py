@@ -14,6 +14,7 @@ from functools import cache, reduce
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
+from annotated_types import Unit
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, Kinds, LoaderOptions, ShardOptions, SourceOptions
@@ -29,16 +30,23 @@ CHUNKS_ONLY = {"models": "chunks"}
 class BatchOptions:
     """Options of the batch of windows in one training step."""
 
-    sequences: Annotated[int, Field(ge=1, le=65_536, description="windows per step and process (B)")] = 4
-    context: Annotated[int, Field(ge=1, le=65_536, description="chunks per window (T); also the model's context")] = 128
+    sequences: Annotated[
+        int, Field(ge=1, le=65_536, description="Windows per training step and process (B)."), Unit("windows")
+    ] = 4
+    context: Annotated[
+        int,
+        Field(ge=1, le=65_536, description="Chunks per window (T). This is also the model's context."),
+        Unit("chunks"),
+    ] = 128
     pieces: Annotated[
         int,
         Field(
             ge=1,
             le=65_536,
-            description="a step's windows are computed in so many pieces, each again for its gradient: the same "
-            "step in less memory, a third slower",
+            description="Pieces into which a step's windows are divided. More pieces need less memory for the same step. "
+            "Above 1, each piece is computed again for its gradient, which takes a third longer.",
         ),
+        Unit("pieces"),
     ] = field(default=1, metadata=CHUNKS_ONLY)
 
 
@@ -46,40 +54,54 @@ class BatchOptions:
 class OptimizerOptions:
     """Options of AdamW and its learning rate, a function of progress: a warm-up, then a schedule."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of encoder, decoder and heads (paper: 2e-3)")] = (
-        2e-3
-    )
-    main_learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of the main model (paper: 3.5e-4)")] = field(
-        default=1e-3, metadata={"models": "chunks", "instead": "optimizer.learning_rate"}
-    )
+    learning_rate: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1e3,
+            description="Learning rate of encoder, decoder and heads (paper: 2e-3), and of models of tokens.",
+        ),
+    ] = 2e-3
+    main_learning_rate: Annotated[
+        float, Field(gt=0, le=1e3, description="Learning rate of the main model (paper: 3.5e-4).")
+    ] = field(default=1e-3, metadata={"models": "chunks", "instead": "optimizer.learning_rate"})
     table_learning_rate: Annotated[
         float,
         Field(
             gt=0,
             le=1e3,
-            description="of tables of hashed rows (model.encoder.rows, grams), which Adagrad trains by rows",
+            description="Learning rate of tables of hashed rows (model.encoder.rows, grams). Adagrad trains them row by row.",
         ),
     ] = 0.2
     warmup_steps: Annotated[
-        int, Field(ge=0, le=10**12, description="steps of linear warm-up of a phase (paper: 2000)")
+        int,
+        Field(ge=0, le=10**12, description="Steps of linear warm-up at the start of a phase (paper: 2000)."),
+        Unit("steps"),
     ] = 100
     schedule: Annotated[
         Literal["cosine", "linear", "stable", "inverse_root"],
         Field(
-            description="after the warm-up, from rate_from to rate_to of the phase: a half cosine, a straight line, or stable "
-            "for four fifths of the phase and straight then; or falling with the root of the steps, from rate_from"
+            description="Learning rate after the warm-up, from rate_from to rate_to of the phase. cosine: half a cosine. "
+            "linear: a straight line. stable: constant for four fifths of the phase, then linear. inverse_root: "
+            "falls from rate_from with the square root of the steps."
         ),
     ] = "cosine"
-    weight_decay: Annotated[float, Field(ge=0, le=1e3, description="decoupled, of matrices only")] = 0.1
-    beta2: Annotated[float, Field(gt=0, lt=1, description="decay of the second moment")] = 0.95
-    epsilon: Annotated[float, Field(gt=0, le=1, description="added to the root of the second moment")] = 1e-8
+    weight_decay: Annotated[
+        float, Field(ge=0, le=1e3, description="Decoupled weight decay. It applies to matrices only.")
+    ] = 0.1
+    beta2: Annotated[float, Field(gt=0, lt=1, description="Decay of AdamW's second moment.")] = 0.95
+    epsilon: Annotated[float, Field(gt=0, le=1, description="Added to the root of AdamW's second moment.")] = 1e-8
     clip_norm: Annotated[
         float,
-        Field(gt=0, le=1e12, description="bound on the norm of the whole gradient, tables left out (paper: 0.01)"),
+        Field(gt=0, le=1e12, description="Maximum norm of the whole gradient, without tables (paper: 0.01)."),
     ] = 1.0
     ema: Annotated[
         float,
-        Field(ge=0, lt=1, description="decay of a moving average of the weights, which is what is evaluated; 0: none"),
+        Field(
+            ge=0,
+            lt=1,
+            description="Decay of a moving average of the weights. If it is set, the average is evaluated. 0: no average.",
+        ),
     ] = 0.0
 
 
@@ -87,44 +109,75 @@ class OptimizerOptions:
 class PhaseOptions:
     """Options of a training phase. The limit that is reached first ends the phase; any may be null."""
 
-    steps: Annotated[int | None, Field(ge=1, le=10**12, description="limit in steps")] = None
-    seconds: Annotated[float | None, Field(gt=0, le=10**10, description="limit in seconds of training")] = None
-    epochs: Annotated[
-        float | None, Field(gt=0, le=10**9, description="limit in passes over this phase's part of the data")
+    steps: Annotated[
+        int | None, Field(ge=1, le=10**12, description="Maximum number of steps. Null: no limit."), Unit("steps")
     ] = None
-    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="weight of the IEM loss; 0 switches it off")] = field(
+    seconds: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=10**10,
+            description="Maximum time spent in training steps. Start-up, validation and saving are not counted. Null: no "
+            "limit.",
+        ),
+        Unit("seconds"),
+    ] = None
+    epochs: Annotated[
+        float | None,
+        Field(gt=0, le=10**9, description="Maximum passes over the phase's part of the data. Null: no limit."),
+        Unit("epochs"),
+    ] = None
+    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="Weight of the IEM loss. 0 turns it off.")] = field(
         default=0.0, metadata=CHUNKS_ONLY
     )
-    decode_fraction: Annotated[float, Field(ge=0, le=1, description="share of the chunks decoded in each step")] = (
-        field(default=1.0, metadata=CHUNKS_ONLY)
-    )
-    rate_from: Annotated[float, Field(gt=0, le=1, description="share of the learning rates at the start")] = 1.0
-    rate_to: Annotated[float, Field(ge=0, le=1, description="share of the learning rates at the end (paper: 0.05)")] = (
-        0.05
-    )
+    decode_fraction: Annotated[
+        float, Field(ge=0, le=1, description="Share of the chunks that are decoded in each step."), Unit("share")
+    ] = field(default=1.0, metadata=CHUNKS_ONLY)
+    rate_from: Annotated[
+        float, Field(gt=0, le=1, description="Share of the learning rates at the start of the phase."), Unit("share")
+    ] = 1.0
+    rate_to: Annotated[
+        float,
+        Field(ge=0, le=1, description="Share of the learning rates at the end of the phase (paper: 0.05)."),
+        Unit("share"),
+    ] = 0.05
     layer_decay: Annotated[
         float,
         Field(
             gt=0,
             le=1,
-            description="factor of the learning rate for each block between a weight and the decoder; 1: all the same",
+            description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the "
+            "same rate.",
         ),
     ] = 1.0
     patience: Annotated[
         int,
-        Field(ge=0, le=10**6, description="validations in a row without a better one that end the phase; 0: none do"),
+        Field(ge=0, le=10**6, description="Validations in a row without improvement that end the phase. 0: no limit."),
+        Unit("validations"),
     ] = 0
-    part_from: Annotated[float, Field(ge=0, lt=1, description="the phase reads the corpus from this share on")] = 0.0
-    part_to: Annotated[float, Field(gt=0, le=1, description="up to this share (paper: one half for each phase)")] = 1.0
+    part_from: Annotated[
+        float, Field(ge=0, lt=1, description="Start of the part of the corpus that the phase reads."), Unit("share")
+    ] = 0.0
+    part_to: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="End of the part of the corpus that the phase reads (paper: one half for each phase).",
+        ),
+        Unit("share"),
+    ] = 1.0
 
 
 @dataclass(kw_only=True)
 class PretrainOptions(PhaseOptions):
     """Options of phase one: encoder and main model learn in the space of chunk embeddings."""
 
-    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="weight of the IEM loss; 0 switches it off")] = 1.0
+    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="Weight of the IEM loss. 0 turns it off.")] = 1.0
     decode_fraction: Annotated[
-        float, Field(ge=0, le=1, description="share of the chunks the decoder is trained along on (paper: 0)")
+        float,
+        Field(ge=0, le=1, description="Share of the chunks on which the decoder is trained in each step (paper: 0)."),
+        Unit("share"),
     ] = 0.15
 
 
@@ -133,13 +186,25 @@ class FinetuneOptions(PhaseOptions):
     """Options of phase two: everything is trained for exact likelihood."""
 
     start_from: Annotated[
-        str | None, Field(description="another run (name or path) whose phase one to start from; null: this run's")
+        str | None,
+        Field(description="Another run, by name or path, whose phase one is the start. Null: this run's own."),
     ] = field(default=None, metadata={"instead": ""})
     trains: Annotated[
         Literal["everything", "decoder", "decoder_first"],
-        Field(description="everything (paper), the decoder alone, or the decoder alone for decoder_steps first"),
+        Field(
+            description="What is trained. everything: all weights (paper). decoder: the decoder alone. decoder_first: the "
+            "decoder alone for finetune.decoder_steps, then all weights."
+        ),
     ] = "everything"
-    decoder_steps: Annotated[int, Field(ge=1, le=10**12, description="of trains=decoder_first")] = 1000
+    decoder_steps: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=10**12,
+            description="Steps in which the decoder is trained alone, with finetune.trains=decoder_first.",
+        ),
+        Unit("steps"),
+    ] = 1000
 
 
 @dataclass(kw_only=True)
@@ -151,11 +216,21 @@ class TrainOptions(PhaseOptions):
 class CheckpointOptions:
     """Options of checkpoints: when a phase saves them, and how many are kept."""
 
-    every_steps: Annotated[int | None, Field(ge=1, le=10**12, description="save after so many steps")] = None
+    every_steps: Annotated[
+        int | None,
+        Field(ge=1, le=10**12, description="Steps between two checkpoints. Null: none by steps."),
+        Unit("steps"),
+    ] = None
     every_seconds: Annotated[
-        float | None, Field(gt=0, le=10**10, description="save after so many seconds of training")
+        float | None,
+        Field(gt=0, le=10**10, description="Training time between two checkpoints. Null: none by time."),
+        Unit("seconds"),
     ] = 60.0
-    keep: Annotated[int, Field(ge=1, le=10**6, description="newest checkpoints kept, beside the best")] = 2
+    keep: Annotated[
+        int,
+        Field(ge=1, le=10**6, description="Newest checkpoints that are kept, in addition to the best one."),
+        Unit("checkpoints"),
+    ] = 2
 
 
 @dataclass(kw_only=True)
@@ -165,8 +240,12 @@ class ValidationOptions:
     The loss is in bits, or the IEM loss if nothing is decoded.
     """
 
-    times: Annotated[int, Field(ge=0, le=10**6, description="evaluations spread evenly over a phase; 0: none")] = 5
-    windows: Annotated[int, Field(ge=1, le=10**7, description="windows of the validation split that are scored")] = 64
+    times: Annotated[
+        int, Field(ge=0, le=10**6, description="Validations, spread evenly over a phase. 0: none."), Unit("validations")
+    ] = 5
+    windows: Annotated[
+        int, Field(ge=1, le=10**7, description="Windows of the validation split that are scored."), Unit("windows")
+    ] = 64
 
 
 @dataclass(kw_only=True)
@@ -174,12 +253,15 @@ class LauncherOptions:
     """Options of the processes that train together."""
 
     processes: Annotated[
-        int, Field(ge=1, le=1024, description="training processes on this machine, by torchrun; one GPU each")
+        int,
+        Field(ge=1, le=1024, description="Training processes on this machine, started by torchrun, with one GPU each."),
+        Unit("processes"),
     ] = 1
     dask: Annotated[
         str | None,
         Field(
-            description="shard on a Dask cluster: the address of its scheduler (HOST:PORT), or local; null: shard.workers here"
+            description="Dask cluster that shards the source, as the address HOST:PORT of its scheduler, or local. Null: "
+            "shard.workers processes on this machine."
         ),
     ] = None
 
@@ -188,21 +270,24 @@ class LauncherOptions:
 class EvaluateOptions:
     """Options of evaluation on a whole split, and the precision in which a trained run computes."""
 
-    split: Annotated[Literal["train", "valid", "test"], Field(description="which split is scored")] = "test"
+    split: Annotated[Literal["train", "valid", "test"], Field(description="Split that is scored.")] = "test"
     stride: Annotated[
-        int | None, Field(ge=1, le=65_536, description="chunks newly scored by each window; null: half of its context")
+        int | None,
+        Field(ge=1, le=65_536, description="Chunks that each window scores anew. Null: half of its context."),
+        Unit("chunks"),
     ] = None
     stage: Annotated[
         Phase | None,
         Field(
-            description="whose checkpoint is evaluated, sampled from and indexed; null: finetune's, else train's, else "
-            "pretrain's"
+            description="Phase whose checkpoint is evaluated, sampled from and indexed. Null: finetune, else train, else "
+            "pretrain."
         ),
     ] = None
     likelihood: Annotated[
         Literal["mixture", "decoder"],
         Field(
-            description="of a run with model.mixture.known: the mixture, or the decoder alone; of others there is one"
+            description="Likelihood of a run with model.mixture.known. mixture: known chunks and decoder. decoder: the "
+            "decoder alone. Other runs have only one."
         ),
     ] = field(default="mixture", metadata=CHUNKS_ONLY)
     memory: Annotated[
@@ -210,17 +295,19 @@ class EvaluateOptions:
         Field(
             ge=0,
             le=65_536,
-            description="chunks of a document whose states are remembered by a model of chunks: further parts of its likelihood "
-            "copy and repeat the document's chunks, and recall those of the train split; 0: the model alone. What it costs: a "
-            "product with so many states a chunk, and 8 bytes for each chunk of the train split",
+            description="Chunks of a document whose states a model of chunks remembers. They allow further parts of the "
+            "likelihood, see evaluate.parts. 0: the model alone. It costs a product with as many states for each "
+            "chunk, and 8 bytes for each chunk of the train split.",
         ),
+        Unit("chunks"),
     ] = field(default=4096, metadata=CHUNKS_ONLY)
     parts: Annotated[
         list[Literal["copied", "repeated", "recalled", "words"]],
         Field(
             max_length=8,
-            description="what remembers, if evaluate.memory is not 0: parts that copy from the document by similar states, repeat "
-            "its n-grams of chunks and recall those of the train split, and its words, which help the decoder to spell",
+            description="Parts of the likelihood that remember, if evaluate.memory is not 0. copied: chunks of the document, "
+            "by similar states. repeated: the document's n-grams of chunks. recalled: n-grams of chunks of the "
+            "train split. words: the document's chunks, which help the decoder to spell new ones.",
         ),
     ] = field(default_factory=lambda: ["copied", "repeated", "recalled", "words"], metadata=CHUNKS_ONLY)
     closed_set: Annotated[
@@ -228,21 +315,24 @@ class EvaluateOptions:
         Field(
             ge=0,
             le=10**8,
-            description="IEM scores are normalised over all distinct chunks if there are at most so many; 0: never",
+            description="Maximum number of distinct chunks over which IEM scores are normalised. With more chunks this "
+            "likelihood is not computed. 0: never.",
         ),
+        Unit("chunks"),
     ] = field(default=200_000, metadata=CHUNKS_ONLY)
     breakdown: Annotated[
-        bool, Field(description="also bits by position in a chunk, by its length, and by its frequency in training")
+        bool,
+        Field(description="Also compute bits by position in a chunk, by its length, and by its frequency in training."),
     ] = True
     precision: Annotated[
         Literal["fp32", "bf16", "auto"],
         Field(
-            description="of all that is asked of a trained run: bits, samples, next chunks, vectors; auto: bf16 where the "
-            "processor multiplies it fast, which is quicker and off by some hundredths of a bit a chunk"
+            description="Precision in which a trained run computes bits, samples, next chunks and vectors. auto: bf16 where "
+            "the processor multiplies it fast. It is faster and differs by some hundredths of a bit per chunk."
         ),
     ] = "fp32"
-    sequences: Annotated[int, Field(ge=1, le=65_536, description="windows scored at a time")] = 16
-    baselines: Annotated[bool, Field(description="also measure n-gram models, xz and PPMd on the same bytes")] = True
+    sequences: Annotated[int, Field(ge=1, le=65_536, description="Windows scored at a time."), Unit("windows")] = 16
+    baselines: Annotated[bool, Field(description="Also measure n-gram models, xz and PPMd on the same bytes.")] = True
 
 
 @dataclass(kw_only=True)
@@ -250,20 +340,33 @@ class SampleOptions:
     """Options of sampling."""
 
     prompts: Annotated[
-        list[str], Field(description="prompts of the report's samples; none: frequent chunks of the corpus")
+        list[str],
+        Field(description="Prompts of the report's samples. An empty list means frequent chunks of the corpus."),
     ] = field(default_factory=list)
     pictures: Annotated[
-        int, Field(ge=1, le=10_000, description="held-out pictures whose lower half a model of pictures completes")
+        int,
+        Field(ge=1, le=10_000, description="Held-out pictures whose lower half a model of pictures completes."),
+        Unit("pictures"),
     ] = 8
-    chunks: Annotated[int, Field(ge=1, le=10**7, description="chunks to write")] = 60
-    temperature: Annotated[float, Field(ge=0, le=1e3, description="0: always the likeliest token, or known chunk")] = (
-        0.8
-    )
-    top_k: Annotated[int, Field(ge=0, le=10**6, description="only the k likeliest tokens, or known chunks; 0: all")] = 0
+    chunks: Annotated[int, Field(ge=1, le=10**7, description="Length of a sample."), Unit("chunks")] = 60
+    temperature: Annotated[
+        float, Field(ge=0, le=1e3, description="Sampling temperature. 0: always the likeliest token or known chunk.")
+    ] = 0.8
+    top_k: Annotated[
+        int,
+        Field(ge=0, le=10**6, description="Sample from the k likeliest tokens or known chunks. 0: from all of them."),
+        Unit("tokens"),
+    ] = 0
     top_p: Annotated[
-        float, Field(gt=0, le=1, description="only the likeliest tokens, or known chunks, that make up this mass")
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Sample from the likeliest tokens or known chunks that together have this probability.",
+        ),
+        Unit("probability"),
     ] = 0.95
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of the draws")] = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of sampling.")] = 0
 
 
 @dataclass(kw_only=True)
@@ -273,63 +376,74 @@ class IndexOptions:
     space: Annotated[
         Literal["chunks", "contexts", "predictions"],
         Field(
-            description="chunks: what the encoder makes of every distinct one; contexts: states of the main model all over the "
-            "text; predictions are not stored, but asked for among chunks"
+            description="What is indexed. chunks: the encoder's embedding of each distinct chunk. contexts: states of the "
+            "main model at places in the text. predictions are not stored. They search the index of chunks."
         ),
     ] = "chunks"
     kind: Annotated[
         Literal["auto", "flat", "hnsw", "ivf", "ivfpq"],
         Field(
-            description="exact search, or approximate by a graph, by clusters, or by clusters of compressed vectors; auto: flat "
-            "for up to 256 MB of vectors, then a graph, and beyond 8 GB of 8-bit codes ivfpq"
+            description="Kind of FAISS index. flat: exact search. hnsw: a graph. ivf: clusters. ivfpq: clusters of compressed "
+            "vectors. auto: flat up to 256 MB of vectors, then hnsw, and ivfpq beyond 8 GB of 8-bit codes."
         ),
     ] = "auto"
     metric: Annotated[
         Literal["auto", "centred", "cosine", "ip", "l2"],
         Field(
-            description="centred: the cosine once the mean embedding is taken off, of chunks only; cosine, inner product, or "
-            "Euclidean distance; auto: centred of chunks, cosine of contexts"
+            description="Similarity of vectors. centred: cosine after subtracting the mean embedding, for chunks only. "
+            "cosine: cosine. ip: inner product. l2: Euclidean distance. auto: centred for chunks, cosine for "
+            "contexts."
         ),
     ] = "auto"
     recall: Annotated[
         float,
-        Field(gt=0, le=1, description="share of the exact ten nearest that an approximate index is tuned to find"),
+        Field(
+            gt=0,
+            le=1,
+            description="Share of the exact ten nearest vectors that an approximate index must find. Its search is tuned to "
+            "this.",
+        ),
+        Unit("share"),
     ] = 0.99
     split: Annotated[
-        Literal["train", "valid", "test"], Field(description="whose distinct chunks, or contexts, are indexed")
+        Literal["train", "valid", "test"], Field(description="Split whose distinct chunks or contexts are indexed.")
     ] = "train"
     min_count: Annotated[
         int | None,
         Field(
             ge=1,
             le=10**12,
-            description="leave rarer chunks out; null: all are in, and questions are answered with those that occur often, "
-            "unless they have a --min-count",
+            description="Minimum number of occurrences of an indexed chunk. Null: all chunks are indexed, and searches "
+            "without --min-count return frequent chunks only.",
         ),
+        Unit("occurrences"),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     max_chunks: Annotated[
         int | None,
         Field(
             ge=1,
             le=10**9,
-            description="index so many at most, the most frequent first; a vector takes 4 · model.encoder.width bytes of the "
-            "disk; null: all",
+            description="Maximum number of chunks in the index. The most frequent are indexed, and each vector takes 4 · "
+            "model.encoder.width bytes on disk. Null: all.",
         ),
+        Unit("chunks"),
     ] = field(default=1_000_000, metadata=CHUNKS_ONLY)
     max_contexts: Annotated[
         int | None,
         Field(
             ge=1,
             le=10**9,
-            description="index about so many places of the text, in windows drawn by the seed; null: all",
+            description="Approximate number of places of the text in the index, in windows drawn by the seed. Null: all.",
         ),
+        Unit("places"),
     ] = 100_000
     layer: Annotated[
         int | None,
         Field(
             ge=0,
             le=1000,
-            description="contexts are what comes out of this layer of the main model, from 0; null: out of all of them",
+            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the output of the last "
+            "layer.",
         ),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     scale: Annotated[
@@ -337,12 +451,13 @@ class IndexOptions:
         Field(
             ge=1,
             le=10**6,
-            description="contexts are what the layers of this scale of a multi-scale model, or level of an Hourglass, make of "
-            "the last of its groups of so many tokens that is complete; null: what comes out of them all",
+            description="Scale of a multi-scale model, or level of an Hourglass, whose outputs are the contexts. It is the "
+            "group size in tokens. A context is the output for the last complete group. Null: the model's output.",
         ),
+        Unit("tokens"),
     ] = field(default=None, metadata={"models": "tokens"})
     queries: Annotated[
-        list[str], Field(description="queries shown in the report; none: frequent chunks of the corpus")
+        list[str], Field(description="Queries shown in the report. An empty list means frequent chunks of the corpus.")
     ] = field(default_factory=list, metadata=CHUNKS_ONLY)
 
 
@@ -351,54 +466,68 @@ class AnalyseOptions:
     """Options of `haed analyse`."""
 
     split: Annotated[
-        Literal["train", "valid", "test"], Field(description="whose chunks and contexts are looked at")
+        Literal["train", "valid", "test"], Field(description="Split whose chunks and contexts are analysed.")
     ] = "train"
     min_count: Annotated[
         int | None,
         Field(
             ge=1,
             le=10**12,
-            description="leave rarer chunks out; null: those that occur less than 10 times, if 1,000 others do",
+            description="Minimum number of occurrences of an analysed chunk. Null: 10 if at least 1,000 chunks occur as "
+            "often, else 1.",
         ),
+        Unit("occurrences"),
     ] = None
     max_chunks: Annotated[
         int,
         Field(
             ge=3,
             le=100_000,
-            description="chunks of the analyses and of the map, the most frequent first; time grows with their square",
+            description="Maximum number of chunks in the analyses and the map. The most frequent are analysed, and time grows "
+            "with the square of the number.",
         ),
+        Unit("chunks"),
     ] = 20_000
     corpus_chunks: Annotated[
-        int, Field(ge=1, le=10**10, description="contexts are counted in so many chunks of the split at most")
+        int,
+        Field(ge=1, le=10**10, description="Maximum number of chunks of the split in which contexts are counted."),
+        Unit("chunks"),
     ] = 5_000_000
     against: Annotated[
         str | None,
-        Field(
-            description="drift is measured from the embeddings of this run (name or path); null: from this run's phase one"
-        ),
+        Field(description="Run, by name or path, from whose embeddings drift is measured. Null: this run's phase one."),
     ] = None
     clusters: Annotated[
-        int, Field(ge=2, le=1000, description="clusters of embeddings, as word classes and colours")
+        int,
+        Field(ge=2, le=1000, description="Clusters of embeddings, shown as word classes and colours."),
+        Unit("clusters"),
     ] = 50
     map: Annotated[
         Literal["auto", "pca", "umap", "tsne"],
-        Field(description="the map beside PCA; auto: UMAP or t-SNE if one is installed (pip install 'haed[maps]')"),
+        Field(
+            description="Map that is drawn in addition to PCA. auto: UMAP or t-SNE, if one is installed (pip install "
+            "'haed[maps]')."
+        ),
     ] = "auto"
     passages: Annotated[
         int,
-        Field(ge=0, le=10**6, description="places of the text whose nearest ones are compared by layer; 0: none"),
+        Field(ge=0, le=10**6, description="Places of the text whose nearest places are compared by layer. 0: none."),
+        Unit("places"),
     ] = 4000
     projector: Annotated[
         int,
         Field(
             ge=0,
             le=10**7,
-            description="points of the export for TensorBoard's projector, the most frequent first; 0: none",
+            description="Points exported for TensorBoard's projector, the most frequent first. 0: none.",
         ),
+        Unit("points"),
     ] = 100_000
     skip_gram: Annotated[
-        bool, Field(description="also train a skip-gram as a baseline, if gensim is installed (haed[baselines])")
+        bool,
+        Field(
+            description="Also train a skip-gram model as a baseline, if gensim is installed (pip install 'haed[baselines]')."
+        ),
     ] = True
 
 
@@ -406,48 +535,63 @@ class AnalyseOptions:
 class Options:
     """Options of a run: what it reads, what it trains and how, and where it writes."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200, description="the run, a folder under runs_dir")] = "run"
-    runs_dir: Annotated[str, Field(description="folder of runs")] = "runs"
-    shards_dir: Annotated[str, Field(description="folder of sharded corpora")] = "shards"
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of weights, data order and random choices")] = 0
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda, cuda:1")] = (
-        "auto"
-    )
+    name: Annotated[
+        str, Field(min_length=1, max_length=200, description="Name of the run, which is a folder in runs_dir.")
+    ] = "run"
+    runs_dir: Annotated[str, Field(description="Folder of runs.")] = "runs"
+    shards_dir: Annotated[str, Field(description="Folder of sharded corpora.")] = "shards"
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of weights, data order and random choices.")] = 0
+    device: Annotated[
+        str,
+        Field(
+            pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+            description="Device that computes: auto, cpu, cuda, or cuda:1 for the second GPU.",
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         Field(
             ge=1,
             le=1024,
-            description="CPU threads; null: as many as this process may use, by its affinity, its container's quota and "
-            "OMP_NUM_THREADS",
+            description="CPU threads. Null: as many as the process may use, by its affinity, its container's quota and "
+            "OMP_NUM_THREADS.",
         ),
+        Unit("threads"),
     ] = None
     deterministic: Annotated[
         bool,
         Field(
-            description="the same command gives the same bits each time, also with several threads and on a GPU; false: "
-            "PyTorch may add in any order, where that is faster"
+            description="The same command gives the same bits each time, also with several threads and on a GPU. If false, "
+            "PyTorch may add in any order where that is faster."
         ),
     ] = True
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
         Field(
-            description="of training and of the validation within it; auto: bf16 where the processor multiplies it fast"
+            description="Precision of training and of the validation within it. auto: bf16 where the processor multiplies it "
+            "fast."
         ),
     ] = "auto"
     compile: Annotated[
         bool,
-        Field(description="torch.compile a main transformer: half a minute at first; on a CPU no gain was measured"),
+        Field(
+            description="Compile the main transformer with torch.compile. This takes half a minute at first. On a CPU no gain "
+            "was measured."
+        ),
     ] = field(default=False, metadata=CHUNKS_ONLY)
     log_steps: Annotated[
         int,
         Field(
-            ge=1, le=10**12, description="steps between two lines of metrics; there are also some of the first steps"
+            ge=1, le=10**12, description="Steps between two lines of metrics. Some of the first steps are also logged."
         ),
+        Unit("steps"),
     ] = 50
     resume: Annotated[
         Literal["auto", "never", "required"],
-        Field(description="auto: go on where there is a checkpoint; never: refuse one; required: refuse without one"),
+        Field(
+            description="auto: continue from the newest checkpoint if there is one. never: stop if there is one. required: "
+            "stop if there is none."
+        ),
     ] = "auto"
     source: SourceOptions = field(default_factory=SourceOptions)
     chunker: ChunkerOptions = field(default_factory=ChunkerOptions)
@@ -479,6 +623,7 @@ class Option:
 
     Attributes:
         type: its type, without annotations; a dataclass for a section.
+        annotated: its type with the bounds, description and unit that it is declared with.
         default: its default value; None for a section.
         models: "chunks" or "tokens" if only these models use it, else empty.
         instead: the option that other models use, or empty.
@@ -486,6 +631,7 @@ class Option:
     """
 
     type: Any
+    annotated: Any = None
     default: Any = None
     models: str = ""
     instead: str = ""
@@ -557,7 +703,7 @@ def schema_options() -> dict[str, Option]:
     options: dict[str, Option] = {}
 
     def collect(section: Any, above: str, inherited: Option, kinds: tuple[str, ...] = ()) -> None:
-        types = get_type_hints(section)
+        types, annotated = get_type_hints(section), get_type_hints(section, include_extras=True)
         for each in fields(section):
             key = f"{above}{each.name}"
             if key in options:  # inherited by the options of a kind
@@ -565,11 +711,11 @@ def schema_options() -> dict[str, Option]:
             kind, models = types[each.name], each.metadata.get("models", inherited.models)
             instead, users = each.metadata.get("instead", inherited.instead), each.metadata.get("kinds", kinds)
             if is_dataclass(kind):
-                options[key] = Option(kind, None, models, instead, users)
+                options[key] = Option(kind, kind, None, models, instead, users)
                 collect(kind, f"{key}.", options[key])
                 continue
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            options[key] = Option(kind, default, models, instead, users)
+            options[key] = Option(kind, annotated[each.name], default, models, instead, users)
 
     collect(Options, "", Option(Options))
     for (key, name), options_class in option_classes.items():

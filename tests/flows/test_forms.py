@@ -68,12 +68,12 @@ def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> No
             typed(group, **wrong)
     schema = TypeAdapter(optional_copy(ModelOptions)).json_schema()
     main, decoder = schema["$defs"]["MainOptions"], schema["$defs"]["DecoderOptions"]["properties"]
-    words = "blocks (paper: 6), or layers of the LSTM (paper: 1)"
+    words = "Blocks of the transformer (paper: 6) or layers of the LSTM (paper: 1). Unit: layers."
     blocks = {"title": "layers", "description": words, "type": "integer", "minimum": 1, "maximum": 1024}
     assert main["properties"]["layers"] == blocks and not main.get("required")
     assert decoder["previous"]["enum"] == [True, False]  # three states: a switch has two
     assert "stdlib" in TypeAdapter(optional_copy(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
     assert (
-        "null: by overrides"
+        "For null, use overrides."
         in TypeAdapter(optional_copy(FinetuneOptions)).json_schema()["properties"]["steps"]["description"]
     )

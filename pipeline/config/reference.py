@@ -1,0 +1,162 @@
+"""Explanations of the options: meaning, unit, range and default, all read from the declarations of the schema.
+
+`haed config` prints them as comments and searches them. `dev/generate_reference.py` writes docs/reference/options.md.
+"""
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Unit
+from pydantic.fields import FieldInfo
+
+from haed.options import SYSTEMS
+from pipeline.config.loading import ConfigError, dump_options
+from pipeline.config.schema import KINDS, Options, applies_to, get_option, option_names, schema_options
+
+_WIDTH = 100  # of a comment
+_BOUNDS = ("ge", "gt", "le", "lt", "max_length")  # attributes of what Pydantic makes of a Field's bounds
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is declared of an option.
+
+    Attributes:
+        key: its dotted key.
+        meaning: its description, and the kinds of its section that use it if not all do.
+        unit: unit of its numbers, or empty.
+        range: the values that it accepts.
+        default: its default as it is written on the command line.
+    """
+
+    key: str
+    meaning: str
+    unit: str
+    range: str
+    default: str
+
+    @property
+    def paragraphs(self) -> tuple[str, str]:
+        """The meaning, and a line of facts."""
+        return self.meaning, f"Range: {self.range}.{f' Unit: {self.unit}.' if self.unit else ''}"
+
+
+def explain_option(key: str) -> Explanation:
+    """Return the meaning, unit, range and default of an option, given as a dotted key."""
+    option = schema_options()[key]
+    _, *metadata = get_args(option.annotated)
+    (meaning,) = (each.description or "" for each in metadata if isinstance(each, FieldInfo))
+    if option.kinds:
+        meaning += f" Only with kind={', '.join(option.kinds)}."
+    accepted = describe_range(option.annotated)
+    if table := KINDS.get(key):
+        accepted = f"{', '.join(table)}, or a kind of another package"
+    elif key == "model.kind":
+        accepted = ", ".join(SYSTEMS)
+    unit = next((each.unit for each in metadata if isinstance(each, Unit)), "")
+    return Explanation(key, meaning, unit, accepted, format_value(option.default))
+
+
+def explain_section(key: str) -> str:
+    """Return the meaning of a section of options, given as a dotted key."""
+    return (schema_options()[key].type.__doc__ or "").partition("\n")[0]
+
+
+def format_value(value: Any) -> str:
+    """Return a value as it is written after `key=` on the command line."""
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def describe_range(annotated: Any, bounds: dict[str, Any] | None = None) -> str:
+    """Return the values that a type accepts, such as `null, or 1 to 1,024`.
+
+    Args:
+        annotated: the type, with the bounds that Pydantic checks.
+        bounds: bounds that are declared around the type, by the names of `_BOUNDS`.
+    """
+    bounds, origin, arguments = bounds or {}, get_origin(annotated), get_args(annotated)
+    if origin is Annotated:
+        inner, *metadata = arguments
+        for info in (each for each in metadata if isinstance(each, FieldInfo)):
+            if isinstance(info.json_schema_extra, dict):
+                extra = info.json_schema_extra
+                bounds |= {name: extra[of] for name, of in (("ge", "minimum"), ("le", "maximum")) if of in extra}
+            bounds |= {name: getattr(each, name) for each in info.metadata for name in _BOUNDS if hasattr(each, name)}
+        return describe_range(inner, bounds)
+    if NoneType in arguments:
+        return f"null, {'' if arguments[0] is bool else 'or '}{describe_range(arguments[0], bounds)}"
+    if origin is Literal:
+        return ", ".join(arguments)
+    if origin is list:
+        most = f" of at most {bounds['max_length']}" if "max_length" in bounds else ""
+        return f"list{most}, each {describe_range(arguments[0])}"
+    if annotated is bool:
+        return "true or false"
+    if annotated is str:
+        return f"text of at most {bounds['max_length']:,} characters" if "max_length" in bounds else "text"
+    low = _format_number(bounds["ge"]) if "ge" in bounds else f"above {_format_number(bounds['gt'])}"
+    high = _format_number(bounds["le"]) if "le" in bounds else f"below {_format_number(bounds['lt'])}"
+    return f"{low} to {high}"
+
+
+def _format_number(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else str(number)
+
+
+def comment_options(options: Options) -> str:
+    """Return the YAML of `dump_options`, with a comment above each option and section that explains it."""
+    first, *rest = dump_options(options, scheduler=True).splitlines()
+    lines, path = [first], list[str]()
+    for line in rest:
+        if match := re.match(r"( *)(\w+):(.*)", line):
+            indent, name, value = match.groups()
+            path[len(indent) // 2 :] = [name]
+            key = ".".join(path)
+            is_section = key not in option_names()
+            lines += [""] if is_section and not indent else []
+            for text in [explain_section(key)] if is_section else explain_option(key).paragraphs:
+                lines += textwrap.wrap(text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class FoundOption(Explanation):
+    """An option that `search_options` found, with its value."""
+
+    value: Any
+
+
+def search_options(options: Options, words: str) -> list[FoundOption]:
+    """Return the options with all words in their key or meaning. The beginning of a word is enough.
+
+    Options that the kind of model does not use are left out.
+
+    Raises:
+        ConfigError: no option has the words.
+    """
+    patterns = [re.compile(rf"(?<!\w){re.escape(word)}", re.IGNORECASE) for word in words.split()]
+    found = []
+    for key in filter(lambda key: applies_to(key, options.model.kind), option_names()):
+        explained = explain_option(key)
+        text = f"{key} {key.replace('_', ' ')} {explained.meaning}"
+        if all(pattern.search(text) for pattern in patterns):
+            found.append(FoundOption(**vars(explained), value=get_option(options, key)))
+    if not found:
+        raise ConfigError(f"no option has {words!r} in its name or meaning. Search for one word, such as --search rate")
+    return found
+
+
+def format_options(found: list[FoundOption]) -> str:
+    """Return options as text: each as it is typed, then its meaning and facts."""
+    lines = []
+    for each in found:
+        meaning, facts = each.paragraphs
+        lines.append(f"{each.key}={format_value(each.value)}")
+        for text in (meaning, f"{facts} Default: {each.default}."):
+            lines += textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""What is said of options: meaning, unit, range and default, in `haed config` and in the pages of the reference."""
+
+import json
+import re
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.config import dump_options, load_options
+from pipeline.config.reference import explain_option, explain_section, search_options
+from pipeline.config.schema import option_names, schema_options
+
+WITHOUT_UNIT = ("seed", "layer", "expansion")  # numbers that count nothing
+
+
+def test_every_option_has_a_meaning_in_sentences_and_every_whole_number_a_unit() -> None:
+    for key in option_names():
+        found, kind = explain_option(key), schema_options()[key].type
+        assert re.match("[A-Z]|[a-z_, ]+: |(layers|heads|from:to)@", found.meaning) and found.meaning.endswith("."), key
+        assert found.range and found.default, key
+        assert found.unit or int not in (kind, *get_args(kind)) or key.rpartition(".")[2] in WITHOUT_UNIT, key
+
+
+def test_every_section_has_a_meaning() -> None:
+    sections = [key for key, option in schema_options().items() if is_dataclass(option.type)]
+    assert len(sections) > 20 and all(explain_section(key).endswith(".") for key in sections)
+
+
+@pytest.mark.parametrize(
+    ("key", "range_", "unit", "default"),
+    [
+        ("batch.context", "1 to 65,536", "chunks", "128"),
+        ("threads", "null, or 1 to 1,024", "threads", "null"),
+        ("pretrain.rate_from", "above 0 to 1", "share", "1.0"),
+        ("optimizer.beta2", "above 0 to below 1", "", "0.95"),
+        ("source.cut", "null, true or false", "", "null"),
+        ("name", "text of at most 200 characters", "", "run"),
+        ("evaluate.split", "train, valid, test", "", "test"),
+        ("model.encoder.kind", "mlp, linear, lstm, transformer, or a kind of another package", "", "mlp"),
+        ("model.decoder.grams.orders", "list of at most 64, each 1 to 64", "tokens", "[2, 3, 4, 5]"),
+        ("model.multiscale.heads", "text", "", '""'),
+    ],
+)
+def test_ranges_and_defaults_are_those_of_the_declaration(key: str, range_: str, unit: str, default: str) -> None:
+    found = explain_option(key)
+    assert (found.range, found.unit, found.default) == (range_, unit, default)
+
+
+@pytest.mark.parametrize(
+    "words", [["quickstart"], ["hourglass"], ["paper-imagenet32", "name='a: #b'", "sample.prompts=['# x', 'y: z']"]]
+)
+def test_the_printed_configuration_explains_every_line_and_is_read_back(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *words]) == 0
+    printed = capsys.readouterr().out
+    preset, options = tmp_path / "mine.yaml", load_options(words[0], words[1:])
+    preset.write_text(printed)
+    assert load_options(preset) == options
+    lines = printed.splitlines()
+    plain = [line for line in lines if line and not line.lstrip().startswith("# ")]
+    assert plain == dump_options(options).splitlines()[1:] and max(map(len, lines)) < 120
+    for above, line in zip(lines, lines[1:], strict=False):
+        if line in plain and not line.lstrip().startswith("- "):
+            assert above.lstrip().startswith("# "), line
+    assert (
+        "  # Windows per training step and process (B).\n  # Range: 1 to 65,536. Unit: windows.\n  sequences: "
+        in printed
+    )
+
+
+def test_json_has_no_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "quickstart", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == asdict(load_options("quickstart"))
+
+
+def test_options_are_found_by_words_of_name_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "quickstart", "--search", "Rate table"]) == 0
+    assert capsys.readouterr().out == (
+        "optimizer.table_learning_rate=0.2\n"
+        "    Learning rate of tables of hashed rows (model.encoder.rows, grams). Adagrad trains them row by\n"
+        "    row.\n"
+        "    Range: above 0 to 1,000. Default: 0.2.\n"
+    )
+    assert main(["config", "quickstart", "batch.context=64", "--search", "chunks per window", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["key"], found["value"], found["default"], found["unit"]) == ("batch.context", 64, "128", "chunks")
+    keys = [each.key for each in search_options(load_options("quickstart"), "rate")]
+    assert {"optimizer.learning_rate", "finetune.rate_to"} < set(keys) and "pretrain.iem_weight" not in keys
+    assert [each.key for each in search_options(load_options("hourglass"), "shortening")] == [
+        "model.hourglass.shortening"
+    ]
+    assert main(["config", "quickstart", "--search", "shortening"]) == 2  # an option of another kind of model
+    assert "no option has 'shortening' in its name or meaning" in capsys.readouterr().err
