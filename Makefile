@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser setup-peers demo test test-all lint dry-run-cuda serve FORCE
+.PHONY: setup setup-browser setup-peers demo test test-all lint reference docs dry-run-cuda serve FORCE
 
 setup: $(READY)
 
@@ -61,6 +61,14 @@ lint: setup
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+# The generated pages of docs/reference: after a change of an option or of a command's arguments.
+reference: setup
+	$(BIN)/python -m dev.generate_reference
+
+# The site of docs/ in site/. A link to a page or heading that is missing fails.
+docs: setup
+	$(BIN)/python -m mkdocs build --strict
 
 # torch's CUDA build (3 GB to fetch, 5 on the disk) in an environment of its own, which takes all else from the other; gcc.
 dry-run-cuda: setup

@@ -134,34 +134,49 @@ def _drop_tracebacks() -> None:
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on. Default: %(default)s.")
     parser.add_argument(
         "--port",
         type=parse_port,
-        help="port of the Prefect UI (default: of PREFECT_API_URL if it is on this machine, or 4200)",
+        help="Port of the Prefect UI. Default: that of PREFECT_API_URL if it is on this machine, else 4200.",
     )
     parser.add_argument(
         "--no-server",
         action="store_true",
-        help="use the server that PREFECT_API_URL names; so is one that is not on this machine, unless --port is given",
+        help="Use the server that PREFECT_API_URL names. A server on another machine is used anyway, unless --port is "
+        "given.",
     )
-    parser.add_argument("--tensorboard-port", type=parse_port, default=6006, help="0: no TensorBoard")
+    parser.add_argument(
+        "--tensorboard-port",
+        type=parse_port,
+        default=6006,
+        help="Port of TensorBoard. 0: no TensorBoard. Default: %(default)s.",
+    )
     parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name of the server, as of a proxy",
+        help="Further name of the server, such as that of a proxy. Repeatable.",
     )
     parser.add_argument(
-        "--password", action="store_true", help="the server asks for one; always so with another --host"
+        "--password",
+        action="store_true",
+        help="Protect the server by a password. It always has one with another --host.",
     )
     parser.add_argument(
-        "--trainings", type=int, default=1, help="at a time on each device, the others wait (default: 1; 0: any number)"
+        "--trainings",
+        type=int,
+        default=1,
+        help="Concurrent trainings on each device. Others wait. 0: no limit. Default: %(default)s.",
     )
-    parser.add_argument("--cron", default="", metavar="LINE", help="also run haed at these times, such as '0 2 * * *'")
-    parser.add_argument("--config", metavar="PRESET_OR_FILE", help="of the runs of --cron (default: quickstart)")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="options of the runs of --cron")
+    parser.add_argument(
+        "--cron", default="", metavar="LINE", help="Also run all stages at these times, such as '0 2 * * *'."
+    )
+    parser.add_argument(
+        "--config", metavar="PRESET_OR_FILE", help="Preset or YAML file of the runs of --cron. Default: quickstart."
+    )
+    parser.add_argument("words", nargs="*", metavar="key=value", help="Options of the runs of --cron.")
 
 
 def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
@@ -204,19 +219,24 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pool", required=True, help="work pool whose workers run the flows")
+    parser.add_argument("--pool", required=True, help="Work pool whose workers run the flows.")
     parser.add_argument(
-        "--folder", type=Path, default=Path(), help="where they run, with runs/ and shards/ (default: here)"
+        "--folder",
+        type=Path,
+        default=Path(),
+        help="Folder in which the flows run, with runs/ and shards/. Default: this one.",
     )
-    parser.add_argument("--image", default="", help="in which they run, if the pool starts containers")
+    parser.add_argument("--image", default="", help="Image in which the flows run, if the pool starts containers.")
     parser.add_argument(
         "--job-variable",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="of the pool, env.NAME=… too; repeatable",
+        help="Job variable of the pool, such as env.OMP_NUM_THREADS=2. Repeatable.",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="runs of the pool at a time (its concurrency limit)")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="Concurrent runs of the pool, at least 1. Default: unchanged."
+    )
 
 
 def _parse_job_variables(words: list[str]) -> dict[str, Any]:
@@ -258,7 +278,27 @@ def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
 
 
 COMMANDS = (
-    Command("run", "Run all stages in order, as one Prefect flow.", add_config_arguments, _run_pipeline_flow, GOES_ON),
-    Command("serve", "Serve every flow as a deployment in the Prefect UI.", _serve_arguments, _serve_deployments, ""),
-    Command("deploy", "Register every flow for a work pool.", _deploy_arguments, _register_deployments),
+    Command(
+        "run",
+        "Run all stages in order, as one Prefect flow.",
+        "haed run --config quickstart name=my-run",
+        add_config_arguments,
+        _run_pipeline_flow,
+        GOES_ON,
+    ),
+    Command(
+        "serve",
+        "Serve every flow as a deployment in the Prefect UI.",
+        "haed serve --port 4300",
+        _serve_arguments,
+        _serve_deployments,
+        "",
+    ),
+    Command(
+        "deploy",
+        "Register every flow for a work pool.",
+        "haed deploy --pool my-pool --limit 2",
+        _deploy_arguments,
+        _register_deployments,
+    ),
 )

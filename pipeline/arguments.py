@@ -30,10 +30,11 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its name, help line, arguments, function, and the message printed when a signal ended it."""
+    """A subcommand: its name, help line, example, arguments, function, and the message printed when a signal ended it."""
 
     name: str
     help: str
+    example: str
     arguments: Callable[[argparse.ArgumentParser], None]
     execute: Callable[[argparse.Namespace], CommandResult]
     stopped: str = "stopped"
@@ -41,16 +42,30 @@ class Command:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that reads a configuration."""
-    parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"{describe_presets()}; or a YAML file")
     parser.add_argument(
-        "words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change"
+        "--config",
+        metavar="PRESET_OR_FILE",
+        help="Preset or YAML file of options, such as quickstart. `haed --help` lists the presets.",
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[RUN] key=value",
+        help="Name or folder of a run to continue, and options to change, such as batch.sequences=8.",
     )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that reads a trained run."""
-    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="options to change")
+    add_run_argument(parser)
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="Options to change, such as evaluate.split=valid."
+    )
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a run."""
+    parser.add_argument("run", metavar="RUN", help="Name of a run in runs_dir, or its folder.")
 
 
 def options_from_arguments(arguments: argparse.Namespace) -> Options:
@@ -197,6 +212,27 @@ class _ArgumentParser(argparse.ArgumentParser):
         super()._print_message(make_printable(message), file)
 
 
+def make_parser(
+    program: str, commands: tuple[Command, ...]
+) -> "tuple[_ArgumentParser, argparse._SubParsersAction[Any]]":
+    """Return the parser of a program, and the parsers of its commands."""
+    parser = _ArgumentParser(
+        prog=program,
+        description="Hierarchical Attention Encoder-Decoders, trained in two phases, and other hierarchical models.",
+        epilog=f"Options are key=value. `{program} config` explains them. Presets: {describe_presets()}.",
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in commands:
+        sub = subparsers.add_parser(
+            command.name, help=command.help, description=command.help, epilog=f"Example: {command.example}"
+        )
+        command.arguments(sub)
+        sub.add_argument("--json", action="store_true", help="End with the result as one line of JSON.")
+        sub.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+        sub.set_defaults(command=command.name, execute=command.execute, stopped=command.stopped)
+    return parser, subparsers
+
+
 def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -> argparse.Namespace:
     """Parse the command line. Options may stand anywhere among the other words; words after `--` are never options.
 
@@ -204,18 +240,7 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
         UsageError: the words are not a valid command of the program.
         SystemExit: help was requested.
     """
-    parser = _ArgumentParser(
-        prog=program,
-        description="Hierarchical Attention Encoder-Decoders, trained in two phases, and the hierarchical models beside them.",
-        epilog=f"Options are key=value; `{program} config` lists them. Presets: {describe_presets()}.",
-    )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in commands:
-        sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
-        command.arguments(sub)
-        sub.add_argument("--json", action="store_true", help="end with one line of JSON")
-        sub.add_argument("--debug", action="store_true", help="show tracebacks")
-        sub.set_defaults(command=command.name, execute=command.execute, stopped=command.stopped)
+    parser, subparsers = make_parser(program, commands)
     argv = _move_command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
     if not argv or argv[0] not in subparsers.choices:
         if argv and argv[0].startswith("--config"):

@@ -17,6 +17,7 @@ from pipeline.arguments import (
     Command,
     CommandResult,
     add_config_arguments,
+    add_run_argument,
     add_run_arguments,
     describe_runs,
     load_run_options,
@@ -81,32 +82,50 @@ def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandRe
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words", nargs="*", metavar="[NAME] key=value", help="nothing: lists them; options are for all of its runs"
+        "words",
+        nargs="*",
+        metavar="[NAME] key=value",
+        help="Name of an experiment, and options of all its runs. Without a name, the experiments are listed.",
     )
     parser.add_argument(
         "--budget",
         choices=("minutes", "hour", "paper"),
         default="minutes",
-        help="minutes: 20 minutes of two cores in all; hour: an hour of training, three seeds, at most three hours in "
-        "all; paper: the paper's sizes and limits, see --plan first (default: minutes)",
+        help="Budget. minutes: 20 minutes of two cores in all. hour: an hour of training, three seeds, at most three hours in "
+        "all. paper: the paper's sizes and limits, see --plan first. Default: %(default)s.",
     )
-    parser.add_argument("--plan", action="store_true", help="tell what the paper's sizes would cost, and train nothing")
     parser.add_argument(
-        "--seconds", type=float, help="of training in all (default: 840 of minutes, 3,600 of hour, or what they leave)"
+        "--plan", action="store_true", help="Print what the paper's sizes would cost. Nothing is trained."
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="Training time of all runs together, in seconds. Default: 840 with --budget minutes and 3,600 with hour, or "
+        "less if the budget leaves less.",
     )
     parser.add_argument(
         "--clock",
         choices=("wall", "process"),
         default="wall",
-        help="a second of training is one of wall time, or one that a core works, for a machine that is shared "
-        "(process, with threads=1; default: wall)",
+        help="How training time is measured. wall: wall time. process: CPU time, for a shared machine and with threads=1. "
+        "Default: %(default)s.",
     )
-    parser.add_argument("--seeds", type=int, help="of each run (default: 1, of an hour 3)")
-    parser.add_argument("--parallel", type=int, default=1, help="runs side by side, which share the cores (default: 1)")
+    parser.add_argument("--seeds", type=int, help="Seeds of each variant. Default: 1, and 3 with --budget hour.")
     parser.add_argument(
-        "--data", type=Path, default=Path("../shared/data"), help="folder with wikitext-2, imagenette32"
+        "--parallel", type=int, default=1, help="Concurrent runs, which share the cores. Default: %(default)s."
     )
-    parser.add_argument("--output", type=Path, default=Path("experiments/results"), help="where results and runs go")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("../shared/data"),
+        help="Folder with the data sets wikitext-2 and imagenette32. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("experiments/results"),
+        help="Folder of results and runs. Default: %(default)s.",
+    )
 
 
 def _run_experiment(arguments: argparse.Namespace) -> CommandResult:
@@ -123,7 +142,10 @@ def _run_experiment(arguments: argparse.Namespace) -> CommandResult:
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
-        "--text", type=Path, metavar="FILE", help="score this file instead of a split; a pipe, or - for standard input"
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="File to score instead of a split. It may be a pipe, or - for standard input.",
     )
 
 
@@ -138,9 +160,18 @@ def _run_evaluate(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="PRESET_OR_FILE", help="the same as the preset or file alone")
-    parser.add_argument("words", nargs="*", metavar="[PRESET_OR_FILE] key=value", help="nothing: the defaults")
-    parser.add_argument("--search", metavar="WORDS", help="print only options with these words in name or meaning")
+    parser.add_argument("--config", metavar="PRESET_OR_FILE", help="Another way to give the preset or file.")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[PRESET_OR_FILE] key=value",
+        help="Preset or YAML file, and options to change. Without them, the defaults are printed.",
+    )
+    parser.add_argument(
+        "--search",
+        metavar="WORDS",
+        help="Print only the options that have these words in their name or meaning, such as --search 'learning rate'.",
+    )
 
 
 def _run_config(arguments: argparse.Namespace) -> CommandResult:
@@ -154,8 +185,10 @@ def _run_config(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _cat_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shards", metavar="SHARDS", help="a sharded corpus: folder or URL")
-    parser.add_argument("--split", choices=("train", "valid", "test"), default="train")
+    parser.add_argument("shards", metavar="SHARDS", help="Sharded corpus, as a folder or URL.")
+    parser.add_argument(
+        "--split", choices=("train", "valid", "test"), default="train", help="Split to write. Default: %(default)s."
+    )
 
 
 def _run_cat(arguments: argparse.Namespace) -> CommandResult:
@@ -167,10 +200,18 @@ def _run_cat(arguments: argparse.Namespace) -> CommandResult:
 
 
 _MAKING = (
-    Command("shard", "Cut a source into WebDataset shards.", add_config_arguments, _run_shard, GOES_ON),
+    Command(
+        "shard",
+        "Cut a source into WebDataset shards.",
+        "haed shard --config quickstart source.kind=text source.path=my-texts",
+        add_config_arguments,
+        _run_shard,
+        GOES_ON,
+    ),
     Command(
         "pretrain",
         "Train phase one: predict chunk embeddings, without a decoder.",
+        "haed pretrain --config quickstart pretrain.seconds=60",
         add_config_arguments,
         _make_phase_runner("pretrain"),
         GOES_ON,
@@ -178,31 +219,66 @@ _MAKING = (
     Command(
         "finetune",
         "Train phase two: the decoder, for exact likelihood.",
+        "haed finetune quickstart finetune.seconds=60",
         add_config_arguments,
         _make_phase_runner("finetune"),
         GOES_ON,
     ),
     Command(
-        "train", "Train end to end, without a phase one.", add_config_arguments, _make_phase_runner("train"), GOES_ON
+        "train",
+        "Train end to end, without a phase one.",
+        "haed train --config quickstart train.seconds=60",
+        add_config_arguments,
+        _make_phase_runner("train"),
+        GOES_ON,
     ),
     Command(
-        "evaluate", "Compute bits per character of a split or file, with baselines.", _evaluate_arguments, _run_evaluate
+        "evaluate",
+        "Compute bits per character of a split or file, with baselines.",
+        "haed evaluate quickstart evaluate.split=valid",
+        _evaluate_arguments,
+        _run_evaluate,
     ),
-    Command("experiment", "Reproduce a table or figure of a paper.", _experiment_arguments, _run_experiment, GOES_ON),
-    Command("config", "Print a resolved configuration.", _config_arguments, _run_config),
-    Command("cat", "Write the original bytes of a split to standard output.", _cat_arguments, _run_cat),
+    Command(
+        "experiment",
+        "Reproduce a table or figure of a paper.",
+        "haed experiment systems --budget minutes",
+        _experiment_arguments,
+        _run_experiment,
+        GOES_ON,
+    ),
+    Command(
+        "config",
+        "Print a configuration, and explain its options.",
+        "haed config quickstart --search rate",
+        _config_arguments,
+        _run_config,
+    ),
+    Command(
+        "cat",
+        "Write the original bytes of a split to standard output.",
+        "haed cat shards/NAME --split valid",
+        _cat_arguments,
+        _run_cat,
+    ),
 )
 
 
 MOST_SAMPLES = 4096  # continuations of a prompt, sampled in one batch
+_OPTIONS_AMONG_WORDS = "A word key=value with the key of an option changes that option. Words after `--` never do."
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--prompt", action="append", help="text to continue (may be repeated; default sample.prompts)")
-    parser.add_argument("--samples", type=int, default=1, help="continuations of each prompt")
+    parser.add_argument("--prompt", action="append", help="Text to continue. Repeatable. Default: sample.prompts.")
     parser.add_argument(
-        "--raw", action="store_true", help="write prompts and continuations as bytes, and nothing between"
+        "--samples",
+        type=int,
+        default=1,
+        help=f"Continuations of each prompt, 1 to {MOST_SAMPLES:,}. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="Write prompts and continuations as bytes, with nothing between them."
     )
 
 
@@ -227,7 +303,9 @@ def _run_sample(arguments: argparse.Namespace) -> CommandResult:
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--space", choices=("chunks", "contexts", "predictions"), help="the same as index.space=")
+    parser.add_argument(
+        "--space", choices=("chunks", "contexts", "predictions"), help="What is indexed. Same as index.space=SPACE."
+    )
 
 
 def _run_index(arguments: argparse.Namespace) -> CommandResult:
@@ -240,29 +318,54 @@ def _run_index(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
+    add_run_argument(parser)
     parser.add_argument(
         "queries",
         nargs="*",
         metavar="QUERY",
-        help="a chunk; of pictures a colour, or PICTURE:CHUNK, counted from 0; none: some of the corpus. What is key=value with "
-        "the key of an option changes that option; after `--` everything is a query",
+        help="Chunk to search for. For pictures, a colour such as '#4080c0', or PICTURE:CHUNK, both counted from 0. "
+        f"Default: some chunks of the corpus. {_OPTIONS_AMONG_WORDS}",
     )
-    parser.add_argument("--file", metavar="FILE", help="queries, a line each; - for standard input")
-    parser.add_argument("--context", action="append", metavar="TEXT", help="which places in the text are like its end")
-    parser.add_argument("--context-file", metavar="FILE", help="the same of a file; - for standard input")
-    parser.add_argument("--after", action="append", metavar="TEXT", help="chunks like what is expected after it")
-    for name, what in (("like", "added"), ("minus", "taken away"), ("plus", "added")):
-        parser.add_argument(f"--{name}", action="append", metavar="CHUNK", help=f"chunks like a sum: this is {what}")
-    parser.add_argument("--count", type=int, help="neighbours of each query (default: 8, or as many as there are)")
+    parser.add_argument("--file", metavar="FILE", help="File of queries, one per line. - is standard input.")
     parser.add_argument(
-        "--min-count", type=int, help="occurrences of a neighbour (default: as many as make it known; 1: all)"
+        "--context",
+        action="append",
+        metavar="TEXT",
+        help="Find places of the text whose context is similar to the end of TEXT. Repeatable.",
+    )
+    parser.add_argument("--context-file", metavar="FILE", help="The same with the text of a file. - is standard input.")
+    parser.add_argument(
+        "--after",
+        action="append",
+        metavar="TEXT",
+        help="Find chunks that are similar to the prediction after TEXT. Repeatable.",
+    )
+    for name, what in (("like", "added to"), ("minus", "subtracted from"), ("plus", "added to")):
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            metavar="CHUNK",
+            help=f"Find chunks that are similar to a sum of embeddings. This one is {what} it. Repeatable.",
+        )
+    parser.add_argument(
+        "--count", type=int, help="Neighbours of each query, at least 1. Default: 8, or fewer if there are fewer."
     )
     parser.add_argument(
-        "--refresh", action="store_true", help="build an index that is missing or of another checkpoint"
+        "--min-count",
+        type=int,
+        help="Minimum number of occurrences of a neighbour, at least 1. It applies to chunks only. 1: all chunks. "
+        "Default: the occurrences of a known chunk.",
     )
-    parser.add_argument("--csv", action="store_true", help="comma-separated values")
-    parser.add_argument("--runs-dir", default="runs", help="where RUN is looked for by name")
+    parser.add_argument(
+        "--refresh", action="store_true", help="Build the index if it is missing or of another checkpoint."
+    )
+    parser.add_argument("--csv", action="store_true", help="Print comma-separated values.")
+    parser.add_argument(
+        "--runs-dir",
+        metavar="FOLDER",
+        default="runs",
+        help="Folder in which RUN is found by name. Default: %(default)s.",
+    )
 
 
 def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
@@ -343,15 +446,16 @@ def _run_analyse(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _next_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
+    add_run_argument(parser)
     parser.add_argument(
         "queries",
         nargs="*",
         metavar="PROMPT",
-        help="a text; none: where a document begins. What is key=value with the key of an option changes that option; after "
-        "`--` everything is a prompt",
+        help=f"Text to continue. Default: the beginning of a document. {_OPTIONS_AMONG_WORDS}",
     )
-    parser.add_argument("--count", type=int, default=10, help="chunks after each prompt")
+    parser.add_argument(
+        "--count", type=int, default=10, help="Chunks listed for each prompt, at least 1. Default: %(default)s."
+    )
 
 
 def _run_next(arguments: argparse.Namespace) -> CommandResult:
@@ -366,7 +470,9 @@ def _run_next(arguments: argparse.Namespace) -> CommandResult:
 
 def _explore_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--port", type=parse_port, help="on this machine alone (default: 7300, or one that is free)")
+    parser.add_argument(
+        "--port", type=parse_port, help="Port, for this machine only. 0: a free port. Default: 7300, or a free port."
+    )
 
 
 def _run_explore(arguments: argparse.Namespace) -> CommandResult:
@@ -378,27 +484,66 @@ def _run_explore(arguments: argparse.Namespace) -> CommandResult:
 
 
 _ASKING = (
-    Command("sample", "Continue prompts.", _sample_arguments, _run_sample),
-    Command("next", "List the likeliest next chunks with their probabilities.", _next_arguments, _run_next),
-    Command("index", "Build a FAISS index of chunks, or of places in the text.", _index_arguments, _run_index),
+    Command(
+        "sample",
+        "Continue prompts.",
+        'haed sample quickstart --prompt "def " --samples 3',
+        _sample_arguments,
+        _run_sample,
+    ),
+    Command(
+        "next",
+        "List the likeliest next chunks with their probabilities.",
+        'haed next quickstart "import "',
+        _next_arguments,
+        _run_next,
+    ),
+    Command(
+        "index",
+        "Build a FAISS index of chunks, or of places in the text.",
+        "haed index quickstart --space contexts",
+        _index_arguments,
+        _run_index,
+    ),
     Command(
         "neighbours",
         "Find similar chunks or passages.",
+        'haed neighbours quickstart "self." --count 5',
         _neighbours_arguments,
         _run_neighbours,
     ),
-    Command("explore", "Browse a run and query its model.", _explore_arguments, _run_explore, ""),
-    Command("analyse", "Analyse the chunk embeddings.", add_run_arguments, _run_analyse),
+    Command(
+        "explore",
+        "Browse a run and query its model.",
+        "haed explore quickstart --port 7300",
+        _explore_arguments,
+        _run_explore,
+        "",
+    ),
+    Command(
+        "analyse",
+        "Analyse the chunk embeddings.",
+        "haed analyse quickstart analyse.clusters=20",
+        add_run_arguments,
+        _run_analyse,
+    ),
 )
 
 
-_MOST_STEPS = 1e9
+_MOST_STEPS = 10**9
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="names under runs_dir, or folders")
-    parser.add_argument("--runs-dir", default="runs", help="where runs are looked for by name; runs_dir= is the same")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of the page (default: RUNS_DIR/comparison)")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="Names of runs in runs_dir, or their folders.")
+    parser.add_argument(
+        "--runs-dir",
+        metavar="FOLDER",
+        default="runs",
+        help="Folder in which runs are found by name. Same as runs_dir=FOLDER. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="Folder of the page. Default: the folder comparison in runs_dir."
+    )
 
 
 def _run_compare(arguments: argparse.Namespace) -> CommandResult:
@@ -418,14 +563,18 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--phase", choices=PHASES, help="default: pretrain, or train of a model of tokens")
-    parser.add_argument("--steps", type=int, default=20, help="steps to measure")
+    parser.add_argument(
+        "--phase", choices=PHASES, help="Phase to measure. Default: pretrain, or train for models of tokens."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help=f"Steps to measure, 1 to {_MOST_STEPS:,}. Default: %(default)s."
+    )
 
 
 def _run_profile(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, arguments.words, "profile")
     if not 1 <= arguments.steps <= _MOST_STEPS:
-        raise ConfigError(f"--steps {arguments.steps}: must be from 1 to {_MOST_STEPS:g}")
+        raise ConfigError(f"--steps {arguments.steps}: must be from 1 to {_MOST_STEPS:,}")
     phase = arguments.phase or training_phases(options.model.kind)[0]
     from pipeline.training.profile import format_profile, profile_phase
 
@@ -441,9 +590,21 @@ def _run_report(arguments: argparse.Namespace) -> CommandResult:
 
 
 _SHOWING = (
-    Command("compare", "Compare several runs in a table and curves.", _compare_arguments, _run_compare),
-    Command("profile", "Measure where the time of a training step goes.", _profile_arguments, _run_profile),
-    Command("report", "Write report.html of a run.", add_run_arguments, _run_report),
+    Command(
+        "compare",
+        "Compare several runs in a table and curves.",
+        "haed compare quickstart quickstart-hourglass",
+        _compare_arguments,
+        _run_compare,
+    ),
+    Command(
+        "profile",
+        "Measure where the time of a training step goes.",
+        "haed profile quickstart --phase pretrain --steps 20",
+        _profile_arguments,
+        _run_profile,
+    ),
+    Command("report", "Write report.html of a run.", "haed report quickstart", add_run_arguments, _run_report),
 )
 
 

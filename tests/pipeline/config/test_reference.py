@@ -2,17 +2,24 @@
 
 import json
 import re
+import shlex
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from dev.generate_reference import generate_commands, generate_options
+from flows.commands import COMMANDS as FLOW_COMMANDS
+from pipeline.arguments import Command, make_parser, parse_arguments
 from pipeline.cli import main
+from pipeline.commands import COMMANDS
 from pipeline.config import dump_options, load_options
 from pipeline.config.reference import explain_option, explain_section, search_options
 from pipeline.config.schema import option_names, schema_options
 
+ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_UNIT = ("seed", "layer", "expansion")  # numbers that count nothing
 
 
@@ -95,3 +102,21 @@ def test_options_are_found_by_words_of_name_and_meaning(capsys: pytest.CaptureFi
     ]
     assert main(["config", "quickstart", "--search", "shortening"]) == 2  # an option of another kind of model
     assert "no option has 'shortening' in its name or meaning" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("page", "generate"), [("options.md", generate_options), ("cli.md", generate_commands)])
+def test_the_pages_of_the_reference_are_generated(
+    page: str, generate: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8") == generate(), "run `make reference`"
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *FLOW_COMMANDS], ids=lambda command: command.name)
+def test_every_argument_has_a_help_in_sentences_and_the_example_of_a_command_is_one(command: Command) -> None:
+    _, parsers = make_parser("haed", (command,))
+    arguments = parsers.choices[command.name]._actions[1:]
+    assert arguments and all(str(each.help)[:1].isupper() for each in arguments)
+    assert all(str(each.help).endswith(".") for each in arguments)
+    program, *words = shlex.split(command.example)
+    assert program == "haed" and parse_arguments(words, "haed", (command,)).command == command.name
