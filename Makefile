@@ -68,7 +68,7 @@ reference: setup
 
 # The site of docs/ in site/. A link to a page or heading that is missing fails.
 docs: setup
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # torch's CUDA build (3 GB to fetch, 5 on the disk) in an environment of its own, which takes all else from the other; gcc.
 dry-run-cuda: setup

@@ -1,7 +1,11 @@
-"""CONTRIBUTING.md: its chunk encoder of one's own, as it stands there."""
+"""CONTRIBUTING.md: its encoder, source and chunker of one's own and its term of the loss, as they stand there."""
 
 import importlib
+import os
 import re
+import shlex
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from data.corpus import Corpus
 from haed.options import LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
@@ -17,7 +22,8 @@ from pipeline.config import ConfigError, Options, check_options, dump_options, l
 from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
 
-TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BAG = ["model.encoder.kind=bag"]
 
 
@@ -138,6 +144,43 @@ def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monke
         load_options("quickstart", ["iem.terms=[1*accuracy]"])
     with pytest.raises(ConfigError, match="expected one of accuracy, spread_of_keys$"):
         load_options("quickstart", ["iem.terms=[1*spread_of_keyz]"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> None:
+    bodies = [f"TheText number{i}OfMany " * (i % 50 + 1) for i in range(2500)]
+    with sqlite3.connect(tmp_path / "notes.db") as database:
+        database.execute("CREATE TABLE notes (body TEXT)")
+        database.executemany("INSERT INTO notes VALUES (?)", [(body,) for body in bodies])
+    database.close()
+    install(tmp_path / "packages", "my_haed", "a source")
+    _, *words = shlex.split(find_block("a source", "bash"))
+    command = [sys.executable, "-m", "pipeline", *words, "shard.megabytes=1", f"shard.workers={workers}"]
+    places = os.pathsep.join([str(tmp_path / "packages"), str(ROOT)])
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": places}, check=True, capture_output=True)
+    (folder,) = tmp_path.glob("shards/notes.db-*")
+    corpus = Corpus.open(folder)
+    found = [
+        tokens.tobytes().decode()
+        for split in ("train", "valid", "test")
+        for tokens, _ in corpus.iterate_documents(split)
+    ]
+    assert sorted(found) == sorted(bodies)
+    lengths = corpus.manifest["statistics"]["train"]["chunk_lengths"]
+    assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
+
+
+@pytest.mark.parametrize(
+    ("page", "title"), [("write-an-encoder.md", "a chunk encoder"), ("write-a-source.md", "a source")]
+)
+def test_the_site_includes_a_section_as_a_page(page: str, title: str) -> None:
+    (name,) = re.findall(
+        r'^--8<-- "CONTRIBUTING.md:(\w+)"$', (ROOT / "docs" / "how-to" / page).read_text(), re.MULTILINE
+    )
+    begin, end = (f"<!-- --8<-- [{each}:{name}] -->" for each in ("start", "end"))
+    section = TEXT.partition(f"## How do I add {title}\n")[2].partition("\n## ")[0].strip()
+    assert section.startswith(begin) and section.endswith(end)
+    assert not re.search(r"\]\((?!http)", section)  # a relative link would be another one in the page
 
 
 def add_package(place: Path, group: str, entry: str, code: str) -> None:

@@ -33,7 +33,9 @@ def pip(*words: str | Path) -> None:
 def haed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command of a fresh environment, which has the packages of this one beside it, but not the checkout."""
     place = tmp_path_factory.mktemp("wheel")
-    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "docs", "runs", "shards", "__pycache__")
+    left_out = shutil.ignore_patterns(
+        ".*", "build", "*.egg-info", "tests", "docs", "site", "runs", "shards", "__pycache__"
+    )
     shutil.copytree(ROOT, place / "copy", symlinks=True, ignore=left_out)
     subprocess.run([sys.executable, "-c", BUILD, str(place)], cwd=place / "copy", check=True, capture_output=True)
     (source,) = place.glob("haed-*.tar.gz")
