@@ -62,9 +62,10 @@ def generate_options() -> str:
         for key in keys:
             found = explain_option(key)
             only = _name_models(key) if _name_models(key) != _name_models(section) else ""
-            meaning = " ".join(filter(None, [found.meaning, only]))
-            rows.append([f"`{key}`", _escape(meaning), found.unit, _escape(found.range), f"`{found.default}`"])
-        page += make_table(["Option", "Meaning", "Unit", "Range", "Default"], rows)
+            meaning, facts = found.paragraphs
+            text = _escape(" ".join(filter(None, [meaning, only])))
+            rows.append([f"`{key}`", f"{text}<br>{_escape(facts)} Default: `{found.default}`."])
+        page += make_table(["Option", "Meaning"], rows)
     return page
 
 
@@ -85,17 +86,16 @@ def generate_commands() -> str:
         rows = [_describe_argument(each) for each in parser._actions if each.dest not in ("help", "json", "debug")]
         example = str(parser.epilog).removeprefix("Example: ")
         page += f"\n## haed {name}\n\n{parser.description}\n\n```bash\n{example}\n```\n\n"
-        page += make_table(["Argument", "Meaning", "Values"], rows)
+        page += make_table(["Argument", "Meaning"], rows)
     return page
 
 
 def _describe_argument(action: argparse.Action) -> list[str]:
-    values = ", ".join(map(str, action.choices or ())) or getattr(action.type, "__name__", "")
-    values = {"int": "whole number", "float": "number", "parse_port": "port", "Path": "path"}.get(values, values)
+    values = f" One of {', '.join(action.choices)}." if action.choices else ""
     metavar = str(action.metavar or action.dest.upper()) if action.nargs != 0 and not action.choices else ""
     name = " ".join(filter(None, [", ".join(action.option_strings), metavar]))
     required = " Required." if action.required and action.option_strings else ""
-    return [f"`{name}`", _escape(str(action.help) % {"default": action.default}) + required, values]
+    return [f"`{name}`", _escape(str(action.help) % {"default": action.default}) + values + required]
 
 
 def _escape(text: str) -> str:

@@ -18,7 +18,7 @@ from pipeline.config.loading import ConfigError, dump_options
 from pipeline.config.schema import KINDS, Options, applies_to, get_option, option_names, schema_options
 
 _WIDTH = 100  # of a comment
-_BOUNDS = ("ge", "gt", "le", "lt", "max_length")  # attributes of what Pydantic makes of a Field's bounds
+_BOUNDS = ("ge", "gt", "le", "lt", "max_length", "pattern")  # attributes of what Pydantic makes of a Field's bounds
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,15 @@ class Explanation:
 
 
 def explain_option(key: str) -> Explanation:
-    """Return the meaning, unit, range and default of an option, given as a dotted key."""
+    """Return the meaning, unit, range and default of an option, given as a dotted key.
+
+    An option of another package may lack a meaning and bounds.
+    """
     option = schema_options()[key]
-    _, *metadata = get_args(option.annotated)
-    (meaning,) = (each.description or "" for each in metadata if isinstance(each, FieldInfo))
+    metadata = getattr(option.annotated, "__metadata__", ())
+    meaning = next((each.description or "" for each in metadata if isinstance(each, FieldInfo)), "")
     if option.kinds:
-        meaning += f" Only with kind={', '.join(option.kinds)}."
+        meaning = f"{meaning} Only with kind={', '.join(option.kinds)}.".lstrip()
     accepted = describe_range(option.annotated)
     if table := KINDS.get(key):
         accepted = f"{', '.join(table)}, or a kind of another package"
@@ -90,17 +93,21 @@ def describe_range(annotated: Any, bounds: dict[str, Any] | None = None) -> str:
     if NoneType in arguments:
         return f"null, {'' if arguments[0] is bool else 'or '}{describe_range(arguments[0], bounds)}"
     if origin is Literal:
-        return ", ".join(arguments)
+        return ", ".join(map(str, arguments))
     if origin is list:
         most = f" of at most {bounds['max_length']}" if "max_length" in bounds else ""
-        return f"list{most}, each {describe_range(arguments[0])}"
+        return f"list{most}, each {describe_range(arguments[0] if arguments else Any)}"
     if annotated is bool:
         return "true or false"
     if annotated is str:
-        return f"text of at most {bounds['max_length']:,} characters" if "max_length" in bounds else "text"
-    low = _format_number(bounds["ge"]) if "ge" in bounds else f"above {_format_number(bounds['gt'])}"
-    high = _format_number(bounds["le"]) if "le" in bounds else f"below {_format_number(bounds['lt'])}"
-    return f"{low} to {high}"
+        most = f" of at most {bounds['max_length']:,} characters" if "max_length" in bounds else ""
+        pattern = f" that matches {bounds['pattern']}" if "pattern" in bounds else ""
+        return f"text{most}{pattern}"
+    if annotated not in (int, float):
+        return getattr(annotated, "__name__", str(annotated))
+    words = {"ge": "", "gt": "above ", "le": "to ", "lt": "to below "}
+    limits = [f"{word}{_format_number(bounds[name])}" for name, word in words.items() if name in bounds]
+    return " ".join(limits) or "any number"
 
 
 def _format_number(number: float) -> str:

@@ -4,20 +4,22 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
 import pytest
+from pydantic import Field
 
 from dev.generate_reference import generate_commands, generate_options
 from flows.commands import COMMANDS as FLOW_COMMANDS
+from haed.options import EncoderOptions
 from pipeline.arguments import Command, make_parser, parse_arguments
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import dump_options, load_options
 from pipeline.config.reference import explain_option, explain_section, search_options
-from pipeline.config.schema import option_names, schema_options
+from pipeline.config.schema import option_classes, option_names, schema_options
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_UNIT = ("seed", "layer", "expansion")  # numbers that count nothing
@@ -45,6 +47,7 @@ def test_every_section_has_a_meaning() -> None:
         ("optimizer.beta2", "above 0 to below 1", "", "0.95"),
         ("source.cut", "null, true or false", "", "null"),
         ("name", "text of at most 200 characters", "", "run"),
+        ("device", r"text that matches ^(auto|cpu|cuda(:\d{1,3})?)$", "", "auto"),
         ("evaluate.split", "train, valid, test", "", "test"),
         ("model.encoder.kind", "mlp, linear, lstm, transformer, or a kind of another package", "", "mlp"),
         ("model.decoder.grams.orders", "list of at most 64, each 1 to 64", "tokens", "[2, 3, 4, 5]"),
@@ -120,3 +123,16 @@ def test_every_argument_has_a_help_in_sentences_and_the_example_of_a_command_is_
     assert all(str(each.help).endswith(".") for each in arguments)
     program, *words = shlex.split(command.example)
     assert program == "haed" and parse_arguments(words, "haed", (command,)).command == command.name
+
+
+def test_options_of_another_package_need_no_description_and_no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = [("plain", int, 3), ("some", Annotated[float, Field(gt=0)], 1.0), ("many", tuple[int, ...], (1,))]
+    theirs = make_dataclass("Theirs", fields, bases=(EncoderOptions,), kw_only=True)
+    monkeypatch.setitem(option_classes, ("model.encoder.kind", "theirs"), theirs)
+    schema_options.cache_clear()
+    try:
+        found = [explain_option(f"model.encoder.{name}") for name in ("plain", "some", "many")]
+    finally:
+        schema_options.cache_clear()
+    assert [each.range for each in found] == ["any number", "above 0", "tuple"]
+    assert [each.meaning for each in found] == ["Only with kind=theirs."] * 3
