@@ -1,7 +1,8 @@
-"""docs/data.md: its commands and loader, as they stand there; tests that documents name."""
+"""docs/data.md: its commands, loader, source and chunker of one's own, as they stand there; tests that documents name."""
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -89,6 +90,35 @@ def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: p
 
 def _take_key(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
     yield from (sample["__key__"] for sample in samples)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> None:
+    bodies = [f"TheText number{i}OfMany " * (i % 50 + 1) for i in range(2500)]
+    with sqlite3.connect(tmp_path / "notes.db") as database:
+        database.execute("CREATE TABLE notes (body TEXT)")
+        database.executemany("INSERT INTO notes VALUES (?)", [(body,) for body in bodies])
+    database.close()
+    info = tmp_path / "packages" / "my_haed-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-haed\nVersion: 1\n")
+    (info.parent / "my_haed.py").write_text(python("class CamelChunker"))
+    points = re.sub(r'project\.entry-points\."(.*)"', r"\1", BLOCKS["toml"][0]).replace('"', "")
+    (info / "entry_points.txt").write_text(points)
+    command = (
+        "haed shard source.kind=sqlite source.path=notes.db source.table=notes chunker.kind=camel shard.megabytes=1"
+    )
+    bash(f"{command} shard.workers={workers}", tmp_path, PYTHONPATH=str(info.parent))
+    (folder,) = tmp_path.glob("shards/notes.db-*")
+    corpus = Corpus.open(folder)
+    found = [
+        tokens.tobytes().decode()
+        for split in ("train", "valid", "test")
+        for tokens, _ in corpus.iterate_documents(split)
+    ]
+    assert sorted(found) == sorted(bodies)
+    lengths = corpus.manifest["statistics"]["train"]["chunk_lengths"]
+    assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
 
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
