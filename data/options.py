@@ -291,7 +291,7 @@ class LoaderOptions:
     damaged: Annotated[
         Literal["stop", "skip"],
         Field(
-            description="What happens at a damaged or missing shard. stop: training stops. skip: its windows are empty and "
+            description="What happens at a damaged or missing shard. stop: an error. skip: its windows are empty and "
             "counted."
         ),
     ] = "stop"

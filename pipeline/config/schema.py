@@ -442,8 +442,8 @@ class IndexOptions:
         Field(
             ge=0,
             le=1000,
-            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the output of the last "
-            "layer.",
+            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the model's "
+            "output.",
         ),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     scale: Annotated[
