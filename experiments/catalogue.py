@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import math
+import shlex
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -251,6 +252,7 @@ class Plan:
         scored: bytes kept of each split except train; None: all.
         overrides: `key=value`, for all variants.
         clock: how steps are timed: by wall time, or by CPU time of the process ("process").
+        command: the command of these settings.
     """
 
     folder: Path
@@ -262,6 +264,7 @@ class Plan:
     scored: int | None = None
     overrides: tuple[str, ...] = ()
     clock: Clock = "wall"
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -340,6 +343,11 @@ def plan_experiment(
         enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
         bounds = [each for each in (limits.seconds, left, enough) if each is not None]
     custom = (seconds, seeds, overrides, *([clock] if clock != "wall" else []))
+    words = ["haed", "experiment", name, "--budget", budget]
+    words += [f"--seconds={seconds:g}"] if seconds is not None else []
+    words += [f"--seeds={seeds}"] if seeds is not None else []
+    words += [f"--parallel={parallel}"] if parallel != 1 else []
+    words += [f"--clock={clock}"] if clock != "wall" else []
     suffix = f"-{hashlib.sha256(repr(custom).encode()).hexdigest()[:8]}" if any(custom) else ""
     return experiment, Plan(
         folder=output / name / f"{budget}{suffix}",
@@ -351,6 +359,7 @@ def plan_experiment(
         scored=limits.scored,
         overrides=overrides,
         clock=clock,
+        command=shlex.join([*words, *overrides]),
     )
 
 

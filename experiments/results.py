@@ -1,33 +1,25 @@
-"""Results of an experiment, computed from run folders alone: rows, a verdict, a plot, and a page.
-
-    python -m experiments.results FOLDER…     results for docs/experiments.md, such as experiments/results/haed-table1/hour
-
-The command copies rows and pictures to docs/experiments, and writes the page of all results that are there anew.
-Verdicts are those of the present claims, and plots that need rows alone are drawn anew.
-"""
+"""Results of an experiment, computed from run folders alone: rows, a verdict, a plot, and a page."""
 
 import csv
 import io
 import platform
 import re
-import shutil
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from functools import partial
 from pathlib import Path
 
 from data.filesystem import write_atomically, write_json
-from experiments.catalogue import OURS, Experiment, Plan, Variant, list_experiments, load_experiment
+from experiments.catalogue import OURS, Experiment, Plan, Variant
 from experiments.measures import Measurement
 from experiments.plots import PlottedModel, plot_experiment
 from pipeline.config import Phase
-from pipeline.console import markdown_text
 from pipeline.reporting.comparison import BITS
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
-from pipeline.run.files import Evaluation, read_as
+from pipeline.run.files import Environment, Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 
 NOISE = 0.02  # bits, or a share of other metrics: with a single seed, smaller differences are not told apart
@@ -115,13 +107,29 @@ class Row:
 
 @dataclass
 class Result:
-    """The rows in the paper's order, the verdict, notes, and the folder."""
+    """The result of an experiment.
+
+    Attributes:
+        name: name of the experiment.
+        folder: folder of the result, named by its budget.
+        verdict: the claim, and what was found.
+        notes: on data, seeds, limits and overrides.
+        rows: in the paper's order.
+        command: the command that makes the same comparison.
+        date: day of the result.
+        machine: machines and processors of the runs.
+        commit: commits of the code that made the runs; empty if not recorded.
+    """
 
     name: str
     folder: str
     verdict: str
     notes: list[str]
     rows: list[Row]
+    command: str = ""
+    date: str = ""
+    machine: str = ""
+    commit: str = ""
 
 
 def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: list[str], plan: Plan) -> Result:
@@ -132,7 +140,18 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     rows = [make_row(of[0].variant, of) for of in by_variant.values()]
     remarks = dict.fromkeys(note for run in runs for measured in run.measured.values() for note in measured.notes)
     notes = [*notes, *describe_plan(experiment, plan), *remarks]
-    result = Result(experiment.name, str(plan.folder), judge_claim(experiment, rows), notes, rows)
+    machine, commit = _describe_origin(runs)
+    result = Result(
+        name=experiment.name,
+        folder=str(plan.folder),
+        verdict=judge_claim(experiment, rows),
+        notes=notes,
+        rows=rows,
+        command=plan.command,
+        date=date.today().isoformat(),
+        machine=machine,
+        commit=commit,
+    )
     finished = {run.variant.name: run for run in reversed(runs) if run.failure is None}
     plot = plot_rows(experiment, rows, finished)
     examples = {name: x.examples for name, run in finished.items() for x in run.measured.values() if x.examples}
@@ -142,6 +161,14 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     write_atomically(plan.folder / f"{experiment.name}.png", plot)
     write_atomically(plan.folder / "report.html", format_page(experiment, result, plot, examples).encode())
     return result
+
+
+def _describe_origin(runs: Sequence[VariantRun]) -> tuple[str, str]:
+    """Return the machines and the commits of all finished runs. Packages record neither."""
+    paths = [run.folder / "environment.json" for run in runs if run.failure is None]
+    found = [read_as(Environment, path) for path in paths if path.is_file()]
+    machines = dict.fromkeys(f"{each.machine}, {each.processor}" for each in found)
+    return "; ".join(machines), ", ".join(dict.fromkeys(each.commit for each in found if each.commit))
 
 
 def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
@@ -197,7 +224,22 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
 
 
 def judge_claim(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Judge the claim, pair by pair and bound by bound: the result agrees, disagrees, or cannot tell at this size."""
+    """Judge the claim, and return the verdict as a sentence."""
+    word, findings = list_findings(experiment, rows)
+    return f"{word}: {format_claim(experiment)}; here {'; '.join(findings)}."
+
+
+def format_claim(experiment: Experiment) -> str:
+    """Return the claim with its source."""
+    return f"{'this project claims' if experiment.source == OURS else 'the paper finds'} that {experiment.claim}"
+
+
+def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """Compare the rows with the claim, pair by pair and bound by bound.
+
+    Returns:
+        "agrees", "disagrees" or "cannot tell at this size", and the differences found.
+    """
     by_name = {row.variant: row for row in rows}
     pairs = [*((pair, True) for pair in experiment.better), *((pair, False) for pair in experiment.no_better)]
     judged = [_judge_pair(by_name, pair, name, experiment, better) for pair, better in pairs for name in experiment.by]
@@ -213,9 +255,7 @@ def judge_claim(experiment: Experiment, rows: Sequence[Row]) -> str:
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
         values += [f"{variant} is missing" for variant in missing]
         texts.append(f"{name}, below {bound:g}: {', '.join(values) or 'of no model'}")
-    claims = "this project claims" if experiment.source == OURS else "the paper finds"
-    word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
-    return f"{word}: {claims} that {experiment.claim}; here {'; '.join(texts)}."
+    return "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees", texts
 
 
 def _lacks(row: Row, name: str, experiment: Experiment, rows: Sequence[Row]) -> bool:
@@ -281,6 +321,7 @@ def tabulate_rows(rows: Sequence[Row]) -> Table:
     columns = [
         Column("", lambda row: row.variant),
         Column("bits", format_bits, "{}"),
+        Column("seeds", lambda row: row.seeds, "{}"),
         Column("words, perplexity", lambda row: row.word_perplexity, "{:,.0f}"),
         Column("steps", lambda row: row.steps, "{:,}"),
         Column("seconds", lambda row: row.seconds, "{:,.0f}"),
@@ -316,23 +357,14 @@ def _format_csv(rows: Sequence[Row]) -> str:
 
 def format_result(result: Result) -> str:
     """Format the result as a text table for a terminal."""
-    notes = "\n".join(f"- {note}" for note in [*result.notes, *_list_failures(result)])
+    notes = "\n".join(f"- {note}" for note in [*result.notes, *list_failures(result)])
     table = tabulate_rows(result.rows).to_text()
     return "\n".join([table, "", result.verdict, "", notes, "", f"{result.folder}/report.html"])
 
 
-def _list_failures(result: Result) -> list[str]:
+def list_failures(result: Result) -> list[str]:
+    """Return messages on unfinished runs and failed measures."""
     return [f"failed: {row.variant}, {why}" for row in result.rows for why in row.failures]
-
-
-def format_markdown(experiment: Experiment, result: Result, picture: str) -> str:
-    """Return the result as Markdown, with the address of its picture."""
-    question = markdown_text(experiment.question)
-    notes = "\n".join(f"- {markdown_text(note)}" for note in [*result.notes, *_list_failures(result)])
-    return (
-        f"{markdown_text(experiment.source)}: {question}\n\n**{markdown_text(result.verdict)}**\n\n"
-        f"![{question}]({picture})\n\n{tabulate_rows(result.rows).to_markdown()}\n\n{notes}\n"
-    )
 
 
 def format_page(experiment: Experiment, result: Result, plot: bytes, examples: dict[str, list[list[str]]]) -> str:
@@ -345,7 +377,7 @@ def format_page(experiment: Experiment, result: Result, plot: bytes, examples: d
         verdict=result.verdict,
         picture=data_uri(plot),
         results=tabulate_rows(result.rows),
-        notes=[*result.notes, *_list_failures(result)],
+        notes=[*result.notes, *list_failures(result)],
         examples={name: _tabulate_examples(rows) for name, rows in examples.items()},
     )
 
@@ -399,45 +431,3 @@ def _read_curve(run: VariantRun) -> list[tuple[float, float]]:
         points += [(before + record["step"] * step_seconds, record[BITS]) for record in records if BITS in record]
         before += seconds
     return points
-
-
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "experiments.md"
-MARK = "<!-- python -m experiments.results -->\n"
-
-
-def _keep_picture(name: str, png: bytes) -> None:
-    """Write a picture into the documentation without transparency and with few colours."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(png)) as image:
-        image.convert("RGB").quantize(128).save(DOCUMENT.with_suffix("") / f"{name}.png", optimize=True)
-
-
-def main(folders: list[str]) -> None:
-    """Copy results into the documentation, and write its page anew."""
-    place = DOCUMENT.with_suffix("")
-    for folder in map(Path, folders):
-        name = folder.parent.name
-        shutil.copy(folder / f"{name}.json", place)
-        _keep_picture(name, (folder / f"{name}.png").read_bytes())
-    table, pages = [], []
-    for name in list_experiments():
-        if not (path := place / f"{name}.json").is_file():
-            print(f"{name}: not run")
-            continue
-        experiment, result = load_experiment(name), read_as(Result, path)
-        result.verdict = judge_claim(experiment, result.rows)
-        if experiment.across:
-            _keep_picture(name, plot_rows(experiment, result.rows, {}))
-        budget = Path(result.folder).name.split("-")[0]
-        table.append([f"[{name}](#{name})", budget, result.verdict.split(":")[0]])
-        pages.append(f"### {name}\n\n{format_markdown(experiment, result, f'experiments/{name}.png')}")
-    before = DOCUMENT.read_text().split(MARK)[0]
-    overview = [
-        f"| {' | '.join(line)} |" for line in [["experiment", "budget", "what is claimed"], ["---"] * 3, *table]
-    ]
-    DOCUMENT.write_text("\n".join([f"{before}{MARK}", *overview, "", *pages]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

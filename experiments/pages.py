@@ -1,0 +1,115 @@
+"""Pages of the documentation about results: docs/results/NAME.md, beside NAME.json and NAME.png.
+
+    python -m experiments.pages             write the pages of all committed results anew
+    python -m experiments.pages FOLDER…     copy results first, such as experiments/results/haed-table1/hour
+
+A page is computed from the JSON and the experiment's YAML file. So its verdict is that of the present claim. Pictures
+that need rows alone are drawn anew. The table of all results is a part of docs/results/index.md.
+"""
+
+import io
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from experiments.catalogue import OURS, Experiment, list_experiments, load_experiment
+from experiments.results import Result, format_claim, list_failures, list_findings, plot_rows, tabulate_rows
+from pipeline.console import markdown_code, markdown_text
+from pipeline.run.files import read_as
+
+PLACE = Path(__file__).resolve().parents[1] / "docs" / "results"
+_VERDICTS = {
+    "agrees": "The result agrees with this claim.",
+    "disagrees": "The result disagrees with this claim.",
+    "cannot tell at this size": "The result cannot tell at this size.",
+}
+BEGIN, END = "<!-- begin of the generated table -->", "<!-- end of the generated table -->"
+
+
+def load_results(place: Path = PLACE) -> Iterator[tuple[Experiment, Result]]:
+    """Yield the committed results with their experiments, in the order of `haed experiment`."""
+    for name in list_experiments():
+        if (path := place / f"{name}.json").is_file():
+            yield load_experiment(name), read_as(Result, path)
+
+
+def format_page(experiment: Experiment, result: Result) -> str:
+    """Return the page of a result."""
+    name, question = experiment.name, markdown_text(experiment.question)
+    word, findings = list_findings(experiment, result.rows)
+    facts = {
+        "command": markdown_code(result.command),
+        "date": result.date,
+        "machine": markdown_text(result.machine),
+        "commit": markdown_text(result.commit),
+    }
+    notes = [*result.notes, *list_failures(result)]
+    page = "\n\n".join(
+        [
+            f"# {name}",
+            f"<!-- Generated from {name}.json by `python -m experiments.pages`. Do not edit. -->",
+            f"{_capitalize(markdown_text(experiment.source))}. It compares {question}.",
+            f"{_capitalize(markdown_text(format_claim(experiment)))}.",
+            f"**{_VERDICTS[word]}**",
+            "\n".join(f"- {markdown_text(each)}" for each in findings),
+            tabulate_rows(result.rows).to_markdown(),
+            f"![{question}]({name}.png)",
+            "## How it was made",
+            "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {text} |" for key, text in facts.items() if text)]),
+            "\n".join(f"- {markdown_text(each)}" for each in notes) + "\n",
+        ]
+    )
+    return re.sub(r"\\([@:])", r"\1", page)  # Python-Markdown, unlike GitHub, would show these backslashes
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
+    """Return the table of all results, as a part of the index."""
+
+    def read_budget(result: Result) -> str:
+        return Path(result.folder).name.split("-")[0]
+
+    lines = [
+        [
+            f"[{experiment.name}]({experiment.name}.md)",
+            "" if experiment.source == OURS else markdown_text(experiment.source),
+            read_budget(result),
+            list_findings(experiment, result.rows)[0],
+        ]
+        for experiment, result in results
+    ]
+    table = [["result", "source", "budget", "claim"], ["---"] * 4, *lines]
+    return "\n".join([BEGIN, "", *(f"| {' | '.join(line)} |" for line in table), "", END])
+
+
+def _keep_picture(name: str, png: bytes) -> None:
+    """Write a picture into the documentation without transparency and with few colours."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(128).save(PLACE / f"{name}.png", optimize=True)
+
+
+def main(folders: list[str]) -> None:
+    """Copy results into the documentation, and write all pages and the overview anew."""
+    for folder in map(Path, folders):
+        name = folder.parent.name
+        shutil.copy(folder / f"{name}.json", PLACE)
+        _keep_picture(name, (folder / f"{name}.png").read_bytes())
+    results = list(load_results())
+    for experiment, result in results:
+        if experiment.across:
+            _keep_picture(experiment.name, plot_rows(experiment, result.rows, {}))
+        (PLACE / f"{experiment.name}.md").write_text(format_page(experiment, result), encoding="utf-8")
+    index = PLACE / "index.md"
+    before, _, rest = index.read_text(encoding="utf-8").partition(BEGIN)
+    index.write_text(before + format_overview(results) + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
