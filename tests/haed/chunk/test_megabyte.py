@@ -1,4 +1,4 @@
-"""Parity with the package MEGABYTE-pytorch, weight for weight, where the definitions agree; docs/systems.md lists where not.
+"""Parity with the package MEGABYTE-pytorch, weight for weight, where the definitions agree; docs/explanation/model-kinds.md lists where not.
 
 The package is used as it is. Its token shift, which has no counterpart here, moves the second half of the channels: the weights
 here write zeros into it. Its norms have no mean, ours have: what is written has none.
@@ -146,7 +146,7 @@ def test_the_patch_embedder_and_the_global_model_are_the_packages() -> None:
 
 @torch.no_grad()
 def test_log_probabilities_within_patches_are_the_packages() -> None:
-    """Of all tokens but the first one of each patch, for which it uses the patch before (see docs/systems.md)."""
+    """Of all tokens but the first one of each patch, for which it uses the patch before (see docs/explanation/model-kinds.md)."""
     theirs = package(rotary=False)
     made = ours(theirs, rotary=False)
     tokens = torch.randint(V, (3, T, P))
