@@ -45,7 +45,7 @@ def format_page(experiment: Experiment, result: Result) -> str:
         "machine": markdown_text(result.machine),
         "commit": markdown_text(result.commit),
     }
-    notes = [*result.notes, *list_failures(result)]
+    notes = [*(part for note in result.notes for part in note.split("; ")), *list_failures(result)]
     page = "\n\n".join(
         [
             f"# {name}",
@@ -61,7 +61,12 @@ def format_page(experiment: Experiment, result: Result) -> str:
             "\n".join(f"- {markdown_text(each)}" for each in notes) + "\n",
         ]
     )
-    return re.sub(r"\\([@:])", r"\1", page)  # Python-Markdown, unlike GitHub, would show these backslashes
+    return _remove_escapes(page)
+
+
+def _remove_escapes(markdown: str) -> str:
+    """Remove the escapes that Python-Markdown, unlike GitHub, shows as backslashes."""
+    return re.sub(r"\\([@:])", r"\1", markdown)
 
 
 def _capitalize(text: str) -> str:
@@ -78,13 +83,14 @@ def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
         [
             f"[{experiment.name}]({experiment.name}.md)",
             "" if experiment.source == OURS else markdown_text(experiment.source),
+            markdown_text(experiment.question.partition(" (")[0]),
             read_budget(result),
             list_findings(experiment, result.rows)[0],
         ]
         for experiment, result in results
     ]
-    table = [["result", "source", "budget", "claim"], ["---"] * 4, *lines]
-    return "\n".join([BEGIN, "", *(f"| {' | '.join(line)} |" for line in table), "", END])
+    table = [["result", "table or figure", "compares", "budget", "claim"], ["---"] * 5, *lines]
+    return _remove_escapes("\n".join([BEGIN, "", *(f"| {' | '.join(line)} |" for line in table), "", END]))
 
 
 def _keep_picture(name: str, png: bytes) -> None:
