@@ -5,6 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+import yaml
 
 from data.build import shard
 from data.corpus import Corpus
@@ -121,7 +123,7 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.name))
@@ -136,3 +138,10 @@ def test_every_claim_of_the_page_on_safety_names_the_tests_that_hold_it() -> Non
     claims = [*rows, *(block for block in blocks if not block.startswith(("#", "|")))]
     assert len(rows) > 10 and len(claims) > 30
     assert [claim for claim in claims if not re.search(r"`tests/[\w/]+\.py`", claim)] == []
+
+
+def test_the_citation_is_of_this_version_and_licence() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert all(reference["title"] and reference["authors"] for reference in citation["references"])
