@@ -180,3 +180,17 @@ def test_settings_of_ones_own_have_a_folder_of_their_own() -> None:
     assert folders[0] == Path("out/haed-table1/minutes") and len(set(folders)) == 3
     plans = [plan_experiment("hourglass-copy", each, Path("out"))[1] for each in ("minutes", "hour")]
     assert [plan.seconds for plan in plans] == [120, 360]
+
+
+def test_a_plan_knows_its_command() -> None:
+    settings = {
+        "seconds": 60.0,
+        "seeds": 2,
+        "parallel": 2,
+        "clock": "process",
+        "overrides": ("threads=1", "source.path=a b"),
+    }
+    _, plan = plan_experiment("haed-table1", "hour", Path("out"), **settings)
+    words = "--seconds=60 --seeds=2 --parallel=2 --clock=process threads=1 'source.path=a b'"
+    assert plan.command == f"haed experiment haed-table1 --budget hour {words}"
+    assert plan_experiment("recipe", "minutes", Path("out"))[1].command == "haed experiment recipe --budget minutes"

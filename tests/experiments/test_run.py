@@ -15,8 +15,9 @@ from data.corpus import Corpus
 from experiments import catalogue, external_models, timing
 from experiments.catalogue import BUDGETS, OURS, Budget, Experiment, Plan, Variant, load_experiment
 from experiments.external_models import PACKAGES, Package
+from experiments.pages import format_page
 from experiments.plots import PlottedModel, plot_experiment
-from experiments.results import Metric, Row, VariantRun, describe_plan, judge_claim, make_row
+from experiments.results import Metric, Result, Row, VariantRun, describe_plan, judge_claim, make_row
 from experiments.run import (
     PackageVariant,
     RunnableVariant,
@@ -32,6 +33,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
+from pipeline.run.files import read_as
 from pipeline.run.sharding import open_shards, shard_source
 from pipeline.training.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
@@ -187,6 +189,10 @@ def test_one_of_the_catalogue_is_run_whole_at_a_hundredth_of_minutes(
     assert all(row["bits"] and row["steps"] and not row["failures"] for row in found["rows"])
     made = {path.name for path in Path(found["folder"]).iterdir()}
     assert made >= {"report.html", f"{name}.png", f"{name}.csv", f"{name}.json", "clock.json"}
+    result = read_as(Result, Path(found["folder"]) / f"{name}.json")
+    assert result.command == f"haed experiment {name} --budget minutes --seconds=8.4 --parallel=2 threads=1"
+    assert result.date and "cores" in result.machine
+    assert f"| command | `{result.command}` |" in format_page(load_experiment(name), result)
 
 
 @pytest.mark.slow
