@@ -1,4 +1,6 @@
-"""Parity with the package MEGABYTE-pytorch, weight for weight, where the definitions agree; docs/explanation/model-kinds.md lists where not.
+"""Parity with the package MEGABYTE-pytorch, weight for weight, where the definitions agree.
+
+docs/explanation/model-kinds.md lists where they do not.
 
 The package is used as it is. Its token shift, which has no counterpart here, moves the second half of the channels: the weights
 here write zeros into it. Its norms have no mean, ours have: what is written has none.
