@@ -484,7 +484,8 @@ def compute_bleu(truths: Sequence[str], texts: Sequence[Sequence[str]]) -> float
 def measure_remembered(run: Run) -> Measurement:
     """Measure the bits of the test split by the model alone, and with what a memory of document and train split gives.
 
-    What is fitted is fitted on the valid split. Models of chunks have their own memory, see docs/memory.md.
+    What is fitted is fitted on the valid split. Models of chunks have their own memory, see
+    docs/explanation/likelihood.md.
 
     Raises:
         ValueError: the test split is empty.

@@ -2,7 +2,8 @@
 
 A token is a chunk of one token here. *Copied* is the continuous cache of Grave et al. (2017) over the states that the output
 layer sees; *recalled* are n-grams of the tokens of train, orders 1 to 32, by Witten and Bell. The gate and the cache's
-sharpness θ are fitted on the valid split: on the text on which those of models of chunks are. See docs/memory.md.
+sharpness θ are fitted on the valid split: on the text on which those of models of chunks are. See
+docs/explanation/likelihood.md.
 
 Legend: N consecutive tokens of a document, W width of the output layer's input, B windows of L tokens.
 """

@@ -126,7 +126,7 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.name))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_test_that_a_document_names_is_there(document: Path) -> None:
     named = re.findall(r"\btests/[\w/]+\.py", document.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -13,8 +13,8 @@ c ∈ H is there anyway. Otherwise D is found with c as the target whether or no
 as that S has it. By Bayes, p(c | D, context) ∝ p(c | context) · P(D | c, context). With π = 1 in H, a softmax over D of
 log p − log π *is* the distribution of the target, whatever D is. So cross-entropy with scores s − log π, the target's
 column included, is a conditional likelihood. Its minimum over s is log p(c | context) up to a constant of the row, at
-any number of candidates (sampling of alternatives: McFadden 1978; ranking NCE: Ma and Collins 2018). See docs/iem.md
-for what it leaves out.
+any number of candidates (sampling of alternatives: McFadden 1978; ranking NCE: Ma and Collins 2018). The approximations
+that remain are listed in docs/explanation/iem-loss.md.
 
 π_c = 1 − (1 − P_c)^n for the n other windows, where P_c is the share of windows that have c.
 
