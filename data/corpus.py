@@ -39,7 +39,7 @@ class Counts:
 
 
 class Manifest(TypedDict, total=False):
-    """The contents of manifest.json; see docs/data.md for its entries."""
+    """The contents of manifest.json; see docs/reference/file-formats.md for its entries."""
 
     digest: str
     source: dict[str, Any]

@@ -128,7 +128,7 @@ class DocumentLengths:
 
 @dataclass
 class Summary:
-    """The statistics of a split in the manifest; see docs/data.md.
+    """The statistics of a split in the manifest; see docs/reference/file-formats.md.
 
     Attributes:
         chunk_lengths: number of chunks of each length, from 0 on.

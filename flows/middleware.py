@@ -97,7 +97,7 @@ class StorableBodyMiddleware:
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
 WORDS = {
     NO_SECRET: "an address holds no name, password or signature here, as it would be kept and shown: leave it out, as in "
-    "s3://BUCKET/FOLDER; keys come from the environment (docs/safety.md says which)",
+    "s3://BUCKET/FOLDER; keys come from the environment (docs/reference/security.md says which)",
     NO_ADDRESS: "a term of the loss is WEIGHT*NAME, such as 0.01*center",
 }
 

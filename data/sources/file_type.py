@@ -23,7 +23,7 @@ _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read thr
 _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
 TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
-_OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
+_OWN, _LEAVE = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out by source.pattern="
 HEAD = 8192  # bytes of a file or member that are checked
 _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),

@@ -152,7 +152,7 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
                 return bool(answer.status == 200)
 
         assert ask("/deployments/filter", {})[0] == 401
-        assert until(PATIENCE, ask_board)  # it has none, as docs/safety.md warns
+        assert until(PATIENCE, ask_board)  # it has none, as docs/reference/security.md warns
         for origin, expected in (("https://ours.example", 200), ("https://evil.example", 403)):
             assert ask("/deployments/filter", {}, secret, Origin=origin)[0] == expected
         status, found = ask("/deployments/filter", {}, secret)

@@ -34,7 +34,7 @@ def test_splits_of_the_data_set(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="of Linux")
 def test_the_library_maps_its_files(tmp_path: Path) -> None:
-    """When it does not any more, docs/safety.md need not except it."""
+    """When it does not any more, docs/reference/security.md need not except it."""
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
     source = DatasetsSource(SourceOptions(kind="datasets", path=str(tmp_path / "saved")))
     assert next(iter(source.read(next(iter(source.inputs(1 << 20, 1)))))).data

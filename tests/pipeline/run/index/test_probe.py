@@ -1,4 +1,4 @@
-"""All questions from Python, as docs/probing.ipynb asks them."""
+"""All questions from Python, as docs/how-to/probing.ipynb asks them."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from pipeline.config import Options
 from pipeline.inference import next_chunks, sample
 from pipeline.run.index.queries import Passage
 
-NOTEBOOK = Path(__file__).resolve().parents[4] / "docs" / "probing.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[4] / "docs" / "how-to" / "probing.ipynb"
 
 
 def test_the_notebook_runs(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,20 +31,33 @@ def test_the_notebook_runs(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert cell["outputs"] and capsys.readouterr().out, f"cell {number} shows nothing"
 
 
-DOCUMENT = NOTEBOOK.with_name("probing.md").read_text(encoding="utf-8")
+DOCUMENT = NOTEBOOK.with_name("vectors-in-faiss-and-pandas.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["run.probe.vectors", "the files themselves"])
+def test_the_questions_of_the_page_are_answered(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    assert main(["index", str(run), "--space", "contexts", "index.max_contexts=500"]) == 0
+    run.rename(run.with_name("quickstart"))
+    monkeypatch.chdir(run.parent.parent)
+    capsys.readouterr()
+    scope: dict[str, Any] = {}
+    exec(re.findall("```python\n(.*?)```", DOCUMENT, re.DOTALL)[0], scope)
+    assert capsys.readouterr().out.startswith("(2, 16)\n") and len(scope["table"]) == 6
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["run.probe.vectors", "the files themselves"])
 def test_searching_in_ones_own_faiss_gives_the_neighbours(
     number: int, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The examples of docs/probing.md as they stand there."""
+    """The examples of the page as they stand there."""
     pytest.importorskip("pandas")
     (run.parent / "quickstart").symlink_to(run)
     monkeypatch.chdir(run.parent.parent)
     scope: dict[str, Any] = {}
     exec(re.findall("```python\n(.*?)```", DOCUMENT, re.DOTALL)[number], scope)
-    least = None if number else 10
+    least = 10 if number == 1 else None
     (wanted,) = open_run(run).probe.neighbours("return ", count=8, min_count=least)
     found = scope["table"].iloc[scope["rows"][0]].assign(score=scope["scores"][0])
     rest = found[found["text"] != "return "][:8]
