@@ -31,7 +31,7 @@ from pipeline.arguments import parse_arguments
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from tests.conftest import TINY
-from tests.flows.api import PATIENCE, haed, until
+from tests.flows.api import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -173,7 +173,7 @@ def test_the_commands_that_resume(
 
 @pytest.mark.slow
 def test_the_commands_that_read_shards_elsewhere(
-    text: Path, sharded: Path, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From moto's S3 server, and from the HTTP server that the page starts, on another port."""
     pytest.importorskip("s3fs")
@@ -203,8 +203,9 @@ def test_the_commands_that_read_shards_elsewhere(
         without = f"unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; export FSSPEC_S3_ANON=true; {from_s3}"
         assert "export FSSPEC_S3_ANON=true\n" in read_blocks("how-to/read-shards-from-s3.md", "bash")
         assert bash(without, tmp_path, **keys) == original
-        done = haed(tmp_path, *shlex.split(trains)[1:], *TINY, "evaluate.baselines=false", PREFECT_API_URL=api)
-        assert done.returncode == 0 and "bits/char" in done.stdout, done.stderr[-2000:]
+        program, stage, *words = shlex.split(trains)
+        assert (program, stage) == ("haed", "run")  # of whose stages the first that trains is enough here
+        assert main(["pretrain", *words, *TINY]) == 0
         until(PATIENCE, lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/").status == 200)
         assert bash(from_http.replace("8000", port), tmp_path) == original
         (example,) = read_blocks("how-to/read-shards-from-s3.md", "python")
