@@ -37,8 +37,8 @@ from experiments.timing import lift_other_limits, measure_step_seconds, run_phas
 from haed.base import TokenBatch
 from haed.registry import make_objective
 from pipeline.config import ConfigError, OptimizerOptions, Options, Phase, dump_options, load_options
-from pipeline.reporting.comparison import count_parameters
 from pipeline.reporting.rendering import Column, Table
+from pipeline.reporting.run_state import count_parameters
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import release_memory, setup_compute
 from pipeline.run.files import Evaluation, read_as

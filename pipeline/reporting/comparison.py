@@ -5,7 +5,6 @@ machine takes longer for them, but learns no more. If steps differ in cost, the 
 limited by seconds, otherwise model FLOPs.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,8 @@ from pipeline.config import PHASES, Options, applies_to, check_output_folder, fl
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
-from pipeline.run.checkpoints import read_position, read_shapes
+from pipeline.reporting.run_state import count_parameters
+from pipeline.run.checkpoints import read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record, read_metrics
 from pipeline.run.run_directory import CORPUS, RunFolder
@@ -262,16 +262,6 @@ def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
     try:
         return read_as(kind, folder.path / name)
     except FileNotFoundError:
-        return None
-
-
-def count_parameters(folder: RunFolder) -> int | None:
-    """Count the parameters of the present checkpoint; return None if it cannot be read."""
-    try:
-        return sum(
-            math.prod(shape) for shape in read_shapes(folder.select_checkpoint().path / "model.safetensors").values()
-        )
-    except (OSError, ValueError):
         return None
 
 
