@@ -226,7 +226,8 @@ def summarise_report(options: Options) -> str:
         lines.append(f"**{metric.value:.3f} {metric.unit}** on the {markdown_text(evaluation.split)} split")
         if evaluation.remembered is not None:
             lines.append(
-                f"{evaluation.alone.value:.3f} {metric.unit} by the model alone; by part: {evaluation.remembered}."
+                f"{evaluation.alone.value:.3f} {metric.unit} by the model alone. Share of the text by part: "
+                f"{evaluation.remembered}."
             )
         notes = (evaluation.perplexity_note, evaluation.likelihood_note)
         lines += [markdown_text(note) for note in notes if note]
@@ -235,8 +236,8 @@ def summarise_report(options: Options) -> str:
     if report.mixture:
         lines.append(report.mixture.to_markdown())
     lines += [markdown_text(warning) for warning in report.warnings]
-    lines.append(f"The report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
-    lines.append(f"Questions to the model: {markdown_code(format_command('explore', folder))}")
+    lines.append(f"Report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
+    lines.append(f"Query the model: {markdown_code(format_command('explore', folder))}")
     return "\n\n".join(lines)
 
 
@@ -278,8 +279,8 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
         report.analysis = analysis
     elif analysis:
         files.warnings.append(
-            f"The analysis is of another checkpoint ({analysis.stage} step {analysis.step:,}) and not shown: run "
-            f"`{format_command('analyse', folder, *stage_overrides(stage))}` again."
+            f"The analysis belongs to another checkpoint ({analysis.stage} step {analysis.step:,}), so "
+            f"it is not shown. Run `{format_command('analyse', folder, *stage_overrides(stage))}` again."
         )
     names = ["samples.png", *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis)]
     report.pictures = {name: folder.path / name for name in names if os.path.lexists(folder.path / name)}
@@ -338,8 +339,8 @@ def _collect_warnings(folder: RunFolder, options: Options | None, present: Check
         warnings.append(_explain_stale_evaluation(folder, report.evaluation, present, stage))
     if any(sample.checkpoint not in (None, present.digest) for sample in report.samples):
         warnings.append(
-            f"The samples are of another checkpoint than the run's present one, {phase} step {step:,}: run "
-            f"`{format_command('sample', folder, *stage_overrides(stage))}` again."
+            f"The samples belong to another checkpoint than the run's present one ({phase} step {step:,}). "
+            f"Run `{format_command('sample', folder, *stage_overrides(stage))}` again."
         )
     return warnings
 
@@ -348,8 +349,10 @@ def _explain_stale_evaluation(
     folder: RunFolder, evaluation: Evaluation, present: Checkpoint, stage: Phase | None
 ) -> str:
     return (
-        f"The likelihood is of {evaluation.stage} step {evaluation.step:,}, the run's present checkpoint is {present.phase} "
-        f"step {present.step:,}: run `{format_command('evaluate', folder, *stage_overrides(stage))}` again."
+        f"The likelihood belongs to checkpoint {evaluation.checkpoint[:12]} ({evaluation.stage} step "
+        f"{evaluation.step:,}). The run's present checkpoint is {present.digest[:12]} ({present.phase} "
+        f"step {present.step:,}). Run `{format_command('evaluate', folder, *stage_overrides(stage))}` "
+        "again."
     )
 
 

@@ -164,7 +164,7 @@ def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
         tree = yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         return dict(flatten_tree(tree)) if isinstance(tree, dict) else {}
     except (RecursionError, yaml.YAMLError) as error:
-        raise CorruptFileError(f"{path}: not readable as YAML: {error}") from error
+        raise CorruptFileError(f"{path} is not valid YAML: {error}") from error
 
 
 @lru_cache(64)

@@ -12,9 +12,9 @@ TERMS = {
     "standard error": "Standard error of the mean over documents. It does not include the variation between seeds.",
     "perplexity of words": "2 to the power of the bits per word, where white space divides the words. Lower is better.",
     "context": "A chunk is predicted from the chunks before it in a window of at most this many chunks.",
-    "chunk": "A short piece of a document, such as a word with the space before it. The model predicts one chunk at a time.",
+    "chunk": "A short piece of a document, such as a word with the white space after it. The model predicts one chunk at a time.",
     "known chunk": "A chunk of the model's vocabulary, which holds the most frequent chunks of the train split. Every other "
-    "chunk is spelled by the decoder. The decoder alone can also spell a known chunk.",
+    "chunk is spelled by the decoder. The decoder can also spell a known chunk.",
     "mixture": "The model adds two probabilities of a chunk: that of the known chunks and that of the decoder. The gate "
     "weights them.",
     "gate": "The weights of the parts of the likelihood. They sum to one and are computed before the chunk is read. In "
