@@ -185,8 +185,8 @@ def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, cap
     finetune(options)
     options.finetune.steps = 6
     finetune(options)
-    assert "trained on" not in caplog.text
+    assert "trained further" not in caplog.text
     options.pretrain.steps, options.finetune.steps = 8, 8
     pretrain(options)
     finetune(options)
-    assert "phase one was trained further, to " in caplog.text and "step-00000008 since" in caplog.text
+    assert "phase one was trained further, to " in caplog.text and "step-00000008. finetune continues" in caplog.text

@@ -248,11 +248,11 @@ def test_a_chunk_may_be_typed_as_it_is_shown(run: Path, caplog: pytest.LogCaptur
     options = RunFolder(run).load_options()
     with caplog.at_level("INFO"):
         assert find_neighbours(options, ["for␣"], 3) == find_neighbours(options, ["for "], 3)
-        assert "for␣ stands for 'for '" in caplog.text
+        assert "for␣ is read as 'for '" in caplog.text
         assert find_neighbours(options, ["zq␣"], 3) == find_neighbours(options, ["zq "], 3)
         find_neighbours(options, ["for"], 3)
     for line in (
-        "zq␣ stands for 'zq '",
+        "zq␣ is read as 'zq '",
         "for is not in the index, so its own embedding is used; the index has for␣",
     ):
         assert line in caplog.text
