@@ -138,9 +138,11 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
                 continue
             if before != by:
                 head["splits"]["notes"].append(
-                    f"{folder} was split in another way ({before}, now {by}), so documents have moved between "
-                    "splits: do not compare runs on the two"
-                    + ("; source.cut=true cuts again" if before == "cut" else "")
+                    (
+                        f"{folder} was split in another way ({before}, now {by}), so documents moved between splits. "
+                        "Do not compare runs on the two"
+                    )
+                    + (". Use source.cut=true to cut again" if before == "cut" else "")
                 )
             return
 
@@ -244,17 +246,20 @@ def _explain_empty_splits(
     if any(split not in empty for places in train for split in places.split(", ")):
         patterns = "source.valid_pattern= and source.test_pattern="
         if splits["by"] == "patterns":
-            return f"{where}: nothing is left for training: {patterns} match every document. Let some match neither"
+            return (
+                f"{where}: {patterns} match every document, so nothing is left for training. Change the patterns "
+                "so that some documents match neither"
+            )
         return (
-            f"{where}: nothing is left for training: every document fell to valid or test. Give more, or say which are "
-            f"which by {patterns}"
+            f"{where}: every document fell to valid or test, so nothing is left for training. Add documents, "
+            f"or assign them with {patterns}"
         )
     names = [name for files in train.values() for name in files["names"]]
     why = [f"{remark}: {number:,}" for remark, number in sorted(remarks.items())]
     if options.kind in ("jsonl", "datasets", "webdataset"):
         why.append(f"source.field={options.field}")
     return (
-        f"{where} has no document{'' if len(empty) == len(SPLITS) else ' for training'}: there is nothing in "
+        f"{where} has no document{'' if len(empty) == len(SPLITS) else ' for training'}: none was found in "
         f"{some_of(names, sum(files['count'] for files in train.values()))}{' (' + '; '.join(why) + ')' if why else ''}"
     )
 
@@ -265,8 +270,10 @@ def _describe_uneven_splits(records: list[PartRecord], percent: int) -> list[str
     total = sum(shard.source_bytes for shard in shards)
     shares = {split: sum(x.source_bytes for x in shards if x.split == split) / total for split in ("valid", "test")}
     return [
-        f"{split} has {100 * share:.0f} % of the bytes, where {percent} % of the documents were meant for it: they are few, or "
-        "of unlike size. Other names or patterns of files, or source.cut=true for files of text, share them out otherwise"
+        (
+            f"{split} has {100 * share:.0f} % of the bytes instead of {percent} %, because the documents "
+            "are few or differ in size. Use other file names or patterns, or source.cut=true for text"
+        )
         for split, share in shares.items()
         if 100 * share > max(_UNEVEN * percent, _LARGE)
     ]
@@ -323,7 +330,7 @@ def shard(
             shards_dir.mkdir(parents=True, exist_ok=True)
 
             def waiting(holder: str) -> None:
-                log.info("%s is being sharded by %s: waiting for it", folder, holder)
+                log.info("%s is being sharded by %s. Waiting for it", folder, holder)
 
             with file_lock(shards_dir / f".{folder.name}.lock", waiting):
                 corpus = _open_if_whole(folder, corpora) or _build_corpus(corpora, mapper, listener)
@@ -353,10 +360,10 @@ def open_built_corpus(folder: Path, chunker: ChunkerOptions) -> Corpus:
     try:
         corpus = Corpus.open(folder)
         if (corpus.options, corpus.digest) != (chunker, folder.name.rpartition("-")[2]):
-            raise ValueError(f"{folder}/{MANIFEST} is of another corpus: {corpus.digest}, cut by {corpus.options}")
+            raise ValueError(f"{folder}/{MANIFEST} belongs to another corpus: {corpus.digest}, cut by {corpus.options}")
         return corpus
     except ValueError as error:
-        raise ValueError(f"{error}; delete {MANIFEST} and run `haed shard` again to have it made anew") from error
+        raise ValueError(f"{error}. Delete {MANIFEST} and run `haed shard` again") from error
 
 
 def _build_corpus(corpora: Corpora, mapper: Mapper | None, listener: Listener | None) -> Corpus:
@@ -388,7 +395,7 @@ def _build_corpus(corpora: Corpora, mapper: Mapper | None, listener: Listener | 
             with suppress(OSError):
                 work.folder.rmdir()  # unless it has shards, which were being rebuilt
             raise ValueError(
-                f"{changed} changed while it was being sharded: nothing is kept, run `haed shard` again"
+                f"{changed} changed during sharding, so nothing is kept. Run `haed shard` again"
             ) from error
         if error:
             raise error
@@ -403,7 +410,7 @@ def _build_corpus(corpora: Corpora, mapper: Mapper | None, listener: Listener | 
             corpus = open_built_corpus(work.folder, corpora.chunker)
         if names := find_damaged_shards(corpus, options):
             place.mkdir(exist_ok=True)
-            log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, format_names(names))
+            log.warning("missing or damaged files in %s: %s. They are made again", work.folder, format_names(names))
             rebuild_shards(work, corpus, names, write)
     return corpus
 
@@ -417,9 +424,9 @@ def _open_without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
     names = find_damaged_shards(corpus, corpora.options)
     if names:
         raise FileNotFoundError(
-            f"{folder} lacks {format_names(names)}, or has them damaged, and they cannot be made anew: {error}"
+            f"{folder} has missing or damaged files that cannot be made again ({format_names(names)}): {error}"
         )
-    log.warning("%s; the shards that were made of it are whole: %s", error, folder)
+    log.warning("%s. The shards made from it are complete: %s", error, folder)
     return corpus
 
 
@@ -434,8 +441,10 @@ def _warn_of_lost_shards(corpora: Corpora) -> None:
             return
         if names:
             log.warning(
-                "%s, made of these options before, lacks %s, or has them damaged; they cannot be made anew, since the "
-                "source, or this version, is another now",
+                (
+                    "%s was made with these options, but has missing or damaged files: %s. They cannot be made "
+                    "again, because the source or this version changed"
+                ),
                 folder,
                 format_names(names),
             )
@@ -486,8 +495,9 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
         new_shard = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
         if new_shard is None or new_shard.sha256 != wanted[name]:
             raise ValueError(
-                f"{corpus.folder}/{name} comes out otherwise than {MANIFEST} says, though its source is the same: was it "
-                f"new_shard by another version? Delete {MANIFEST} and run `haed shard` again to have all shards new_shard anew"
+                f"{corpus.folder}/{name} differs from {MANIFEST}, although its source is the same. Another "
+                f"version may have made it. Delete {MANIFEST} and run `haed shard` again to make all shards "
+                "again"
             )
     for name in names:
         at, name_there = places[name]

@@ -190,13 +190,14 @@ class WordChunker(Chunker):
         if longer > _MANY:
             wanted = -(-int(np.quantile(lengths, 1 - _MANY / 2)) // 4) * 4
             measures["advice"] = (
-                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes, and cut: this text has "
-                f"{width:.1f} bytes a character. "
-                + (
-                    f"chunker.k={wanted} would hold 95 % of them"
-                    if wanted <= _LONGEST_WORD
-                    else f"Many have more than {_LONGEST_WORD} (a script without blanks, or no prose): chunks are pieces of "
-                    f"{options.k / width:.0f} characters; a larger chunker.k makes longer ones"
+                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes and are cut. "
+                f"This text has {width:.1f} bytes per character. "
+            ) + (
+                f"chunker.k={wanted} would hold 95 % of them"
+                if wanted <= _LONGEST_WORD
+                else (
+                    f"Many have more than {_LONGEST_WORD} bytes (a script without spaces, or not prose), so chunks "
+                    f"are pieces of {options.k / width:.0f} characters. A larger chunker.k makes longer ones"
                 )
             )
         return measures
@@ -267,8 +268,8 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
     new_chunker: Chunker = CHUNKERS.load_class(options.kind)(options, fitted)
     if version not in (None, new_chunker.version):
         raise ValueError(
-            f"the corpus was cut by version {version} of the chunker {options.kind!r}, and here is version {new_chunker.version}. "
-            "Run `haed shard` again, or install the version that cut it."
+            f"the corpus was cut by version {version} of the chunker {options.kind!r}, but this is version "
+            f"{new_chunker.version}. Run `haed shard` again, or install the version that cut it."
         )
     if not 1 <= new_chunker.k <= LARGEST_CHUNK or not 2 <= new_chunker.vocabulary <= 256:
         raise ValueError(
@@ -287,7 +288,7 @@ class EntropyChunker(Chunker):
     def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
         super().__init__(options)
         if fitted is None:
-            raise ValueError("the entropy chunker has to be fitted on a corpus: run `haed shard` with it")
+            raise ValueError("the entropy chunker must be fitted on a corpus. Run `haed shard` with it")
         inflater = zlib.decompressobj()
         table = inflater.decompress(base64.b64decode(fitted["entropies"]), (1 << 16) + 1)
         if len(table) != 1 << 16:

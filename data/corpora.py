@@ -204,7 +204,7 @@ class Corpora:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            log.warning("%s is left out: %s; it is a cache, and made anew", path, error)
+            log.warning("%s is ignored: %s. It is a cache and is made again", path, error)
             return {}
         return {key: entry for key, entry in entries.items() if _is_note(key, entry)}
 
@@ -220,7 +220,7 @@ class Corpora:
                 write_json(path, known | new)
                 remove_unlocked_files(self.shards_dir.glob(f".{NOTES}.*.partial"))
         except OSError as error:
-            log.warning("%s is not kept: %s", path, error)
+            log.warning("%s could not be stored: %s", path, error)
 
 
 def iterate_manifests(shards_dir: Path) -> Iterator[tuple[Path, Any]]:
@@ -271,9 +271,9 @@ def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOption
         return
     is_named_pipe = source.path is not None and Path(source.path).is_fifo()
     if source.kind == "stdin" and not is_named_pipe and source.path not in (None, "-"):
-        raise ValueError(f"source.kind=stdin reads standard input, not source.path={source.path}: use source.kind=text")
+        raise ValueError(f"source.kind=stdin reads standard input, not source.path={source.path}. Use source.kind=text")
     if not is_named_pipe and (sys.stdin is None or sys.stdin.isatty()):
-        raise ValueError(f"source.kind={source.kind} reads standard input: pipe a text into the command")
+        raise ValueError(f"source.kind={source.kind} reads standard input. Pipe a text into the command")
     shards_dir.mkdir(parents=True, exist_ok=True)
     with file_lock(shards_dir / ".stdin.lock"):  # see `sweep_spools`
         spool = Path(tempfile.mkdtemp(dir=shards_dir, prefix=".stdin-")) / "stdin"

@@ -91,7 +91,7 @@ class Corpus:
         names = {field.name for field in fields(Shard)}
         try:
             if manifest["format"] != FORMAT:
-                raise ValueError(f"{where} is of format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
+                raise ValueError(f"{where} has format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
             self.digest: str = manifest["digest"]
             self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
             # A chunker that is not installed is no error: its documents can be read without it.
@@ -147,7 +147,7 @@ class Corpus:
             content = read_bytes(path, MANY)
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
-                f"{location} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first"
+                f"{location} is not a sharded corpus: it has no {MANIFEST}. Run `haed shard` first"
             ) from None
         return cls(Path(location), _parse_manifest(content, str(path)))
 
@@ -200,7 +200,7 @@ class Corpus:
                 except CorruptShardError as error:
                     if last:
                         raise
-                    log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
+                    log.warning("%s: the cached copy is damaged (%s). It is fetched again", where, error.reason)
                     self._remote.cache.discard_file(shard.sha256, file)  # type: ignore[union-attr]
                     continue
             self._checked[shard.file] = stamp

@@ -80,7 +80,7 @@ def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
         place, home = os.path.realpath(path), os.path.realpath(inside)
         if os.path.commonpath([place, home]) != home:
             raise CorruptFileError(
-                f"{path} is a link to {place}, out of {inside}: put the file itself there, or remove the link"
+                f"{path} is a link to {place}, outside {inside}. Put the file itself there, or remove the link"
             )
     return cast(BufferedReader, _open_nonblocking(path, os.O_RDONLY))
 
@@ -102,9 +102,9 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
         return _open_nonblocking(path, flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise CorruptFileError(f"{path} is a link, and what it names would be overwritten: remove it") from error
+            raise CorruptFileError(f"{path} is a link, and its target would be overwritten. Remove the link") from error
         if error.errno == errno.ENXIO:  # a named pipe that nobody reads
-            raise CorruptFileError(f"{path} is no file: remove it") from error
+            raise CorruptFileError(f"{path} is not a file. Remove it") from error
         raise
 
 
@@ -128,7 +128,7 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
     if status.st_dev in _kernel_devices():  # such a file calls itself regular, and a read of it may wait for ever
         kind = "made by the kernel"
     if kind:
-        raise CorruptFileError(f"{path} is {kind}, not a file: put the file back, or remove it")
+        raise CorruptFileError(f"{path} is {kind}, not a file. Restore the file, or remove this")
 
 
 @cache
@@ -157,7 +157,7 @@ def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes
     with add_path_to_errors(path), open_file(path, inside) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise CorruptFileError(f"{path} has more than {most:,} bytes, the most that such a file may have: remove it")
+        raise CorruptFileError(f"{path} has more than {most:,} bytes, the limit of such a file. Remove it")
     return content
 
 
@@ -207,7 +207,7 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise CorruptFileError(f"{where}: not readable as YAML: it is not UTF-8 ({error.reason})") from error
+        raise CorruptFileError(f"{where} is not valid YAML: it is not UTF-8 ({error.reason})") from error
     with suppress(YAMLError):  # its reader fails at the same place and says more
         check_tree(text, where)
     return text
@@ -308,11 +308,9 @@ def verify_checksums(
     if several and isinstance(value, list):
         return [verify_checksums(each, where, key, advice) for each in value]
     if not isinstance(value, dict) or key not in value:
-        raise CorruptFileError(f"{where} is damaged, or of another version: it has no {key}{advice and f'; {advice}'}")
+        raise CorruptFileError(f"{where} is damaged or of another version: it has no {key}{advice and f'. {advice}'}")
     if value[key] != compute_checksum(value, key):
-        raise CorruptFileError(
-            f"{where} is damaged or was edited: its {key} is of other contents{advice and f'; {advice}'}"
-        )
+        raise CorruptFileError(f"{where} is damaged or was edited: its {key} does not match{advice and f'. {advice}'}")
     return {name: each for name, each in value.items() if name != key}
 
 
@@ -349,7 +347,9 @@ class OpenedFile:
             while done < size:
                 taken = os.preadv(self._descriptor, [view[done:]], begin + done)
                 if not taken:
-                    raise CorruptFileError(f"{self.path} ends at byte {begin + done:,}: it was cut since it was opened")
+                    raise CorruptFileError(
+                        f"{self.path} was truncated while it was open: it ends at byte {begin + done:,}"
+                    )
                 done += taken
         return content
 
@@ -380,12 +380,12 @@ class Guard:
     def check_unchanged(self) -> None:
         """Raise FolderLostError if the path of the folder, or of its lock file, names another one or nothing."""
         if not is_still(self.folder, self.descriptor):
-            now = "is another folder now" if self.folder.exists() else "was removed or moved"
-            raise FolderLostError(f"{self.folder} {now}: nothing is written there any more")
+            now = "was replaced by another folder" if self.folder.exists() else "was removed or moved"
+            raise FolderLostError(f"{self.folder} {now}, so nothing more is written there")
         if self.lock is not None and not is_still(self.lock[0], self.lock[1].fileno()):
             raise FolderLostError(
-                f"the lock file {self.lock[0]} was removed or replaced, so another process may write there: nothing is "
-                "written there any more"
+                f"the lock file {self.lock[0]} was removed or replaced, so another process may write there. "
+                "Nothing more is written"
             )
 
     def moved_to(self) -> Path | None:

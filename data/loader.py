@@ -146,8 +146,8 @@ class Loader:
         raster = corpus.chunks_per_raster(split)
         if raster is not None and raster > context:
             raise ValueError(
-                f"a picture of {corpus.location} has {raster} chunks, and stays whole: a window of {context} is too small; "
-                f"set batch.context={raster}"
+                f"a picture of {corpus.location} has {raster} chunks and is never cut, so a window of {context} "
+                f"is too small. Set batch.context={raster}"
             )
         self._step = context // raster * raster if raster else context  # chunks of a full window
         totals = np.array([-(-shard.chunks // self._step) for shard in self._shards], np.int64)
@@ -156,8 +156,8 @@ class Loader:
         self.windows_per_epoch = int(self._windows.sum())
         if self.windows_per_epoch == 0:
             raise ValueError(
-                f"the {split} split of {corpus.location} has no window of {context} chunks in the share "
-                f"{part[0]}–{part[1]}: give it more data"
+                f"the {split} split of {corpus.location} has no window of {context} chunks in the share {part[0]}–{part[1]}. "
+                "Add data, or lower batch.context"
             )
         self._epoch, self._consumed, self._began = 0, 0, 0
         self._damaged: dict[int, bool] = {}
@@ -199,7 +199,9 @@ class Loader:
         """
         epoch, windows = int(state["epoch"]), int(state["windows"])
         if epoch < 0 or not 0 <= windows < self.windows_per_epoch:
-            raise ValueError(f"position {state} is not in a corpus of {self.windows_per_epoch} windows an epoch")
+            raise ValueError(
+                f"position {state} is outside the corpus, which has {self.windows_per_epoch} windows per epoch"
+            )
         self._epoch, self._consumed, self._began = epoch, windows, int(state.get("began", 0))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -316,7 +318,7 @@ class Loader:
         if self.options.damaged == "stop":
             raise error
         if number not in self._damaged:
-            log.warning("%s; its %s windows are skipped", error, f"{self._windows[number]:,}")
+            log.warning("%s. Its %s windows are skipped", error, f"{self._windows[number]:,}")
         self._damaged[number] = True
 
 
@@ -340,7 +342,9 @@ def _make_batches_ahead(loader: Loader, positions: Iterator[int], workers: int) 
             waiting.append(pool.submit(_make_batch, next(positions)))
             yield batch
     except BrokenProcessPool as error:
-        raise OSError("a loader worker died (killed, or out of memory?); loader.workers=0 goes without") from error
+        raise OSError(
+            "a loader worker died (killed, or out of memory). Use loader.workers=0 to load without workers"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -59,7 +59,7 @@ class Kinds(dict[str, str]):
         (entry, *others) = entry_points(group=self.group, name=name)
         if any(other.value != entry.value for other in others):
             values = ", ".join(each.value for each in (entry, *others))
-            raise ValueError(f"{name!r} is in more than one package: {values}")
+            raise ValueError(f"{name!r} is in more than one package: {values}. Uninstall one of them")
         return entry.load()
 
 
@@ -96,18 +96,18 @@ def _check_expression(pattern: str | None) -> str | None:
     try:
         re.compile(pattern or "")
     except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
+        raise ValueError(f"this is not a regular expression: {error}") from None
     return pattern
 
 
 def _check_glob(pattern: str) -> str:
     """Check that a glob is valid and relative, and return it."""
     if pattern.startswith("/"):
-        raise ValueError("expected a glob relative to source.path, which does not begin with /")
+        raise ValueError("expected a glob relative to source.path, without a leading /")
     try:
         next(iter(Path("/dev/null").glob(pattern)), None)
     except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"it is no glob: {error}") from None
+        raise ValueError(f"this is not a glob: {error}") from None
     return pattern
 
 

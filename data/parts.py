@@ -53,7 +53,7 @@ _FINAL = {  # system errors that a retry does not help
 SECONDS = 0.5
 UNFINISHED = ".partial"
 RECORD = "part.json"
-KILLED = "a process that wrote shards was killed, perhaps for want of memory"
+KILLED = "a process that wrote shards was killed, perhaps because memory ran out"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Part:
         except FileNotFoundError:
             return False
         except CorruptFileError as error:
-            log.warning("%s; the part is made anew", error)
+            log.warning("%s. The part is made again", error)
             return False
 
 
@@ -136,7 +136,7 @@ class PartRecord:
         path = part.folder / _statistics_name(split)
         content = read_bytes(path, MANY)
         if hashlib.sha256(content).hexdigest() != self.sums[split]:
-            raise CorruptFileError(f"{path} is damaged: remove {part.folder} and run the same command again")
+            raise CorruptFileError(f"{path} is damaged. Remove {part.folder} and run the same command again")
         return content
 
     @property
@@ -179,9 +179,7 @@ def write_part(part: Part) -> None:
     try:
         beside.mkdir()  # its parent exists as long as the corpus is being made
     except FileNotFoundError:
-        raise FolderLostError(
-            f"{part.folder.parent} was removed while shards were written into it: run the same command again"
-        ) from None
+        raise FolderLostError(f"{part.folder.parent} was removed during sharding. Run the same command again") from None
     try:
         _write_shards(part, beside)
         remove_folder(part.folder)  # unfinished, or made from files that were written to since
@@ -239,7 +237,7 @@ def write_persistently(part: Part) -> None:
         except OSError as error:
             if not is_passing(error):
                 raise
-            log.warning("part %s: %s; trying again in %.0f s", part.folder.name, error, pause)
+            log.warning("part %s: %s. Trying again in %.0f s", part.folder.name, error, pause)
             time.sleep(pause)
     write_part(part)
 
@@ -273,7 +271,7 @@ def write_parts(parts: tuple[Part, ...], workers: int, reporting: AbstractContex
                     if not future.cancelled():
                         future.result()
         except BrokenProcessPool as error:
-            raise ChildProcessError(f"{KILLED}; the same command goes on from there") from error
+            raise ChildProcessError(f"{KILLED}. Run the same command to resume") from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -83,7 +83,7 @@ def allowed_workers(workers: int) -> int:
     A multiprocessing daemon, such as a DataLoader worker, may start none.
     """
     if workers and multiprocessing.current_process().daemon:
-        log.warning("a daemonic process may start no others: it does the work of the %d workers itself", workers)
+        log.warning("a daemonic process may not start others, so it does the work of the %d workers itself", workers)
         return 0
     return workers
 

@@ -66,7 +66,7 @@ class ShardCache:
         there = os.listdir(self.folder)
         if there and _MARK not in there:
             raise FileExistsError(
-                f"{self.folder} is not a cache of haed, which it has no {_MARK} to say: choose another loader.cache_dir="
+                f"{self.folder} is not a cache of haed: it has no {_MARK}. Choose another loader.cache_dir="
             )
         if not there:
             (self.folder / _MARK).write_bytes(_MARKED)
@@ -190,7 +190,7 @@ class RemoteFolder:
         """
         content = _retry_with_pauses(lambda: b"".join(self._read_blocks(name, _LARGEST_MANIFEST)), f"{self.url}/{name}")
         if len(content) > _LARGEST_MANIFEST:
-            raise ValueError(f"{self.url}/{name} has more than {_LARGEST_MANIFEST:,} bytes: not a manifest")
+            raise ValueError(f"{self.url}/{name} has more than {_LARGEST_MANIFEST:,} bytes, so it is not a manifest")
         return content
 
     def open_shard(self, shard: Shard) -> IO[bytes]:
@@ -204,8 +204,8 @@ class RemoteFolder:
         """
         if shard.file_bytes > max(self.cache.limit, _ANY_SHARD):
             raise ValueError(
-                f"{self.url}/{shard.file} has {shard.file_bytes:,} bytes, its manifest says, more than the cache may: "
-                "raise loader.cache_gigabytes if that is so"
+                f"{self.url}/{shard.file} has {shard.file_bytes:,} bytes according to its manifest, more than "
+                "the cache may have. Raise loader.cache_gigabytes"
             )
         return self.cache.open_or_fill(shard.sha256, shard.file_bytes, lambda file: self._fetch_shard(shard, file))
 
@@ -221,7 +221,9 @@ class RemoteFolder:
                 digest.update(block)
                 size += len(block)
             if digest.hexdigest() != shard.sha256:
-                raise _WrongContentError(f"{size:,} of {shard.file_bytes:,} bytes, or others than the manifest says")
+                raise _WrongContentError(
+                    f"got {size:,} of {shard.file_bytes:,} bytes, or other bytes than in the manifest"
+                )
             return None
 
         try:
@@ -251,20 +253,20 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
         try:
             return once()
         except FileNotFoundError:
-            raise FileNotFoundError(f"{where} is not there") from None
+            raise FileNotFoundError(f"{where} does not exist") from None
         except Exception as error:  # each protocol has its own errors
             status = getattr(error, "status", None)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             if isinstance(error, PermissionError) or status in (401, 403, 407):
-                raise PermissionError(f"{where} may not be read: {_describe_error(error)}. {CREDENTIALS}") from None
+                raise PermissionError(f"{where} cannot be read: {_describe_error(error)}. {CREDENTIALS}") from None
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
             refused = isinstance(status, int) and 400 <= status < 500 and status not in _TRANSIENT
             if attempt == ATTEMPTS or refused:
                 # Not `from error`: its own message has not been redacted.
-                raise OSError(f"{where} cannot be had (attempts: {attempt}): {_describe_error(error)}") from None
-            log.info("%s: %s; trying again", where, _describe_error(error))
+                raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {_describe_error(error)}") from None
+            log.info("%s: %s. Trying again", where, _describe_error(error))
             time.sleep(min(0.1 * 2**attempt, 10.0))
     raise AssertionError
 

@@ -89,10 +89,10 @@ class CorruptShardError(ValueError):
 
     def __init__(self, path: Path | str, offset: int | None, reason: str) -> None:
         where = "" if offset is None else f" at byte {offset:,}"
-        advice = "`haed shard shard.verify=true` with its options makes it anew, or copy it again from where it came"
+        advice = "Make it again with `haed shard shard.verify=true` and its options, or copy it again"
         if is_remote(path):  # a damaged copy in the cache was fetched again before this error
-            advice = "what is served there is not what its manifest says: whoever serves it must mend it"
-        super().__init__(f"shard {path} is damaged{where}: {reason}; {advice}")
+            advice = "The server's file does not match its manifest. Whoever serves it must repair it"
+        super().__init__(f"shard {path} is damaged{where}: {reason}. {advice}")
         self.path, self.offset, self.reason = path, offset, reason
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -282,7 +282,7 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
     parsed = list(_read_samples(path, content, checked=False))
     sizes = sum(len(sample.tokens) for sample in parsed), sum(len(sample.lengths) for sample in parsed)
     if shard is not None and sizes != (shard.tokens, shard.chunks):
-        raise CorruptShardError(path, None, "it does not hold the number of chunks that the manifest says")
+        raise CorruptShardError(path, None, "the number of chunks differs from the manifest")
     return parsed
 
 
@@ -300,7 +300,7 @@ def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[S
                 name = member.name.split(".", 2)[1]
                 body = memoryview(content)[member.offset_data : member.offset_data + member.size]
                 if len(body) != member.size:
-                    raise CorruptShardError(path, len(content), f"it ends inside of {member.name}")
+                    raise CorruptShardError(path, len(content), f"it ends inside {member.name}")
                 if name != "sample":
                     parts[name] = _parse_npy(body, _ARRAYS[name])
                     at = member.offset_data + len(body) - parts[name].nbytes if name == "tokens" else at
@@ -315,7 +315,7 @@ def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[S
         raise CorruptShardError(path, at, f"{type(error).__name__} {error}") from error
     end += -end % tarfile.BLOCKSIZE
     if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
-        raise CorruptShardError(path, min(end, len(content)), "a tar ought to go on or to end here")
+        raise CorruptShardError(path, min(end, len(content)), "the tar neither continues nor ends here")
 
 
 def _make_sample(
@@ -328,7 +328,7 @@ def _make_sample(
     counts = sample.lengths.sum(dtype=np.int64), sample.documents.sum(), len(sample.names)
     wanted = len(sample.tokens), len(sample.lengths), len(sample.documents)
     if counts != wanted or (len(sample.documents) and sample.documents.min() < 1):
-        raise CorruptShardError(path, offset, "its chunks do not add up")
+        raise CorruptShardError(path, offset, "the number of its chunks is wrong")
     return sample
 
 
@@ -339,14 +339,14 @@ def _parse_npy(body: memoryview, dtype: Any) -> np.ndarray:
     """
     file = io.BytesIO(bytes(body[:1024]))
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("not a .npy of version 1.0")
+        raise ValueError("it is not a .npy of version 1.0")
     try:
         shape, _, dtype_there = np.lib.format.read_array_header_1_0(file)
     except Exception as error:  # Python's parser reads it, and may raise many kinds of errors
-        raise ValueError(f"its header is none: {error or type(error).__name__}") from error
+        raise ValueError(f"its header is invalid: {error or type(error).__name__}") from error
     array = np.frombuffer(body, dtype, offset=file.tell())
     if dtype_there != dtype or shape != array.shape:
-        raise ValueError(f"its header says {dtype_there} {shape}, it holds {array.size} of {np.dtype(dtype)}")
+        raise ValueError(f"its header says {dtype_there} {shape}, but it holds {array.size} of {np.dtype(dtype)}")
     return array
 
 
@@ -358,4 +358,4 @@ def _raise_first_damage(path: Path | str, content: bytes, shard: Shard) -> None:
         raise CorruptShardError(
             path, min(len(content), shard.file_bytes), f"it has {len(content):,} bytes, not {shard.file_bytes:,}"
         )
-    raise CorruptShardError(path, 0, "its sha256 is not that of the manifest, in a header or a name")
+    raise CorruptShardError(path, 0, "its sha256 does not match the manifest (a header or a name was changed)")

@@ -15,9 +15,9 @@ SCHEMES = ("http", "https", "s3", "gs", "az", "file")
 _LITERAL = ("s3", "gs", "az")  # keys are literal; in other schemes paths are encoded
 _CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # characters that a path must encode
 CREDENTIALS = (
-    "http and https take credentials from ~/.netrc (or NETRC=FILE), s3 from the environment (AWS_ACCESS_KEY_ID, "
-    "AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, az from AZURE_STORAGE_CONNECTION_STRING; "
-    "in a deployment of Prefect a block may set these"
+    "http and https take credentials from ~/.netrc (or NETRC=FILE). s3 takes them from the environment "
+    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, "
+    "az from AZURE_STORAGE_CONNECTION_STRING. In a deployment of Prefect, a block can set these"
 )
 # For forms: a URL with a name, password or signature is refused before the server stores it.
 NO_SECRET = (
@@ -75,17 +75,15 @@ def check_url(url: str, option: str = "") -> str:
     shown = (f"{option}: " if option else "") + repr(show_url(url))
     match = _URL.fullmatch(url)
     if "::" in url:
-        raise ValueError(f"{shown} is not opened: '::' chains file systems; give a plain URL, its host by name")
+        raise ValueError(f"{shown} is not opened: '::' chains file systems. Use a plain URL with a host name")
     if not match or not url.isprintable() or re.match(r"[^/]*[ \\]", match[2]):
-        raise ValueError(
-            f"{shown} is not a URL: expected {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, :// and an address"
-        )
+        raise ValueError(f"{shown} is not a URL. Use {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, :// and an address")
     scheme, rest = match[1].lower(), match[2]
     if scheme not in SCHEMES:
-        raise ValueError(f"{shown} is not opened: expected a URL with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
+        raise ValueError(f"{shown} is not opened. Use a URL with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     host = re.split("[/?#]", rest)[0]
     if "@" in host or "%40" in host:
-        raise ValueError(f"{shown} holds a name or password: leave it out. {CREDENTIALS}")
+        raise ValueError(f"{shown} holds a name or password. Leave it out. {CREDENTIALS}")
     if scheme in _LITERAL:
         _check_key(rest, shown)
     else:
@@ -97,7 +95,7 @@ def check_url(url: str, option: str = "") -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise ValueError(f"{shown} does not name a host, and a port if any. If it holds a password: {CREDENTIALS}")
+        raise ValueError(f"{shown} does not name a host, with a port if needed. If it holds a password: {CREDENTIALS}")
     return f"{scheme}://{rest.rstrip('/')}"
 
 
@@ -106,28 +104,28 @@ def _check_key(rest: str, shown: str) -> None:
     query = "?" + rest.partition("?")[2]
     if any(_SECRET.search(name) for _, name, _ in _PARAMETER.findall(query)):
         raise ValueError(
-            f"{shown} has a query or signature behind its path, which would not stay secret: leave it out. {CREDENTIALS}"
+            f"{shown} has a query or signature after its path, which would not stay secret. Leave it out. {CREDENTIALS}"
         )
     if "?versionid=" in rest.lower():
-        raise ValueError(f"{shown} names a version of an object, which is not opened: leave ?versionId= out")
+        raise ValueError(f"{shown} names a version of an object, which is not supported. Leave out ?versionId=")
 
 
 def _check_encoded(rest: str, shown: str, scheme: str) -> None:
     """Raise ValueError if a URL of http, https or file contains characters that must be encoded, or a query."""
     if "?" in rest and scheme != "file":
         raise ValueError(
-            f"{shown} has a query or signature behind its path, which would not stay secret: leave it out, and write %3F for "
-            f"a ? of a name. {CREDENTIALS}"
+            f"{shown} has a query or signature after its path, which would not stay secret. Leave it out, "
+            f"and write %3F for a ? in a name. {CREDENTIALS}"
         )
     for sign, code in _CODES.items():
         if sign in rest:
-            raise ValueError(f"{shown} has a {'blank' if sign == ' ' else sign}: write {code} for it, as in every URL")
+            raise ValueError(f"{shown} has a {'blank' if sign == ' ' else sign}. Write {code} instead, as in every URL")
     if re.search("%(?![0-9A-Fa-f]{2})", rest):
-        raise ValueError(f"{shown} has a % that begins no code: write %25 for a % of a name, as in every URL")
+        raise ValueError(f"{shown} has a % that begins no code. Write %25 for a % in a name, as in every URL")
     if "%00" in rest:
-        raise ValueError(f"{shown} has a NUL byte (%00), which no name has")
+        raise ValueError(f"{shown} has a NUL byte (%00), which is not allowed in a name")
     if scheme == "file" and not re.match("/|localhost(/|$)", rest):
-        raise ValueError(f"{shown} is no file of this machine: expected file:///, and its path from the root")
+        raise ValueError(f"{shown} is not a file of this machine. Use file:/// and the absolute path")
 
 
 def path_of_file_url(url: str) -> str:
@@ -153,8 +151,9 @@ def check_folder(folder: str | Path, option: str) -> None:
     """Raise ValueError if a folder that will be written to is a URL."""
     if _FOLDER_URL.match(str(folder)) or is_remote(folder):
         raise ValueError(
-            f"{option}={redact_urls(str(folder))} is a URL, and is written to here: give a folder of this machine. "
-            "To have shards elsewhere, copy their folder there, and read them by source.kind=shards source.path=URL"
+            f"{option}={redact_urls(str(folder))} is a URL, but it is written to. Use a folder of this "
+            "machine. To have shards elsewhere, copy the folder there, and read it with source.kind=shards "
+            "source.path=URL"
         )
 
 
@@ -167,7 +166,7 @@ def guard_fsspec() -> None:
 
     class Refused(fsspec.AbstractFileSystem):
         def __init__(self, *_: object, **__: object) -> None:
-            raise ValueError(f"it names files at an address of another kind than {', '.join(SCHEMES)}: not opened")
+            raise ValueError(f"it names files with other schemes than {', '.join(SCHEMES)}, so it is not opened")
 
     for protocol in fsspec.available_protocols():
         if protocol not in (*SCHEMES, *_HARMLESS):

@@ -111,7 +111,9 @@ def _count_samples(
                 if not isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
                     raise
                 place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
-                message = f"counting distinct chunks needs room in {place} ({reason}). Set TMPDIR to another folder."
+                message = (
+                    f"counting distinct chunks needs disk space in {place} ({reason}). Set TMPDIR to another folder."
+                )
                 raise OSError(message) from error
     column = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
     tokens, lengths = _as_rows(column, k)

@@ -176,7 +176,7 @@ def load_experiment(name: str) -> Experiment:
         ConfigError: there is no such experiment.
     """
     if name not in list_experiments():
-        raise ConfigError(f"no experiment {name!r}: choose one of {', '.join(list_experiments())}")
+        raise ConfigError(f"there is no experiment {name!r}. Use one of {', '.join(list_experiments())}")
     return read_experiment(FOLDER / f"{name}.yaml")
 
 
@@ -198,9 +198,9 @@ def read_experiment(path: Path) -> Experiment:
         for pairs in (file.better, file.no_better)
     )
     for named in {name for pair in (*better, *no_better) for name in pair} - {variant.name for variant in variants}:
-        raise ConfigError(f"{path}: better: no variant {named!r}; there are {', '.join(file.variants)}")
+        raise ConfigError(f"{path}: better: there is no variant {named!r}. Variants are {', '.join(file.variants)}")
     if file.by != ("bits",) and not file.measures:
-        raise ConfigError(f"{path}: by: {', '.join(file.by)} must be computed by measures, and there are none")
+        raise ConfigError(f"{path}: by: {', '.join(file.by)} needs measures, but there are none")
     settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
     return Experiment(name=path.stem, variants=variants, full=full, better=better, no_better=no_better, **settings)
 
@@ -230,10 +230,12 @@ def _variants_of_size(path: Path, file: ExperimentFile, size: Size, sets: dict[s
         options: list[str] = []
         for word in (*common.options, *each.options, *at_size.options) if preset else ():
             if "=" not in word and word not in sets:
-                raise ConfigError(f"{path}: {name}: {word!r} is neither key=value nor a set: {', '.join(sets)}")
+                raise ConfigError(
+                    f"{path}: {name}: {word!r} is neither key=value nor a set. Sets are {', '.join(sets)}"
+                )
             options += [word] if "=" in word else sets[word]
         if preset and preset not in list_presets():
-            raise ConfigError(f"{path}: {name}: no preset {preset!r}")
+            raise ConfigError(f"{path}: {name}: there is no preset {preset!r}")
         variants.append(Variant(name, preset, tuple(options), each.paper, each.data, each.phases, each.package))
     return tuple(variants)
 
@@ -334,9 +336,11 @@ def plan_experiment(
         if (key := word.split("=")[0]) in _FIXED or key.endswith((".steps", ".seconds", ".epochs")):
             raise ConfigError(f"{word}: an experiment sets {key} itself{_INSTEAD.get(key.split('.')[-1], '')}")
     if limits.seconds is None and not experiment.full:
-        raise ConfigError(f"{name} has no models of a paper's sizes: --budget minutes or hour")
+        raise ConfigError(f"{name} has no models of a paper's sizes. Use --budget minutes or --budget hour")
     if limits.seconds is None and seconds is not None:
-        raise ConfigError(f"--seconds {seconds:g}: models of the paper's sizes have the paper's limits")
+        raise ConfigError(
+            f"--seconds {seconds:g}: models of the paper's sizes keep the paper's limits. Leave --seconds out"
+        )
     bounds = []
     if limits.seconds is not None:
         left = max(60.0, limits.whole - limits.seconds_beside(experiment, seeds or limits.seeds))

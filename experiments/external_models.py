@@ -279,7 +279,7 @@ def read_bytes(
         ValueError: the text is shorter than a window.
     """
     if len(text) <= context:
-        raise ValueError(f"the text to score has {len(text):,} bytes, and this package needs {context + 1:,}")
+        raise ValueError(f"the text to score has {len(text):,} bytes, but this package needs {context + 1:,}")
     model.eval()
     scored = torch.zeros(len(text), dtype=torch.long)
     scored[0] += 1
@@ -338,7 +338,7 @@ def measure_remembered(package: Package, model: nn.Module, corpus: Corpus, machi
         ValueError: its states cannot be remembered, or a split is too short.
     """
     if not package.output:
-        raise ValueError(f"{package.module} has no state for each byte before its output layer: nothing is remembered")
+        raise ValueError(f"{package.module} has no state for each byte before its output layer, so it has no memory")
     train, valid, test = (read_split(corpus, split) for split in ("train", "valid", "test"))
     output = model.get_submodule(package.output)
 

@@ -48,9 +48,9 @@ def require_subset(
     """
     found = fixed_subset(corpus, context, windows, split)
     if found is None:
-        raise ValueError(f"the split {split} is empty: nothing to measure")
+        raise ValueError(f"the {split} split is empty, so nothing can be measured")
     if whole and not len(found := found[found.chunk_mask.all(1)]):
-        raise ValueError(f"{split} has no window of {context} chunks: set a shorter batch.context")
+        raise ValueError(f"{split} has no window of {context} chunks. Lower batch.context")
     return found
 
 
@@ -373,7 +373,7 @@ def passage_vectors(run: Run, windows: TokenBatch) -> dict[int, Tensor]:
                 real = torch.arange(outputs.shape[1]) * scale < part.lengths.sum(1)[:, None]  # the others are padding
                 parts.setdefault(scale, []).append((outputs * real[..., None]).sum(1) / real.sum(1)[:, None])
     if not parts:
-        raise ValueError(f"model.kind={system.kind} has no scales: passages cannot be compared by them")
+        raise ValueError(f"model.kind={system.kind} has no scales, so its passages cannot be compared")
     return {scale: torch.cat(vectors) for scale, vectors in parts.items()}
 
 
@@ -457,7 +457,7 @@ def spread_prompts(text: bytes) -> tuple[list[bytes], list[str]]:
     words = [match.start() for match in re.finditer(rb"\S+", text)]
     first = len(words) - 2 * SAMPLE_WORDS
     if first <= 0:
-        raise ValueError(f"the valid split has {len(words)} words: samples need {2 * SAMPLE_WORDS + 1}")
+        raise ValueError(f"the valid split has {len(words)} words, but samples need {2 * SAMPLE_WORDS + 1}")
     begins = [first * number // PROMPTS for number in range(PROMPTS)]
     parts = [[words[begin + skip] for skip in (0, SAMPLE_WORDS, 2 * SAMPLE_WORDS)] for begin in begins]
     return [text[a:b] for a, b, _ in parts], [text[b:c].decode(errors="replace") for _, b, c in parts]
@@ -492,7 +492,7 @@ def measure_remembered(run: Run) -> Measurement:
     """
     corpus = run.folder.open_corpus()
     if not corpus.split_counts("test").chunks:
-        raise ValueError("the split test is empty: nothing to measure")
+        raise ValueError("the test split is empty, so nothing can be measured")
     characters = sum(run.size(original) for original in corpus.iterate_originals("test"))
     notes = []
     if isinstance(run.system, TokenModel):

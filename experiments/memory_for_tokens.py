@@ -96,7 +96,7 @@ def recall_tokens(documents: Iterable[np.ndarray]) -> ChunkRecall:
     )
     kinds = text[text >= 0].unique()
     if not len(kinds):
-        raise ValueError("the train split is empty: nothing to recall")
+        raise ValueError("the train split is empty, so nothing can be recalled")
     order = chunk_keys(kinds[:, None], torch.ones_like(kinds)).argsort()
     numbers = torch.zeros(int(kinds[-1]) + 1, dtype=torch.int32)
     numbers[kinds[order]] = torch.arange(1, len(kinds) + 1, dtype=torch.int32)

@@ -37,8 +37,8 @@ from experiments.timing import lift_other_limits, measure_step_seconds, run_phas
 from haed.base import TokenBatch
 from haed.registry import make_objective
 from pipeline.config import ConfigError, OptimizerOptions, Options, Phase, dump_options, load_options
-from pipeline.reporting.comparison import count_parameters
 from pipeline.reporting.rendering import Column, Table
+from pipeline.reporting.run_state import count_parameters
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import release_memory, setup_compute
 from pipeline.run.files import Evaluation, read_as
@@ -195,10 +195,10 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
             raise ConfigError(f"{overridden}: this experiment has no models of {data}")
         variants = tuple(variant for variant in variants if variant.data == data)
         notes = ["data: as given"]
-        notes += [f"left out, as they are not of {data}: {', '.join(left_out)}"] if left_out else []
+        notes += [f"left out, because they do not take {data}: {', '.join(left_out)}"] if left_out else []
     else:
         variants, notes = corpora.select_available(variants, plan.data, plan.scored)
-        notes += ["not the paper's corpus: give it with source.kind= and source.path="] if full else []
+        notes += ["this is not the paper's corpus. Give it with source.kind= and source.path="] if full else []
     runnable: list[RunnableVariant] = []
     missing = []
     for variant in variants:
@@ -220,9 +220,11 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
     for each in select_own(runnable):
         name = each.variant.name
         if (other := names.setdefault((each.identity, tuple(each.budget_shares().items())), name)) != name:
-            raise ConfigError(f"{overridden} makes {other!r} and {name!r} one model: leave it out")
+            raise ConfigError(f"{overridden} makes {other!r} and {name!r} the same model. Leave it out")
     if missing:
-        notes.append(f"left out: {', '.join(missing)}: not installed (pip install --no-deps -r benchmarks/peers.txt)")
+        notes.append(
+            f"left out: {', '.join(missing)}: not installed. Run pip install --no-deps -r benchmarks/peers.txt"
+        )
     return runnable, notes
 
 
@@ -279,7 +281,7 @@ def time_steps(
                 raise
             except Exception as failure:
                 error = error or failure.with_traceback(None)  # its frames hold a model
-                times.failures[name] = f"{failure}; to try it again, delete {path}: all runs are then of a new clock"
+                times.failures[name] = f"{failure}. To try again, delete {path}. All runs then use a new clock"
                 log.error("%s: %s", name, failure)
             del steps
         if error is not None and not turns:
@@ -373,7 +375,7 @@ def _execute_tasks(tasks: Sequence[Callable[[], VariantRun]], parallel: int, wor
                 if worker.stop():
                     worker.send_signal(signal.SIGTERM)
                     wait(futures)
-                    saved = "stopped; what was under way has saved, but for packages, which begin anew"
+                    saved = "stopped. Runs in progress are saved, except those of packages, which start again"
                     raise TrainingInterrupted(saved)
             except Interrupt:  # a second signal
                 worker.send_signal(signal.SIGKILL)
@@ -422,7 +424,7 @@ class Worker:
     def _describe_error(self, run: VariantRun, error: Exception) -> str:
         text = str(error) if isinstance(error, (OSError, RuntimeError, ValueError)) else repr(error)
         if (run.folder / "evaluation.json").is_file() and run.totals is None:
-            text += f"; delete {run.folder} to have it made anew"
+            text += f". Delete {run.folder} to run it again"
         if not self.stop():
             log.error("%s, seed %d: %s", run.variant.name, run.seed, text)
         return text

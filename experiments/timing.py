@@ -52,7 +52,7 @@ def measure_step_seconds(
         ValueError: the clock is `process`, and a GPU computes.
     """
     if clock == "process" and torch.cuda.is_available():
-        raise ValueError("--clock process counts what the CPU works, not the GPU of this machine: leave it out")
+        raise ValueError("--clock process counts CPU time, but this machine computes on a GPU. Leave it out")
     now = time.process_time if clock == "process" else time.perf_counter
     took: dict[str, list[float]] = {name: [] for name in trainings}
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None  # a step itself does not

@@ -72,7 +72,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
             # At the end of a flow Prefect sends the signal on, to our handler from before it.
             if isinstance(error, Interrupt) and not isinstance(error.__context__, TerminationSignal):
                 raise
-            raise Interrupt(signal.SIGTERM, "stopped and saved; the same command goes on from there") from None
+            raise Interrupt(signal.SIGTERM, "stopped and saved. Run the same command to resume") from None
     metric = result.evaluation.headline
     lines = [
         f"{metric.value:.4f} {metric.unit} on the {result.evaluation.split} split",
@@ -87,13 +87,13 @@ def _suggest_commands(options: Options, run: str) -> list[str]:
     of_chunks, pictures = SYSTEMS[options.model.kind].chunks, options.chunker.kind == "pixels"
     another = "valid" if options.evaluate.split == "test" else "test"
     prompt = '"import "' if options.source.kind == "stdlib" else '"The "'
-    tried = [("sample", "", "lower halves of pictures" if pictures else "what goes on, after --prompt")]
+    tried = [("sample", "", "complete the lower halves of pictures" if pictures else "continue a prompt")]
     if of_chunks and not pictures and options.source.kind != "audio":
-        tried.append(("next", prompt, "the likeliest next chunks, and their probabilities"))
+        tried.append(("next", prompt, "list the likeliest next chunks"))
     if of_chunks:
-        tried.append(("neighbours", '"#4080c0"' if pictures else "", "what its encoder takes for alike"))
-    tried.append(("evaluate", f"evaluate.split={another}", "the exact likelihood of another split"))
-    tried.append(("profile", "", "where a step's time goes"))
+        tried.append(("neighbours", '"#4080c0"' if pictures else "", "find chunks with similar embeddings"))
+    tried.append(("evaluate", f"evaluate.split={another}", "compute the likelihood of another split"))
+    tried.append(("profile", "", "measure the time of a training step"))
     installed = os.path.relpath(Path(sys.executable).with_name("haed"))  # its environment may not be active
     program = "haed" if shutil.which("haed") else shlex.quote(installed)
     commands = [
@@ -122,8 +122,8 @@ def _check_server() -> None:
     with get_client(sync_client=True) as client:
         if trouble := client.api_healthcheck():
             raise ConnectionError(
-                f"no Prefect server answers at {client.api_url} ({trouble}): start it, or set PREFECT_API_URL to "
-                "that of another, or to nothing for one of our own"
+                f"no Prefect server answers at {client.api_url} ({trouble}). Start it, set PREFECT_API_URL "
+                "to another server, or unset it to use a temporary one"
             )
 
 
@@ -183,12 +183,12 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
     preset = arguments.config or "quickstart"
     if run := next((word for word in arguments.words if "=" not in word), None):
         if run.isdecimal():
-            raise ConfigError(f"{run}: the port is an argument, --port {run}")
-        raise ConfigError(f"{run}: haed serve has the pages of all runs; `haed explore {run}` those of one")
+            raise ConfigError(f"{run}: the port is an argument. Use --port {run}")
+        raise ConfigError(f"{run}: haed serve shows all runs. Use `haed explore {run}` for one run")
     if not arguments.cron and (arguments.config or arguments.words):
         name, _, value = (arguments.words or [""])[0].partition("=")
         hint = f"; did you mean --{name} {value}?" if name in ("host", "port", "trainings", "cron") else ""
-        raise ConfigError(f"--config and key=value are of the runs of --cron: they need it{hint}")
+        raise ConfigError(f"--config and key=value apply to the runs of --cron, so they need --cron{hint}")
     load_options(preset, arguments.words, log_changes=True)
     if arguments.trainings < 0:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
@@ -267,9 +267,7 @@ def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
         raise ConfigError(f"--limit {arguments.limit}: must be at least 1")
     prepare()
     if not os.environ.get("PREFECT_API_URL"):
-        raise ConfigError(
-            "haed deploy registers flows with a server: set PREFECT_API_URL to its address, or use a profile"
-        )
+        raise ConfigError("haed deploy needs a Prefect server. Set PREFECT_API_URL to its address, or use a profile")
     _check_server()
     from flows.deployments import deploy_to_pool
 

@@ -96,7 +96,7 @@ def keep_offering_runs(deployments: Mapping[str, UUID]) -> None:
                 offer_runs(deployments, runs)
                 offered = runs
             except Exception as error:  # whatever it is: a server that is busy is asked again
-                log.debug("forms do not list the present runs: %s", error)
+                log.debug("forms do not list the existing runs: %s", error)
 
     threading.Thread(target=follow_changes, daemon=True).start()
 
@@ -121,16 +121,20 @@ def deploy_to_pool(
         try:
             kind = client.read_work_pool(pool).type
         except ObjectNotFound:
-            raise ValueError(f"no work pool {pool!r}: prefect work-pool create {pool} --type process") from None
+            raise ValueError(
+                f"there is no work pool {pool!r}. Run prefect work-pool create {pool} --type process"
+            ) from None
         jobs: dict[str, Any] = {"env": OF_FLOWS}
         if kind == "process":
             jobs["working_dir"] = str(folder.resolve())
             if image:
-                raise ValueError(f"--image {image}: pool {pool} is of kind process, whose workers start no images")
+                raise ValueError(
+                    f"--image {image}: workers of pool {pool} (kind process) start no images. Leave --image out"
+                )
         else:
             jobs |= {"image": image} if image else {}
             log.warning(
-                "pool %s is of kind %s: runs lie in the working folder of its image, or in runs_dir=", pool, kind
+                "pool %s has kind %s, so runs are kept in the working folder of its image, or in runs_dir=", pool, kind
             )
         jobs = _merge_nested(jobs, variables or {})
         if limit is not None:
@@ -165,7 +169,7 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
     A worker reports the end of its runs, but nobody reports the end of a worker.
     """
     name, states = f"haed: silent runs of {deployment}", ("Completed", "Failed", "Cancelled", "Crashed")
-    message = f"silent for {_SILENCE.seconds} s: did its worker die?"
+    message = f"silent for {_SILENCE.seconds} s; its worker may have died"
     with get_client(sync_client=True) as client:
         for known in client.read_automations_by_name(name):
             client.delete_automation(known.id)
@@ -207,7 +211,7 @@ def cron_schedule(line: str) -> Any:
         return CronSchedule(cron=line, timezone=local_timezone())
     except ValueError as error:
         raise ConfigError(
-            f"--cron {line!r}: not a cron line such as '0 2 * * *' (time zone {local_timezone()})"
+            f"--cron {line!r} is not a cron line. Use one such as '0 2 * * *' (time zone {local_timezone()})"
         ) from error
 
 
@@ -250,7 +254,9 @@ def skip_missed(deployments: list[str]) -> int:
         )
         runs = [run for run in due if run.auto_scheduled]
         for run in runs:
-            client.set_flow_run_state(run.id, Cancelled(message="haed serve was not running at its time"), force=True)
+            client.set_flow_run_state(
+                run.id, Cancelled(message="haed serve was not running at the scheduled time"), force=True
+            )
     return len(runs)
 
 

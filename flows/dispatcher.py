@@ -83,9 +83,7 @@ def run_flows(deployments: Mapping[str, UUID]) -> None:
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_SECONDS}):
         killed = FlowDispatcher(deployments, stop).run()
     if killed:
-        raise RuntimeError(
-            f"{killed} flow(s) killed before they had ended: what they did since their last save is lost"
-        )
+        raise RuntimeError(f"{killed} flow(s) were killed before they ended, so their work since the last save is lost")
 
 
 def max_training_processes() -> int:
@@ -130,10 +128,10 @@ class FlowDispatcher:
                     self._settle_ended()
                 if time.monotonic() >= due:
                     due = time.monotonic() + every
-                    with _log_failure("the server was not asked for cancelled runs"), interruptible_section():
+                    with _log_failure("the server could not be asked for cancelled runs"), interruptible_section():
                         self._end_cancelled(client)
                     for kind in self._kinds:  # what fails for one does not keep the others from starting
-                        with _log_failure("the server was not asked for runs"), interruptible_section():
+                        with _log_failure("the server could not be asked for runs"), interruptible_section():
                             self._start_due_runs(client, *kind)
                 time.sleep(_LOOK_SECONDS)
 
@@ -168,7 +166,7 @@ class FlowDispatcher:
                     del self._unsure[id]  # it was deleted, or cancelled, or another process has it
                     continue
                 self._unsure[id] = flow
-                with _log_failure("a due run was not made Pending"):  # it is asked for again
+                with _log_failure("a due run could not be set to Pending"):  # it is asked for again
                     accepted = client.set_flow_run_state(id, Pending()).status == SetStateStatus.ACCEPT
                     if not accepted:
                         del self._unsure[id]
@@ -181,7 +179,7 @@ class FlowDispatcher:
         try:
             self._running[id] = FlowProcess(flow, _start_engine(id))
         except OSError as error:
-            message = f"its process could not start: {error}"
+            message = f"its process could not be started: {error}"
             client.set_flow_run_state(id, Crashed(message=message), force=True)
         del self._unsure[id]
 
@@ -208,7 +206,7 @@ class FlowDispatcher:
                 continue
             each.report_at = now + _RETRY_SECONDS
             seconds = CANCEL_SECONDS if is_late and status == -signal.SIGKILL else None
-            with _log_failure("the end of a flow run was not reported"):  # it is tried again
+            with _log_failure("the end of a flow run could not be reported"):  # it is tried again
                 settle_flow_run(each.flow, id, status, seconds)
                 del self._running[id]
 
@@ -217,8 +215,10 @@ class FlowDispatcher:
         end_interruptible()
         if self._running:
             print(
-                f"stopping: {len(self._running)} flow(s) save and end first, for at most {PATIENCE_SECONDS:.0f} s; "
-                f"another signal after {SAME_SECONDS:.0f} s does not wait for them",
+                (
+                    f"stopping: {len(self._running)} flow(s) save and end first, within {PATIENCE_SECONDS:.0f} "
+                    f"s. Another signal after {SAME_SECONDS:.0f} s stops at once"
+                ),
                 flush=True,
             )
         with suppress(StopRequested):

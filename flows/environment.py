@@ -111,7 +111,7 @@ def _check_addresses() -> None:
     for name in ("PREFECT_API_URL", "PREFECT_UI_URL", "PREFECT_UI_API_URL"):
         value = os.environ.get(name, "")
         if redact_urls(value) != value:
-            raise ConfigError(f"{name}={value} holds a name or password: leave it out, and set PREFECT_API_AUTH_STRING")
+            raise ConfigError(f"{name}={value} holds a name or password. Leave it out, and set PREFECT_API_AUTH_STRING")
 
 
 def _read_active_profile(file: Path) -> tuple[str, dict[str, Any]]:
@@ -121,4 +121,4 @@ def _read_active_profile(file: Path) -> tuple[str, dict[str, Any]]:
         name = os.environ.get("PREFECT_PROFILE") or content.get("active") or ""
         return str(name), dict(content.get("profiles", {}).get(name, {}))
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{file}: not readable as Prefect's profiles: {error}") from error
+        raise ConfigError(f"{file} is not a valid file of Prefect profiles: {error}") from error

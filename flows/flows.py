@@ -113,21 +113,21 @@ def show_places(options: Options) -> None:
     """Post the locations of the run folder, its report, its page and TensorBoard, before training starts."""
     folder = RunFolder.from_options(options).path.resolve()
     lines = [f"Run folder: {markdown_code(str(folder))}"]
-    lines.append(f"Report: {markdown_code(str(folder / 'report.html'))}, once a phase is done")
+    lines.append(f"Report: {markdown_code(str(folder / 'report.html'))}, after the first phase")
     if interface := PREFECT_UI_URL.value():
         lines[-1] += f", and [as an artifact]({interface}/artifacts/key/{run_artifact_key('report', options)})"
     if page := served_page_url(RunFolder.from_options(options)):
-        lines.append(f"[The run's page]({page}): state, curves, downloads, and questions to its model")
+        lines.append(f"[Page of the run]({page}): state, curves, downloads, and queries to the model")
     if board := os.environ.get("HAED_TENSORBOARD_URL"):
         link = f"{board}/?runFilter={quote(f'^{re.escape(options.name)}/')}"
-        lines.append(f"Curves while it trains: [TensorBoard, of this run alone]({link})")
+        lines.append(f"Curves during training: [TensorBoard of this run]({link})")
         post_link(
             link,
-            "TensorBoard, of this run alone",
+            "TensorBoard of this run",
             run_artifact_key("tensorboard", options),
             f"curves of {options.name}",
         )
-    post_markdown("\n\n".join(lines), run_artifact_key("places", options), f"{options.name}: where it is")
+    post_markdown("\n\n".join(lines), run_artifact_key("places", options), f"{options.name}: links")
 
 
 def show_report(options: Options) -> str:
@@ -146,7 +146,7 @@ def post_report(options: Options) -> None:
     folder = RunFolder.from_options(options)
     about = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
     page = (
-        f" · [the run's page]({address}), with the report, downloads and questions to its model"
+        f" · [page of the run]({address}), with the report, downloads and queries to the model"
         if (address := served_page_url(folder))
         else ""
     )
@@ -325,7 +325,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
 
     runs = [run.strip() for run in runs if run.strip()]
     if not runs:
-        raise ConfigError("no run is named: give the names of those to compare")
+        raise ConfigError("no run is named. Give the names of the runs to compare")
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
     tag_flow_run(*(each.name for each in options))
     comparison = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
@@ -433,7 +433,7 @@ def neighbours(
     results = query_index(options, question)
     folder = RunFolder.from_options(options)
     meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
-    nothing = "" if question.queries else "nothing was asked, so these are frequent chunks; "
+    nothing = "" if question.queries else "no query was given, so these are frequent chunks; "
     about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     if space == "contexts":
         rows = [
@@ -480,9 +480,9 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
         for path in (folder / name for name in analysis.files)
         if path.suffix == ".png"
     )
-    place = f"The map to zoom and search: {markdown_code(str(folder.resolve() / 'map.html'))}"
+    place = f"Interactive map: {markdown_code(str(folder.resolve() / 'map.html'))}"
     text = f"{lines}\n\n{markdown_text(about)}\n\n{place}\n\n{pictures}\n"
-    post_markdown(text, run_artifact_key("analysis-drawn", options), f"what the embeddings know, by {about}")
+    post_markdown(text, run_artifact_key("analysis-drawn", options), f"analysis of the embeddings, by {about}")
     return analysis
 
 
@@ -514,7 +514,7 @@ def _query_row(item: QueryResult, index: ChunkIndex, chunker: Chunker, score: st
         parts = [chunk[begin:end] for begin, end in pairwise([0, *ends])]
         if len(parts) > 1:
             cut = ", ".join(escape_control_characters(part.decode(errors="backslashreplace")) for part in parts)
-            notes.append(f"{len(parts)} chunks ({cut}), taken for one")
+            notes.append(f"{len(parts)} chunks ({cut}), embedded as one")
     count = 0 if row is None else int(index.chunks.counts[row])
     # The UI does not wrap lines: what is long comes last.
     return {
@@ -569,7 +569,9 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     preset, overrides, options = form.preset, form.overrides, form.options
     stages, chunks = StageLog(options), SYSTEMS[options.model.kind].chunks
     if not chunks:
-        log.info("model.kind=%s: trained end to end, without a phase one; no index of chunks", options.model.kind)
+        log.info(
+            "model.kind=%s is trained end to end, without a phase one. There is no index of chunks", options.model.kind
+        )
     with stages.begin_stage("shard"):
         corpus = shard(preset, overrides=overrides)
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
@@ -620,9 +622,9 @@ class StageLog:
         budgets = [f"{phase} {format_budget(getattr(self._options, phase))}" for phase in self._phases]
         others = [name for name in self._names if name not in self._phases]
         return (
-            f"{len(self._names)} stages: {', '.join(self._names)}. Training takes what its budget says ({', '.join(budgets)}), "
-            f"and validations and checkpoints beside; how long {', '.join(others[:-1])} and {others[-1]} take is not known "
-            "before: that goes by the sizes of corpus and model"
+            f"{len(self._names)} stages: {', '.join(self._names)}. Training takes its budget ({', '.join(budgets)}), "
+            f"plus validations and checkpoints. The time of {', '.join(others[:-1])} and {others[-1]} depends "
+            "on the sizes of corpus and model"
         )
 
     @contextmanager
@@ -639,7 +641,7 @@ class StageLog:
 
     def skip_stage(self, name: str) -> None:
         """Log that a stage was finished before."""
-        log.info("stage %d of %d: %s, done before", self._names.index(name) + 1, len(self._names), name)
+        log.info("stage %d of %d: %s, already done", self._names.index(name) + 1, len(self._names), name)
 
 
 def format_budget(limits: PhaseOptions) -> str:

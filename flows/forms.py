@@ -466,7 +466,7 @@ def find_run_configuration(name: str, runs_dir: str) -> tuple[str, dict[str, str
     """
     if not name.strip():
         hint = describe_runs(runs_dir)
-        raise config.ConfigError(f"no preset is chosen, and no run is named: give one, such as name=my-run; {hint}")
+        raise config.ConfigError(f"no preset is chosen and no run is named. Name one, such as name=my-run; {hint}")
     try:
         path = RunFolder.find(name.strip(), runs_dir).path
     except FileNotFoundError as error:

@@ -74,8 +74,8 @@ SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
 # Flows that train, and flows that answer. All others are stages that may take hours.
 TRAINS = ("haed", "pretrain", "finetune", "train")
 ASKS = ("sample", "next", "neighbours", "compare", "report")
-ENDED = "the process that ran it, or served it, ended while it ran"
-OF_PARENT = "its parent ended while it ran"
+ENDED = "the process that ran or served it ended before it did"
+OF_PARENT = "its parent run ended before it did"
 ROOMS = ("pipeline", "data", "haed", "flows")
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
@@ -226,16 +226,16 @@ def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
     until = time.monotonic() + patience
     while runs:
         for run in [run for run in runs if is_alive(run.labels)] if time.monotonic() > until else []:
-            log.warning("%s: process %d has not ended, and is killed", run.name, run.labels[PROCESS])
+            log.warning("%s: process %d did not end, so it is killed", run.name, run.labels[PROCESS])
             with suppress(ProcessLookupError):
                 os.kill(run.labels[PROCESS], signal.SIGKILL)
         for run in [run for run in runs if not is_alive(run.labels)]:
-            with try_client("the end of a flow run was not reported") as client:  # it is tried again
+            with try_client("the end of a flow run could not be reported") as client:  # it is tried again
                 state = client.read_flow_run(run.id).state
                 is_retried = state is None or state.id != run.state_id and not state.is_cancelling()
                 if state is not None and state.type in UNFINISHED and not is_retried:
                     mark_crashed(client, run.id, ENDED)
-                    log.warning("marked as crashed: %s; Retry goes on from its checkpoint", run.name)
+                    log.warning("marked as crashed: %s. Retry resumes from its checkpoint", run.name)
                 runs.remove(run)
         time.sleep(_SETTLE_SECONDS)
 
@@ -304,7 +304,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
             yield lambda: stop() or watch.stopped is not None
     except (TrainingInterrupted, StopRequested) as error:
         if _is_orphan() and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
-            log.info("%s; the server is gone: it is not told", error)  # Prefect would try for minutes
+            log.info("%s. The server is gone, so it is not told", error)  # Prefect would try for minutes
             logging.shutdown()
             os._exit(128 + signal.SIGTERM)
         raise (_exception_for_signal(stop.number) if stop() else watch.finish_runs()) from error
@@ -353,7 +353,7 @@ class FlowRunWatcher:
                 with get_client(sync_client=True) as client:
                     states = read_states(client, self._runs)
             except Exception as error:  # whatever it is
-                log.debug("the server says nothing of this run: %s", error)
+                log.debug("the server does not answer about this run: %s", error)
                 continue
             gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
             if gone:
@@ -375,7 +375,7 @@ class FlowRunWatcher:
         run, state = self.stopped
         paused = state is not None and state.is_paused()
         message = f"saved and stopped: its {'part' if run != self._runs[0] else 'parent'} was {self._describe_state()}"
-        with try_client("the state of a stopped run was not set") as client:
+        with try_client("the state of a stopped run could not be set") as client:
             if state is not None and paused and run == self._runs[0]:
                 now = client.read_flow_run(run).state
                 if now is not None and now.is_running():
@@ -411,7 +411,7 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
             return
         kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
         if cancel_seconds is not None:
-            message = f"killed, as it had not ended {cancel_seconds:.0f} s after Cancel{kept}"
+            message = f"killed, because it did not end within {cancel_seconds:.0f} s after Cancel{kept}"
         elif run.state.is_cancelling():
             message = f"cancelled{kept}"
         else:
@@ -425,22 +425,22 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
 def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     """Describe the last checkpoint of a killed training, from its run folder, and the lost steps."""
     if flow not in TRAINS:
-        return "what was not finished is lost; Retry does it again"
+        return "unfinished work is lost; Retry repeats it"
     if RUN not in labels:
-        return "what it did since its last checkpoint is lost; Retry goes on from there"
+        return "its work since the last checkpoint is lost; Retry resumes from there"
     run = RunFolder(Path(labels[RUN]))
     lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in LATEST_FIRST}
     written = {phase: path.stat().st_mtime for phase, path in lines.items() if path.is_file()}
     if not written:
-        return "no step was saved; Retry does what is left"
+        return "no step was saved; Retry does the rest"
     phase = max(written, key=lambda each: written[each])
     latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
     saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
     done = int(max((record.get("step", 0) for record in read_metrics(lines[phase])), default=0))
-    lost = f"steps after it were lost, to {done:,} at least" if done > saved else "what came after it is lost"
+    lost = f"the steps after it, up to at least {done:,}, were lost" if done > saved else "the steps after it are lost"
     if not saved:
-        return f"no step of {phase} was saved: {lost.replace('after it ', '')}; Retry begins it again"
-    return f"the last step that was saved is {saved:,} of {phase}: {lost}; Retry goes on from there"
+        return f"no step of {phase} was saved, so its steps are lost; Retry starts it again"
+    return f"the last saved step of {phase} is {saved:,}: {lost}; Retry resumes from there"
 
 
 def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[Any], str]) -> State[Any]:
@@ -520,12 +520,12 @@ def _finish_stopped_run(error: TerminationSignal) -> None:
     Prefect's engine has no message for this case and leaves a final state alone.
     """
     saved = str(error.__cause__ or "stopped")
-    message = f"{saved}; Retry {'goes on from there' if saved.startswith('saved') else 'does what is left'}"
+    message = f"{saved}; Retry {'resumes from there' if saved.startswith('saved') else 'does the rest'}"
     log.info("%s", message)
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    with try_client("the state of a stopped run was not set") as client:
+    with try_client("the state of a stopped run could not be set") as client:
         outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(context.flow_run.id))).state
         is_cancelled = outer is not None and (outer.is_cancelling() or outer.is_cancelled())
         last: State[Any] = Cancelled(message=message) if is_cancelled else Crashed(message=message)
@@ -556,7 +556,7 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
             with _show_in_run_name(f"waits for {', '.join(names)}") as show_waiting:
                 while others:
                     if stop():
-                        raise TrainingInterrupted("it was waiting for its turn: there is nothing to save")
+                        raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
                     show_waiting()
                     time.sleep(_POLL_SECONDS)
                     others = _try_acquire(names, limit, held)
@@ -612,7 +612,7 @@ def _lock_folder() -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(f"{path} is not a folder of yours: move it away, or set TMPDIR")
+        raise PermissionError(f"{path} is not a folder of yours. Move it away, or set TMPDIR")
     return path
 
 
@@ -632,7 +632,7 @@ def _show_in_run_name(note: str) -> Iterator[Callable[[], None]]:
         yield show
     finally:
         if not _rename_flow_run(before):
-            log.warning("the server did not answer: the run's name may go on to say that it %s", note)
+            log.warning("the server did not answer, so the run's name may still say that it %s", note)
 
 
 def _rename_flow_run(name: str) -> bool:

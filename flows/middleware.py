@@ -33,15 +33,15 @@ def find_unstorable_value(body: bytes) -> str | None:
     try:
         value = json.loads(body)
     except RecursionError:
-        return f"lists and objects lie within each other: give {DEEPEST} levels at most"
+        return f"lists and objects are nested too deeply. Use at most {DEEPEST} levels"
     except ValueError as error:  # also an integer of thousands of digits
-        return str(error).partition(":")[0] + ": give a smaller one" if "digits" in str(error) else None
+        return str(error).partition(":")[0] + ". Give a smaller one" if "digits" in str(error) else None
     left: list[tuple[Any, str, int]] = [(value, "", 0)]
     while left:
         each, place, depth = left.pop()
         where = f"{place[:_SHOWN]}: " if place else ""
         if depth > DEEPEST:
-            return f"{where}lists and objects lie within each other: give {DEEPEST} levels at most"
+            return f"{where}lists and objects are nested too deeply. Use at most {DEEPEST} levels"
         if isinstance(each, dict):
             left += [(name, place, depth) for name in each]
             left += [(item, f"{place}.{name}".lstrip("."), depth + 1) for name, item in each.items()]
@@ -49,12 +49,15 @@ def find_unstorable_value(body: bytes) -> str | None:
             left += [(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(each)]
         elif isinstance(each, str):
             if any("\ud800" <= character <= "\udfff" for character in each):
-                return f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate): remove it"
+                return (
+                    f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate). "
+                    "Remove it"
+                )
         elif isinstance(each, float):
             if not math.isfinite(each):
-                return f"{_shorten_text(where)}{each} is no number that can be kept: give one, such as 10"
+                return f"{_shorten_text(where)}{each} is not a number that can be stored. Use one such as 10"
         elif isinstance(each, int) and abs(each) > _MOST:
-            return f"{_shorten_text(where)}{_shorten_text(str(each))} is greater than can be kept: give at most {_MOST}"
+            return f"{_shorten_text(where)}{_shorten_text(str(each))} is too large to be stored. Use at most {_MOST}"
     return None
 
 
@@ -96,8 +99,10 @@ class StorableBodyMiddleware:
 
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
 WORDS = {
-    NO_SECRET: "an address holds no name, password or signature here, as it would be kept and shown: leave it out, as in "
-    "s3://BUCKET/FOLDER; keys come from the environment (docs/reference/security.md says which)",
+    NO_SECRET: (
+        "an address must not hold a name, password or signature, because it is stored and shown. Leave "
+        "it out, as in s3://BUCKET/FOLDER. Keys come from the environment, see docs/reference/security.md"
+    ),
     NO_ADDRESS: "a term of the loss is WEIGHT*NAME, such as 0.01*center",
 }
 
@@ -157,12 +162,13 @@ class PlainErrorMiddleware:
 COOKIE = "haed-pages"
 _SECONDS = 30 * 24 * 3600
 _ENTER = (
-    "<!doctype html><title>haed serve: password</title><form hidden><label>Password, which haed serve keeps in the file it "
-    "named: <input type=password autocomplete=current-password autofocus></label> <button>Enter</button> <output></output></form>"
+    "<!doctype html><title>haed serve: password</title><form hidden><label>Password (haed serve printed "
+    "where it is kept): <input type=password autocomplete=current-password autofocus></label> "
+    "<button>Enter</button> <output></output></form>"
     "<script>const form = document.querySelector('form'); async function enter(given) {"
     "const secret = btoa(given.includes(':') ? given : 'haed:' + given);"
     "const told = await fetch('/enter', {method: 'POST', headers: {Authorization: 'Basic ' + secret}});"
-    "if (!told.ok) { form.hidden = false; form.querySelector('output').value = 'That is not it.'; return }"
+    "if (!told.ok) { form.hidden = false; form.querySelector('output').value = 'Wrong password.'; return }"
     "localStorage.setItem('prefect-password', secret); location.replace('/v2/') }"
     "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
     "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
@@ -204,7 +210,7 @@ class RunPagesMiddleware:
         if not known and not self._has_cookie(headers):
             challenge = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
             return await send_response(
-                send, 401, "haed serve has a password: /enter asks for it, and lets a browser in\n", more=[challenge]
+                send, 401, "haed serve has a password. Open /enter in a browser to enter it\n", more=[challenge]
             )
         await self._pages(scope, receive, send)
 

@@ -64,10 +64,10 @@ def serve_flows(
         name = deployments.deployment_suffix(Path.cwd(), "" if server else socket.gethostname())
         names = [f"{flow.name}-{name}" for flow in FLOWS]
         if dead := crash_orphaned_runs(names, [flow.name for flow in FLOWS]):
-            print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
+            print(f"marked as crashed: {', '.join(dead)}. Retry resumes from their checkpoints")
         ids = {each.flow_name: each.apply() for each in deployments.build_deployments(name)}
         if missed := deployments.skip_missed(names):
-            print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
+            print(f"cancelled: {missed} scheduled runs, because haed serve was not running at their time")
         if schedule:
             deployments.add_schedule(ids["haed"], schedule, {"preset": preset, "overrides": list(overrides)})
         deployments.keep_offering_runs(ids)
@@ -92,7 +92,7 @@ def _prepare_own_server(host: str, port: int, password: bool) -> tuple[str, str]
 def _external_address() -> str:
     """Return the address of the server that the environment names."""
     if not os.environ.get("PREFECT_API_URL"):
-        raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
+        raise RuntimeError("--no-server needs a running server. Set PREFECT_API_URL to its address")
     return os.environ["PREFECT_API_URL"].removesuffix("/api")
 
 
@@ -147,7 +147,7 @@ def _lock_prefect_home() -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(f"another haed serve holds {home}: stop it, or set another PREFECT_HOME") from None
+            raise BlockingIOError(f"another haed serve uses {home}. Stop it, or set another PREFECT_HOME") from None
         yield
 
 
@@ -157,7 +157,9 @@ def _run_tensorboard(port: int) -> Iterator[str | None]:
     Path("runs").mkdir(exist_ok=True)
     with socket.socket() as tried:
         if tried.connect_ex(("127.0.0.1", port)) == 0:
-            log.warning("port %d is taken: no TensorBoard; choose another with --tensorboard-port", port)
+            log.warning(
+                "port %d is in use, so there is no TensorBoard. Choose another port with --tensorboard-port", port
+            )
             yield None
             return
     with run_child_process("tensorboard", "board", "--port", str(port)):

@@ -102,7 +102,7 @@ def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, log_fil
     until = time.monotonic() + START_SECONDS
     while not is_server_healthy(address):
         if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"the Prefect server did not start on {address}: {advice} (its log: {log_file})")
+            raise RuntimeError(f"the Prefect server did not start on {address}. {advice} (its log: {log_file})")
         time.sleep(0.2)
 
 
@@ -120,7 +120,7 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[s
     ended = threading.Event()
     with ExitStack() as first:
         process = first.enter_context(run_child_process(*arguments))
-        _wait(process, address, "is the port taken? try --port", log_path("server"))
+        _wait(process, address, "The port may be in use. Choose another with --port", log_path("server"))
         watch = threading.Thread(target=_restart_on_exit, args=(process, arguments, ended), daemon=True)
         watch.start()
         try:
@@ -140,7 +140,9 @@ def _restart_on_exit(process: "subprocess.Popen[bytes]", arguments: list[str], e
         _rotate_log(path)
         if process.poll() is None:
             continue
-        log.warning("the Prefect server ended with status %s: starting it again; its log: %s", process.returncode, path)
+        log.warning(
+            "the Prefect server ended with status %s. It is started again. Its log: %s", process.returncode, path
+        )
         with run_child_process(*arguments) as again:
             while again.poll() is None and not ended.wait(1):
                 _rotate_log(path)
@@ -156,7 +158,7 @@ def start_temporary_server() -> Callable[[], str]:
     """
     database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
     if not database.exists() or not database.stat().st_size:
-        log.info("Prefect's server makes its database first, for some ten seconds")
+        log.info("the Prefect server creates its database, which takes about ten seconds")
     quiet = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
     held = ExitStack()
     with socket.socket() as bound:  # handed on as it is: a freed port may be another process's by then
@@ -169,7 +171,7 @@ def start_temporary_server() -> Callable[[], str]:
     atexit.register(held.close)  # so early that all that Prefect has to say at the end comes before it
 
     def wait() -> str:
-        _wait(process, address, "try again, or set PREFECT_API_URL to a server's", log_path("temporary"))
+        _wait(process, address, "Try again, or set PREFECT_API_URL to a running server", log_path("temporary"))
         return f"{address}/api"
 
     return wait

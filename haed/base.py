@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 from haed.distributed import Ranks
 
 Mark = Callable[[str, Tensor], Tensor]
-SHORTER = "set a batch.context up to the one it was trained with"
+SHORTER = "Set batch.context to at most the context of training"
 
 
 def no_op_timer(part: str, tensor: Tensor) -> Tensor:
@@ -207,13 +207,13 @@ class SequenceModel(nn.Module, ABC):
         """
         if space in self.vector_spaces and scale is not None:
             there = ", ".join(str(each) for each in sorted(self.scale_outputs()))
-            raise ValueError(f"{type(self).__name__} has no scale {scale} of {space}, only: {there or 'none'}")
-        if space in self.vector_spaces:
             raise ValueError(
-                f"{type(self).__name__} has no layer {layer} of {space} to be looked at: leave the layer out"
+                f"{type(self).__name__} has no scale {scale} of {space}. Its scales are: {there or 'none'}"
             )
+        if space in self.vector_spaces:
+            raise ValueError(f"{type(self).__name__} has no layer {layer} of {space}. Leave the layer out")
         raise ValueError(
-            f"{type(self).__name__} has no space {space!r}, only: {', '.join(self.vector_spaces) or 'none'}"
+            f"{type(self).__name__} has no space {space!r}. Its spaces are: {', '.join(self.vector_spaces) or 'none'}"
         )
 
     def parameter_groups(self) -> list[ParameterGroup]:

@@ -177,7 +177,8 @@ def group_size(group: int | None, size: int, what: str = "processes") -> int:
         return size
     if size % group:
         raise ValueError(
-            f"iem.group={group}: {size} {what} do not divide into groups of {group}: set a divisor of {size}, or null"
+            f"iem.group={group}: {size} {what} cannot be divided into groups of {group}. Set a divisor "
+            f"of {size}, or null"
         )
     return group
 

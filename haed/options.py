@@ -251,7 +251,7 @@ class MainOptions:
 
 def _check_orders(orders: list[int]) -> list[int]:
     if not orders or len(set(orders)) < len(orders) or not all(1 <= order <= 64 for order in orders):
-        raise ValueError(f"{orders}: expected different lengths of n-grams, from 1 to 64")
+        raise ValueError(f"{orders}: expected distinct lengths of n-grams, from 1 to 64")
     return orders
 
 
@@ -587,14 +587,14 @@ def _check_terms(terms: list[str]) -> list[str]:
         if match is None or not math.isfinite(float(match[1])):
             raise ValueError(f"{term!r}: expected WEIGHT*NAME, such as 0.01*{(installed or ['name'])[0]}")
         if match[2] not in installed:
-            known = f"expected one of {', '.join(installed)}" if installed else "no package has installed one"
-            raise ValueError(f"{term!r}: no term of the loss is named {match[2]}; {known}")
+            known = f"expected one of {', '.join(installed)}" if installed else "no package has installed any"
+            raise ValueError(f"{term!r}: there is no term {match[2]}; {known}")
         if match[2] in _FIGURES:
             raise ValueError(
-                f"{term!r}: iem_{match[2]} is a metric of the loss itself; its package must rename the term"
+                f"{term!r}: iem_{match[2]} is a metric of the loss itself. Its package must rename the term"
             )
     if len({term.partition("*")[2] for term in terms}) < len(terms):
-        raise ValueError(f"{', '.join(terms)}: a term is there twice; add their weights")
+        raise ValueError(f"{', '.join(terms)}: a term is given twice. Add their weights")
     return terms
 
 
@@ -688,6 +688,6 @@ class IEMOptions:
         """Raise ValueError if the learned score is not a likelihood, which a mixture requires."""
         if self.correction != "inclusion":
             raise ValueError(
-                f"iem.correction={self.correction}: the score is no likelihood, as a mixture needs it: set "
+                f"iem.correction={self.correction}: the score is not a likelihood, which a mixture needs. Set "
                 "iem.correction=inclusion, or model.mixture.known=0"
             )

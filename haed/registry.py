@@ -89,8 +89,8 @@ def make_objective(
     asked = {"iem_weight": iem_weight != 0, "decode_fraction": decode_fraction != 1, "batch.pieces": pieces != 1}
     if wrong := [name for name, other in asked.items() if other]:
         raise ValueError(
-            f"{', '.join(wrong)}: only models of chunks have a phase one and decode a share; train a "
-            f"{type(system).__name__} by `haed train` with iem_weight=0, decode_fraction=1 and batch.pieces=1"
+            f"{', '.join(wrong)}: only models of chunks have a phase one and decode a share. Train a {type(system).__name__} "
+            "with `haed train`, iem_weight=0, decode_fraction=1 and batch.pieces=1"
         )
     return Likelihood(system, ranks)
 

@@ -620,7 +620,7 @@ class TokenSampler(Sampler):
         sizes = prompt.lengths.sum(1)
         if sizes.unique().numel() > 1:
             raise ValueError(
-                f"prompts of {int(sizes.min())} to {int(sizes.max())} tokens: sample those of a length together"
+                f"prompts have {int(sizes.min())} to {int(sizes.max())} tokens. Sample prompts of one length together"
             )
         real = length_mask(prompt.lengths, cut.k)
         tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)

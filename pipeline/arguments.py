@@ -15,7 +15,7 @@ from pipeline.config.schema import option_names
 from pipeline.console import make_printable
 from pipeline.run.run_directory import RunFolder, list_runs
 
-GOES_ON = "stopped; the same command goes on from there"
+GOES_ON = "stopped. Run the same command to resume"
 _LITERAL = "\0"  # marks words after `--`; no argument of a process can contain it
 
 
@@ -87,7 +87,7 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
 def _explain_extra_word(word: str, config: str) -> str:
     """Return the error message for a word beside `--config` that changes no option."""
     if "=" not in word and is_run(word):
-        return f"{word} is a run, which has its own options: leave --config {config} out"
+        return f"{word} is a run, which has its own options. Leave out --config {config}"
     return explain_malformed_override(word)
 
 
@@ -100,8 +100,8 @@ def describe_runs(runs_dir: str = "runs") -> str:
     """Return a sentence that lists the runs in a folder, newest first, or says how to make one."""
     names = list_runs(runs_dir)
     if not names:
-        return f"there are no runs in {runs_dir}/ yet: `haed run --config quickstart` makes one"
-    return f"runs there: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+        return f"there are no runs in {runs_dir}/. Make one with `haed run --config quickstart`"
+    return f"runs in {runs_dir}/: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
 
 
 def _split_words(words: list[str]) -> tuple[list[str], list[str]]:
@@ -148,7 +148,7 @@ def parse_port(typed: str) -> int:
         argparse.ArgumentTypeError: the text is not a port number.
     """
     if not (typed.isdecimal() and int(typed) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"{typed[:40]} is no port: expected a number up to 65535, such as 4300")
+        raise argparse.ArgumentTypeError(f"{typed[:40]} is not a port. Use a number up to 65535, such as 4300")
     return int(typed)
 
 
@@ -194,14 +194,14 @@ class _ArgumentParser(argparse.ArgumentParser):
         if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
             value = self.typed[at]
         if name in option_names():
-            return f"options have no dashes: {name}={value or '…'}"
+            return f"options have no dashes. Use {name}={value or '…'}"
         known = [each for each in self._option_string_actions if each.startswith("--")]
         if "--config" not in known and name in ("config", "preset"):
             return f"{self.prog} takes no preset and no file"
         if flags := [each for each, names in _FLAGS.items() if each in known and name in names.split()]:
             return f"did you mean {flags[0]}?"
         if (key := f"{self.prog.rpartition(' ')[2]}.{name}") in option_names():
-            return f"options have no dashes: {key}={value or '…'}"
+            return f"options have no dashes. Use {key}={value or '…'}"
         if len(name) == 1 and (wanted := [each for each in known if each.startswith(f"--{name}")]):
             return f"did you mean {' or '.join(wanted)}?"
         if close := difflib.get_close_matches(word, known, 1, 0.7):
@@ -244,7 +244,7 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
     argv = _move_command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
     if not argv or argv[0] not in subparsers.choices:
         if argv and argv[0].startswith("--config"):
-            parser.error(f"a command comes first: {program} run {' '.join(argv[:2])}")
+            parser.error(f"the command comes first. Use {program} run {' '.join(argv[:2])}")
         if argv and argv[0] not in ("-h", "--help", "--json", "--debug"):
             parser.error(explain_unknown_command(argv[0], subparsers.choices))
         return parser.parse_args(argv)
@@ -278,13 +278,13 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
         if "=" not in key and key[:1] != "-" and (not are_queries or "." in key and type_of(key) is not None):
             value = after.removeprefix("=") or next(iter(words[words.index(word) + 2 :]), "…")
             if key == word and after.startswith("="):
-                return f"{word} {after}: leave out the blanks about the equals sign: {key}={value}"
+                return f"{word} {after}: remove the spaces around the equals sign. Use {key}={value}"
             if key != word and after and "=" not in after and after[:1] != "-":
-                return f"{word} {after}: leave out the blank after the equals sign: {key}={after}"
+                return f"{word} {after}: remove the space after the equals sign. Use {key}={after}"
         if word[:1] in "–—" and word.strip("–—")[:1].isalpha() and not are_queries:
-            return f"{word} begins with a long dash: give --{word.lstrip('–—')}"
+            return f"{word} begins with a long dash. Use --{word.lstrip('–—')}"
     if sum(word == "--config" or word.startswith("--config=") for word in words) > 1:
-        return "--config is given twice: leave one out"
+        return "--config is given twice. Give it once"
     return None
 
 

@@ -128,7 +128,7 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
             raise
         is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or console.is_out_of_memory(error)
         console.print_stderr(
-            f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}"
+            f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug prints the traceback)'}"
         )
         return status
     finally:

@@ -69,7 +69,9 @@ def _names_run(word: str) -> bool:
 def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandResult]:
     def execute(arguments: argparse.Namespace) -> CommandResult:
         if phase == "finetune" and not arguments.config and not any(_names_run(word) for word in arguments.words):
-            raise ConfigError(f"finetune goes on from a phase one, which haed finetune RUN names; {describe_runs()}")
+            raise ConfigError(
+                f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})"
+            )
         options = options_from_arguments(arguments)
         from pipeline.training import stages
 
@@ -131,8 +133,8 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_experiment(arguments: argparse.Namespace) -> CommandResult:
     if not Path(ROOT, "experiments", "catalogue.py").is_file():
         raise ConfigError(
-            "experiments are part of a checkout, not of the installed package: clone the repository, run `make setup` "
-            "there, and then .venv/bin/haed experiment"
+            "experiments are not part of the installed package. Clone the repository, run `make setup`, "
+            "and use .venv/bin/haed experiment"
         )
     from experiments.catalogue import execute_command
 
@@ -195,7 +197,7 @@ def _run_cat(arguments: argparse.Namespace) -> CommandResult:
     from data.corpus import Corpus
 
     if arguments.json:
-        raise ConfigError("--json: cat writes the bytes of a corpus, and no line beside them; leave it out")
+        raise ConfigError("haed cat writes the bytes of a corpus and no JSON. Leave out --json")
     return CommandResult("", None, Corpus.open(arguments.shards).iterate_original_blocks(arguments.split))
 
 
@@ -287,9 +289,9 @@ def _run_sample(arguments: argparse.Namespace) -> CommandResult:
     if not 1 <= arguments.samples <= MOST_SAMPLES:
         raise ConfigError(f"--samples {arguments.samples}: must be from 1 to {MOST_SAMPLES:,}")
     if arguments.raw and arguments.json:
-        raise ConfigError("--raw and --json: choose one of them; --json gives the bytes too, in hexadecimal")
+        raise ConfigError("--raw and --json exclude each other. Use --json: it has the bytes too, in hexadecimal")
     if arguments.raw and options.chunker.kind == "pixels":
-        raise ConfigError("--raw: this run's model is of pictures, which are drawn into samples.png")
+        raise ConfigError("--raw needs a model of text. Leave it out: this run's model draws pictures into samples.png")
     from pipeline.inference import sample
 
     prompts = None if arguments.prompt is None else [os.fsencode(prompt) for prompt in arguments.prompt]
@@ -375,7 +377,7 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if arguments.csv and arguments.json:
-        raise ConfigError("--csv and --json: choose one of them")
+        raise ConfigError("--csv and --json exclude each other. Use one of them")
     options = load_run_options(
         arguments.run, [write_override("runs_dir", arguments.runs_dir), *arguments.words], "neighbours"
     )
@@ -384,12 +386,14 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         lines = _read_query_file(arguments.file, "--file").splitlines()
         words["queries"] += [line for line in lines if line]
         if not words["queries"]:
-            raise ConfigError(f"--file {arguments.file}: there is no query in it")
+            raise ConfigError(f"--file {arguments.file}: the file has no query. Write one query per line")
     if arguments.context_file:
         words["context"].append(_read_query_file(arguments.context_file, "--context-file"))
     told = [name for name in ("queries", "context", "after") if words[name]]
     if len(told) + any(words[name] for name in ("like", "minus", "plus")) > 1:
-        raise ConfigError("one question at a time: queries, --context, --after, or --like with --minus and --plus")
+        raise ConfigError(
+            "only one kind of query is allowed. Use queries, --context, --after, or --like with --minus and --plus"
+        )
     found = query_index(
         options,
         IndexQuery(
@@ -432,7 +436,9 @@ def _read_query_file(name: str, option: str) -> bytes:
     else:
         content = Path(name).read_bytes()
     if (at := content.find(0)) >= 0:
-        raise ConfigError(f"{option} {name}: no text, since byte {at:,} is 0; give chunks or passages as text")
+        raise ConfigError(
+            f"{option} {name}: byte {at:,} is 0, so the file is not text. Give chunks or passages as text"
+        )
     return content
 
 
@@ -553,9 +559,9 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
     words = [word for word in arguments.runs if is_option(word)]
     for word in words:
         if not word.startswith("runs_dir="):
-            raise ConfigError(f"{word}: runs are compared as they are; runs_dir= says where they are looked for")
+            raise ConfigError(f"{word}: haed compare takes no options but runs_dir=, the folder of the runs")
     if not runs:
-        raise ConfigError("compare needs the names or folders of runs")
+        raise ConfigError("haed compare needs the names or folders of runs, such as `haed compare runs/a runs/b`")
     runs_dir = load_options(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
     found = compare_runs(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
     return CommandResult(f"{format_comparison(found)}\n{found.page}", asdict(found))

@@ -85,25 +85,29 @@ def format_error(error: BaseException, command: str = "") -> str:
         said, _, more = said.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
         limit = " of the GPU" if more or said.startswith("CU") else _memory_limit()
         reason = f": {said.rstrip(' .')}" if said else ""
-        return f"out of memory{limit}{reason}. {_MEMORY_ADVICE.get(command, 'Less may fit')}"
+        return f"out of memory{limit}{reason}. {_MEMORY_ADVICE.get(command, 'Use smaller inputs')}"
     return said or type(error).__name__
 
 
 _DISK_ADVICE = {
-    errno.ENOSPC: "no space left on its disk: free some, or choose another by runs_dir=, shards_dir= or TMPDIR",
-    errno.EDQUOT: "your share of its disk is used up: free some, or choose another by runs_dir=, shards_dir= or TMPDIR",
-    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system's): raise that",
-    errno.EROFS: "its disk may not be written to: choose another by runs_dir= or shards_dir=",
+    errno.ENOSPC: (
+        "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir= or TMPDIR"
+    ),
+    errno.EDQUOT: (
+        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir= or TMPDIR"
+    ),
+    errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
+    errno.EROFS: "the disk is read-only. Choose another disk with runs_dir= or shards_dir=",
 }
 _MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread")
 _GPU_MEMORY_WORDS = ("out of memory", "_alloc_failed")  # the latter of cuBLAS and cuDNN
-_LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or take a smaller model"
+_LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or use a smaller model"
 _MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {
     "shard": "Lower shard.workers or shard.megabytes",
     "evaluate": "Lower evaluate.sequences",
     "sample": "Lower --samples or sample.chunks",
     "index": "Lower index.max_chunks or index.max_contexts",
-    "neighbours": "Ask fewer queries at a time",
+    "neighbours": "Give fewer queries at a time",
     "analyse": "Lower analyse.max_chunks or analyse.corpus_chunks",
 }
 
@@ -230,7 +234,7 @@ def print_stdout(content: bytes | str) -> None:
     """
     stream: Any = sys.stdout
     if stream is None:
-        raise OSError("standard output is closed: the result is not shown")
+        raise OSError("standard output is closed, so the result is not printed")
     try:
         if isinstance(content, bytes):
             stream.buffer.write(content)
@@ -240,7 +244,7 @@ def print_stdout(content: bytes | str) -> None:
     except BrokenPipeError as error:
         raise StdoutClosedError from error
     except OSError as error:
-        raise OSError(f"standard output does not take the result: {error.strerror or error}") from error
+        raise OSError(f"standard output cannot be written: {error.strerror or error}") from error
 
 
 def end_streams() -> None:

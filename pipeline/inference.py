@@ -43,7 +43,7 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
     run = Run(folder, options)
     if run.chunker.name == PIXELS:
         if prompts:
-            raise ValueError("this run's model is of pictures: it takes no --prompt, but completes sample.pictures=")
+            raise ValueError("this run's model completes pictures. Use sample.pictures= instead of --prompt")
         return _complete_pictures(run, samples)
     default = options.sample.prompts or [*folder.read_corpus_record().frequent, ""]
     texts = to_texts(default if prompts is None else prompts, 'sample(options, ["import "])')
@@ -127,8 +127,12 @@ def prediction_rows(item: "NextChunks") -> list[dict[str, str]]:
 
 def prediction_heading(item: "NextChunks") -> str:
     """Describe the prompt, how it was cut, and the gate."""
-    cut = f"after {escape_control_characters(item.before)}" if item.before is not None else "where a document begins"
-    opened = f", given that it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
+    cut = (
+        f"after {escape_control_characters(item.before)}"
+        if item.before is not None
+        else "at the beginning of a document"
+    )
+    opened = f", if it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
     gate = "".join(f", {name} {share:.3f}" for name, share in (item.gate or {}).items())
     gate = f"; by part{gate.replace(',', ':', 1)}" if gate else ""
     return f"{escape_control_characters(item.prompt)}: the chunk {cut}{opened}{gate}"
@@ -182,9 +186,9 @@ def query_index(options: Options, query: IndexQuery) -> SearchResults:
     if query.space != "contexts":
         check_chunks(options)
     elif query.min_count is not None:
-        raise ConfigError("--min-count is of chunks: a place in the text is there once")
+        raise ConfigError("--min-count applies to chunks only")
     if query.space != "chunks" and not query.queries:
-        raise ConfigError(f"{query.space} are asked for by texts: give one")
+        raise ConfigError(f"{query.space} are searched by texts. Give a text to search for")
     folder = RunFolder.from_options(options)
     folder.check_unchanged(options)
 

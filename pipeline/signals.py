@@ -167,7 +167,7 @@ def postponed_signals() -> Iterator[StopSignal]:
     except Exception as error:
         if stop.number is None:
             raise
-        raise Interrupt(stop.number, f"{error}; the same command goes on from there") from error
+        raise Interrupt(stop.number, f"{error}. Run the same command to resume") from error
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)

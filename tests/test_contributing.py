@@ -91,7 +91,7 @@ def test_its_options_are_listed_checked_and_read_back(tmp_path: Path, capsys: py
         with pytest.raises(ConfigError, match=f"^{message}"):
             load_options("quickstart", [*BAG, f"model.encoder.{word}"])
     with pytest.raises(
-        ConfigError, match="^model.encoder.power belongs to model.encoder.kind=bag: leave it out, or set"
+        ConfigError, match="^model.encoder.power belongs to model.encoder.kind=bag. Leave it out, or set"
     ):
         load_options("quickstart", ["model.encoder.power=1"])
     assert "bag" in TypeAdapter(ModelOptions).json_schema()["$defs"]["EncoderOptions"]["properties"]["kind"]["enum"]
@@ -129,8 +129,8 @@ def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, t
     [
         ("center", r"'center': expected WEIGHT\*NAME, such as 0.01\*center"),
         ("1e999*center", "expected WEIGHT"),
-        ("1*centre", "no term of the loss is named centre; expected one of center"),
-        ("1*center,2*center", "a term is there twice"),
+        ("1*centre", "there is no term centre; expected one of center"),
+        ("1*center,2*center", "a term is given twice"),
     ],
 )
 def test_a_term_that_there_is_not_is_refused(term: str, message: str) -> None:
@@ -206,7 +206,7 @@ def test_a_kind_with_the_name_of_one_of_ours_is_named_once(place: Path, caplog: 
     for _ in range(2):
         load_options("quickstart", log_changes=True)
     (warning,) = (line for line in caplog.messages if "my_kind" in line)
-    assert warning == "source.kind=text is a kind of haed: my_kind:Text of mine is not used, rename it"
+    assert warning == "source.kind=text is a kind of haed, so my_kind:Text of mine is not used. Rename it"
 
 
 def test_an_error_of_another_package_names_it(place: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_
         _, said = process.communicate()
     assert process.returncode == 1 and "Traceback" not in said, said
     last = said.splitlines()[-1]
-    assert last.startswith("error: shard ") and "train-00000.tar" in last and "it was cut" in last
+    assert last.startswith("error: shard ") and "train-00000.tar" in last and "was truncated" in last
     (checkpoint,) = list_checkpoints(run.phase_folder("train") / "checkpoints")
     step = int(checkpoint.name.removeprefix("step-"))
     assert f"saved step {step:,}".replace(",", "") in said.replace(",", "") and step >= 3
@@ -106,7 +106,7 @@ def test_windows_of_a_shard_that_is_cut_are_left_out_where_that_is_asked_for(
     os.truncate(corpus.folder / shard.file, 1024)
     assert next(batches).skipped == 2 and next(batches).skipped == 2
     assert caplog.text.count("windows are skipped") == 1 and shard.file in caplog.text
-    with pytest.raises(CorruptShardError, match=f"{shard.file} is damaged: .* it was cut since it was opened"):
+    with pytest.raises(CorruptShardError, match=f"{shard.file} is damaged: .* was truncated while it was open"):
         next(whole)
 
 
@@ -127,7 +127,7 @@ def test_rows_that_are_read_one_by_one_are_those_that_are_kept(run: Path, monkey
             np.testing.assert_allclose(mine, theirs, atol=1e-6)
     place = run / "index" / "chunks" / "vectors.faiss"
     os.truncate(place, place.stat().st_size // 2)
-    with pytest.raises(CorruptFileError, match="vectors.faiss ends at byte .*: it was cut"):
+    with pytest.raises(CorruptFileError, match="vectors.faiss was truncated while it was open"):
         read.search.find_nearest(every[:1], 8)
 
 

@@ -96,13 +96,13 @@ def test_baselines_are_measured_anew_when_they_were_changed(
     for _ in range(FLIPS):
         cache.write_bytes(flipped(content, chance))
         assert evaluate._load_or_measure_baselines(corpus, "test") == true
-    assert "baselines-test.json is damaged or was edited" in caplog.text and "it is made anew" in caplog.text
+    assert "baselines-test.json is damaged or was edited" in caplog.text and "It is made again" in caplog.text
     cache.write_bytes(content)
     corpus.digest = "0" * 12
     caplog.clear()
     assert (
         evaluate._load_or_measure_baselines(corpus, "test") == true
-        and "is of another corpus: it is made anew" in caplog.text
+        and "belongs to another corpus. It is made again" in caplog.text
     )
 
 
@@ -113,7 +113,7 @@ def test_a_result_that_was_edited_is_printed_by_nobody(run: Path, capsys: pytest
     for command in (["compare", "run", f"runs_dir={run.parent}"], ["report", str(run)]):
         assert main(command) == 1
         said = capsys.readouterr()
-        assert "evaluation.json is damaged or was edited" in said.err and "run `haed evaluate` again" in said.err
+        assert "evaluation.json is damaged or was edited" in said.err and "Run `haed evaluate` again" in said.err
         assert "0.5" not in said.out
     assert main(["evaluate", str(run)]) == 0 and main(["report", str(run)]) == 0  # as the message advises
 

@@ -156,7 +156,7 @@ def check(file: str, kind: str, found: dict[str, tuple[int, str]]) -> None:
     name = Path(file).name
     for reader, (status, said) in found.items():
         case = f"{file}: {kind}: {reader}: {status} {said[-700:]}"
-        assert status >= 0 and "Traceback" not in said and "--debug shows where" not in said, case
+        assert status >= 0 and "Traceback" not in said and "--debug prints the traceback" not in said, case
         if reader == "/runs/":
             assert status == 200 and 'href="/runs/other/"' in said and 'href="/runs/run/"' in said, case
         elif reader.startswith("/"):
@@ -166,7 +166,7 @@ def check(file: str, kind: str, found: dict[str, tuple[int, str]]) -> None:
             # A result that is shown, and cannot be written as well, is said by a line of the log.
             unwritten = f"{name} could not be written: " if reader == "evaluate" else "error: "
             lines = [line for line in said.splitlines() if line.startswith("error: ") or unwritten in line]
-            lines = [line for line in lines if not line.endswith("it is made anew each time")]  # a cache
+            lines = [line for line in lines if not line.endswith("It is made again each time")]  # a cache
             assert (status == 0) == (not lines) and status in (0, 1, 2), case
             assert status == 0 or name in said, case
 
@@ -234,7 +234,7 @@ def test_a_link_out_of_the_run_is_not_followed(
     move_and_link(run / name, tmp_path / "elsewhere")
     words = {"neighbours": [str(run), "def "], "compare": ["run", f"runs_dir={run.parent}"]}
     assert main([SHOWN[name], *words.get(SHOWN[name], [str(run)])]) == 1
-    assert re.search(rf"{Path(name).name} is a link to .*, out of ", capsys.readouterr().err)
+    assert re.search(rf"{Path(name).name} is a link to .*, outside ", capsys.readouterr().err)
 
 
 def test_folders_of_a_run_and_what_is_summed_may_lie_elsewhere(handed: Path, tmp_path: Path) -> None:

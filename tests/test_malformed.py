@@ -224,9 +224,11 @@ def test_a_line_or_two_of_error(
         change(path)
     before = {path for path in tmp_path.parent.glob("*")}
     assert main(command) in (1, 2)
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("trying the one before")]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if not line.endswith("The checkpoint before it is tried")
+    ]
     assert 1 <= len(lines) <= 2 and lines[-1].startswith("error: ") and len(lines[-1]) < 600, lines
-    assert "--debug shows where" not in lines[-1] and not PWNED.exists()
+    assert "--debug prints the traceback" not in lines[-1] and not PWNED.exists()
     assert {path for path in tmp_path.parent.glob("*")} == before
 
 
@@ -261,7 +263,7 @@ def test_an_address_in_a_run_is_said_before_it_is_opened(
     url = "http://127.0.0.1:1/x"
     with_key(url, "location")(tmp_path / "runs/run/corpus.json")
     assert main(EVALUATE) == 1
-    assert f"corpus.json names the place of the shards, {url}" in caplog.text
+    assert f"corpus.json says where the shards are: {url}" in caplog.text
     assert main(["shard", "runs/run", "source.kind=shards", f"source.path={url}"]) == 1
     assert f"reading shards from {url}" in caplog.text
 

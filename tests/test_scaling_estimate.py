@@ -88,7 +88,7 @@ def test_groups_bound_what_grows_with_the_candidates() -> None:
     assert grouped.milliseconds["loss"] < alone.milliseconds["loss"]
     assert grouped.exchanged["counts"] == 16 * 270 and alone.exchanged["counts"] == 0
     assert step(group=8).estimate_step(4, 1e9).candidates == 180  # fewer devices than a group has
-    with pytest.raises(ValueError, match="6 devices do not divide into groups of 4"):
+    with pytest.raises(ValueError, match="6 devices cannot be divided into groups of 4"):
         step(group=4).estimate_step(6, 1e9)
     assert step(growth=None, group=4).estimate_step(6, 1e9).devices == 6  # nothing is shared
     assert step(group=8, counted=False).estimate_step(64, 1e9).exchanged["counts"] == 0
@@ -113,7 +113,7 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     assert capsys.readouterr().out.startswith("devices  candidates")
     assert sorted(run.rglob("*")) == before
     for words in (["iem.group=4", "--devices", "6"], ["--devices", "6", "--rate", "1", "iem.group=4"]):
-        with pytest.raises(ValueError, match="6 devices do not divide into groups of 4"):
+        with pytest.raises(ValueError, match="6 devices cannot be divided into groups of 4"):
             main([str(run), *words])
     for wrong in (["--link", "0"], ["--rate", "inf"], ["--rate", "1e-300"], ["--devices", "0"], ["--devices", "1.5"]):
         with pytest.raises(SystemExit):

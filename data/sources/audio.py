@@ -42,7 +42,7 @@ _CONVERTED = {
     "ALAW": "recordings in A-law were decoded to 16 bits",
     "ULAW": "recordings in µ-law were decoded to 16 bits",
 }
-_ADVICE = "convert it into plain PCM of 16 bits, with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav` say"
+_ADVICE = "convert it into plain PCM of 16 bits, for example with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav`"
 _LONG = 0xFFFFFFFF  # marks a size that RF64 stores elsewhere
 _LONGEST_FORMAT = 256
 _FLAC_HEADER = 42
@@ -73,9 +73,9 @@ class AudioSource(MediaSource):
     """
 
     suffixes, noun = (".wav", ".wave", ".flac"), "recordings"
-    missing = "no .wav or .flac file and no tar: convert other recordings, with `ffmpeg -i OLD.mp3 NEW.wav` say"
+    missing = "no .wav or .flac file and no tar. Convert other recordings, for example with `ffmpeg -i OLD.mp3 NEW.wav`"
     needs = "chunker.kind=fixed, and chunker.k= to the samples of a chunk (twice as many with source.encoding=pcm16)"
-    unlike = "convert them to one rate and number of channels, or pick those of one kind by source.pattern="
+    unlike = "convert them to one rate and number of channels, or select files of one kind with source.pattern="
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the encoded recordings of a file or a tar, in pieces."""
@@ -110,11 +110,13 @@ class AudioSource(MediaSource):
         sound = read_wav_header(file)
         self.check_consistent_format(name, rate=sound.rate, channels=sound.channels)
         if not sound.bytes and size > _SMALL:
-            raise ValueError(f"its header says that its {size:,} bytes hold no sound: was it written to a pipe?")
+            raise ValueError(
+                f"its header says that its {size:,} bytes hold no sound. It may have been written to a pipe"
+            )
         width = sound.frame
         left = sound.bytes // width * width
         self.remarks["empty recordings were left out"] += not left
-        self.remarks["recordings lost bytes at their end, of a frame that is not whole"] += sound.bytes > left
+        self.remarks["recordings lost incomplete frames at their end"] += sound.bytes > left
         notes = set[str]()
         while frames := file.read(min(left, max(1, _FRAMES // sound.channels) * width)):
             left -= len(frames)
@@ -128,11 +130,11 @@ class AudioSource(MediaSource):
         head = file.read(_FLAC_HEADER)
         file.seek(0)
         if len(head) < _FLAC_HEADER or head[:4] != b"fLaC":
-            tagged = " but with a tag of MP3 (ID3), which is to be taken off" if head[:3] == b"ID3" else ""
-            raise ValueError(f"it does not begin as FLAC does{tagged}: encode it again, with `flac` say")
+            tagged = " but with an MP3 tag (ID3), which must be removed" if head[:3] == b"ID3" else ""
+            raise ValueError(f"it does not begin as FLAC does{tagged}. Encode it again, for example with `flac`")
         bits = 1 + (int.from_bytes(head[20:22], "big") >> 4 & 31)
         if bits not in (8, 16, 24):
-            raise ValueError(f"it has {bits} bits a sample, expected 8, 16 or 24: convert it first")
+            raise ValueError(f"it has {bits} bits per sample, expected 8, 16 or 24. Convert it first")
         import soundfile
 
         digest, passed = hashlib.md5(usedforsecurity=False), 0
@@ -141,13 +143,13 @@ class AudioSource(MediaSource):
                 self.check_consistent_format(name, rate=sound.samplerate, channels=sound.channels)
                 if not int.from_bytes(head[21:26], "big") & (1 << 36) - 1:
                     raise ValueError(
-                        "its header does not say how long it is: was it written to a pipe? Encode it again"
+                        "its header does not give its length. It may have been written to a pipe. Encode it again"
                     )
                 limit = FREE + self.options.expansion * size
                 if 2 * sound.frames * sound.channels > limit:
                     raise ValueError(
-                        f"it holds {sound.frames:,} samples, out of proportion to its {size:,} bytes: a decompression bomb? "
-                        "If it is meant, raise source.expansion"
+                        f"its {size:,} bytes hold {sound.frames:,} samples, which may be a decompression bomb. If this "
+                        "is intended, raise source.expansion"
                     )
                 while len(block := sound.read(max(1, _FRAMES // sound.channels), "int32", always_2d=True)):
                     passed += len(block)
@@ -157,12 +159,12 @@ class AudioSource(MediaSource):
                     yield samples.tobytes(), samples
                 if passed != sound.frames:
                     raise ValueError(
-                        f"it was truncated or damaged: {passed:,} of its {sound.frames:,} samples can be read"
+                        f"it was truncated or damaged: only {passed:,} of its {sound.frames:,} samples can be read"
                     )
         except soundfile.SoundFileError as error:
             raise ValueError(f"it was truncated or damaged: {error}") from error
         if any(head[26:42]) and digest.digest() != head[26:42]:
-            raise ValueError("it is damaged: the checksum of its samples is another")
+            raise ValueError("it is damaged: the checksum of its samples does not match")
         self._count_conversions({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
 
     def _count_conversions(self, coding: str, notes: set[str]) -> None:
@@ -216,7 +218,7 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
         kind, size = struct.unpack("<4sI", _read_exactly(file, 8))
         if kind == b"data":
             if header is None:
-                raise ValueError("its sound comes before its format")
+                raise ValueError("its sound comes before its format chunk")
             return header._replace(bytes=sound if long and size == _LONG else size, stated=stated + 8)
         body = _read_exactly(file, min(size, _LONGEST_FORMAT))
         if kind == b"ds64" and long and len(body) >= 16:
@@ -229,20 +231,21 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
 def _read_format(body: bytes) -> WavHeader:
     """Return the header without its numbers of bytes."""
     if len(body) < 16:
-        raise ValueError("its format is not whole")
+        raise ValueError("its format chunk is incomplete")
     tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", body)
     if tag == _EXTENSIBLE:
         if len(body) < 40 or body[26:40] != _GUID:
-            raise ValueError(f"its format is extended by one that is not known here: {_ADVICE}")
+            raise ValueError(f"its extended format is not supported: {_ADVICE}")
         tag = int.from_bytes(body[24:26], "little")
     width = (bits + 7) // 8
     coding = _CODINGS.get((tag, width))
     if coding is None:
-        of = f"{bits} bits a sample" if tag in (_PCM, _FLOAT) else f"a coding that is not read (tag 0x{tag:04x})"
+        of = f"{bits} bits per sample" if tag in (_PCM, _FLOAT) else f"an unsupported coding (tag 0x{tag:04x})"
         raise ValueError(f"it has {of}: {_ADVICE}")
     if not channels or not rate or frame != channels * width:
         raise ValueError(
-            f"its header contradicts itself: {channels} channels of {width} bytes in frames of {frame}, {rate:,} samples a second"
+            f"its header contradicts itself: {channels} channels of {width} bytes in frames of {frame}, "
+            f"{rate:,} samples per second"
         )
     return WavHeader(coding, rate, channels, frame)
 
@@ -250,7 +253,7 @@ def _read_format(body: bytes) -> WavHeader:
 def _read_exactly(file: IO[bytes], size: int) -> bytes:
     content = file.read(size)
     if len(content) != size:
-        raise ValueError("it ends inside of its header: it was truncated")
+        raise ValueError("it was truncated: it ends inside its header")
     return content
 
 
@@ -266,9 +269,13 @@ def _check_length(stated: int, size: int, left: int) -> None:
         ValueError: the file is shorter or longer than its header says.
     """
     if left > 0 or stated > size + 8:  # 8: some writers count the header twice
-        raise ValueError(f"it was truncated, or written to a pipe: its header says {stated:,} bytes, it has {size:,}")
+        raise ValueError(
+            f"it was truncated, or written to a pipe: its header says {stated:,} bytes, but it has {size:,}"
+        )
     if size > stated + 1:  # an odd size is padded
-        raise ValueError(f"its header says {stated:,} bytes, it has {size:,}: more than one recording, or not whole")
+        raise ValueError(
+            f"its header says {stated:,} bytes, but it has {size:,}: it has more than one recording, or is incomplete"
+        )
 
 
 def _convert_samples(frames: bytes, coding: str, remarks: set[str]) -> np.ndarray:
@@ -289,9 +296,9 @@ def _convert_samples(frames: bytes, coding: str, remarks: set[str]) -> np.ndarra
     if not floats:
         return _round_to_int16(decoded)
     if not np.isfinite(decoded).all():
-        raise ValueError("some of its samples are no numbers (NaN or infinite)")
+        raise ValueError("some of its samples are NaN or infinite")
     if np.abs(decoded).max(initial=0) > 1:
-        remarks.add("recordings of floats had samples beyond -1 to 1, which were clipped")
+        remarks.add("recordings of floats had samples outside -1 to 1, which were clipped")
     return np.clip(np.round(decoded * 32768), -32768, 32767).astype(np.int16)
 
 

@@ -18,12 +18,12 @@ from data.sources.files import SUFFIXES, open_stream
 from data.sources.source import Piece
 from data.sources.splits import some_of
 
-_UNPACK = "unpack it, and give the texts"
-_NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
+_UNPACK = "unpack it and give the texts"
+_NAME = f"rename it with the suffix of its compression ({', '.join(SUFFIXES)}), so that it is decompressed"
 _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
 TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
-_OWN, _LEAVE = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out by source.pattern="
+_OWN, _LEAVE = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out with source.pattern="
 HEAD = 8192  # bytes of a file or member that are checked
 _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),
@@ -63,13 +63,13 @@ _FORMATS = [  # beginnings of files; those of plain letters may begin a text as 
     (rb"%PDF-\d", "a PDF", "convert it into text"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program", "convert it into text"),
     (rb"\{\\rtf1[\\\s]", "rich text", "convert it into text"),
-    (rb"PAR1[^\x20-\x7e]", "Parquet", f"{_ROWS} reads it, in a folder"),
-    (rb"ARROW1\x00", "Arrow", f"{_ROWS} reads it, in a folder"),
+    (rb"PAR1[^\x20-\x7e]", "Parquet", f"{_ROWS} reads it from a folder"),
+    (rb"ARROW1\x00", "Arrow", f"{_ROWS} reads it from a folder"),
     (rb"SQLite format 3\x00", "an SQLite database", _OWN),
     (rb"\x89HDF\r\n\x1a\n", "HDF5", _OWN),
     (rb"Obj\x01", "Avro", _OWN),
     (rb"\x80[\x02-\x05]", "a pickle", _OWN),
-    (rb"\x93NUMPY", "an array of NumPy", "source.kind=images reads .npz of pictures"),
+    (rb"\x93NUMPY", "a NumPy array", "source.kind=images reads .npz of pictures"),
     (rb"\x89PNG\r\n\x1a\n", "a PNG", _PICTURES),
     (rb"\xff\xd8\xff", "a JPEG", _PICTURES),
     (rb"GIF8[79]a[\x00-\xff]{0,6}\x00", "a GIF", TO_PNG),
@@ -81,7 +81,7 @@ _FORMATS = [  # beginnings of files; those of plain letters may begin a text as 
     (rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51", "a JPEG 2000", TO_PNG),
     (rb"v/1\x01", "an OpenEXR picture", TO_PNG),
     (rb"qoif\x00", "a QOI picture", TO_PNG),
-    (rb"8BPS\x00", "a picture of Photoshop", TO_PNG),
+    (rb"8BPS\x00", "a Photoshop picture", TO_PNG),
     (rb"\0\0\x01\0", "an icon", TO_PNG),
     (rb"RIFF....WAVE", "a WAV", _SOUND),
     (rb"fLaC[^\x20-\x7e]", "FLAC", _SOUND),
@@ -89,12 +89,12 @@ _FORMATS = [  # beginnings of files; those of plain letters may begin a text as 
     (rb"ID3[\x02-\x04]|\xff[\xfb\xfa\xf3\xf2]", "MP3", _TO_WAV),
     (rb"\xff\xf1", "AAC", _TO_WAV),
     (rb"#!AMR", "AMR", _TO_WAV),
-    (rb"caff\x00", "a recording of Apple's (CAF)", _TO_WAV),
+    (rb"caff\x00", "an Apple recording (CAF)", _TO_WAV),
     (rb"FORM....AIF[FC]", "AIFF", _TO_WAV),
-    (rb"\.snd\x00", "a recording of Sun", _TO_WAV),
+    (rb"\.snd\x00", "a Sun recording", _TO_WAV),
     (rb"MThd\x00", "MIDI", _LEAVE),
     (rb"\x1a\x45\xdf\xa3|FLV\x01|RIFF....AVI ", "a film", _LEAVE),
-    (rb"\0...ftyp", "a film or recording", _LEAVE),
+    (rb"\0...ftyp", "a film or a recording", _LEAVE),
     (rb"wOF[F2][\x00\x01OT]", "a font", _LEAVE),
     (rb"GGUF[\x01-\x09]\x00", "a model", _LEAVE),
     (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", _LEAVE),
@@ -107,9 +107,9 @@ _LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
 _CUT = re.compile(r"@\d+$")
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _NOTES = {
-    "NUL": "NUL bytes, which no text has; the bytes are read as they are",
-    "encoding": "bytes that are no UTF-8 (another encoding, or binary); the bytes are read as they are",
-    "mark": "a byte order mark of UTF-8 at the beginning, which is read as text",
+    "NUL": "NUL bytes, so it is probably no text; the bytes are read as they are",
+    "encoding": "bytes that are not UTF-8 (another encoding, or binary); the bytes are read as they are",
+    "mark": "a UTF-8 byte order mark, which is read as text",
 }
 
 
@@ -238,14 +238,14 @@ def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
         is_file: it is a file of its own, not a member of a tar; then the description says what to do.
     """
     if b"\0" in head:
-        return "no text (NUL bytes)" + (", which source.pattern= leaves out" if is_file else "")
+        return "not text (NUL bytes)" + ("; leave it out with source.pattern=" if is_file else "")
     if _is_utf8(head):
         return None
     if not is_file:
-        return "no text in UTF-8: another encoding, which `iconv -f … -t UTF-8` converts, or binary"
+        return "not text in UTF-8: it is binary, or another encoding that `iconv -f … -t UTF-8` converts"
     name = _LEGACY.get(_guess_encoding(head) or "", "…")
     perhaps = "" if name == "…" else f" (perhaps {name})"
-    return f"no text in UTF-8: another encoding{perhaps}, which `iconv -f {name} -t UTF-8` converts, or binary"
+    return f"not text in UTF-8: it is binary, or another encoding{perhaps} that `iconv -f {name} -t UTF-8` converts"
 
 
 def check_head(head: bytes, name: str, path: str, compressed: bool = False, closely: bool = True) -> str | None:
@@ -266,9 +266,9 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
     """
     if foreign := detect_foreign_format(head):
         what, advice = foreign
-        inside = " inside of its compression" if compressed else ""
+        inside = " inside its compression" if compressed else ""
         if compressed and advice is _NAME:
-            advice = "decompress it once (a program may have compressed what was compressed, by the name)"
+            advice = "decompress it once, because it may be compressed twice"
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
     if _is_utf8(head) and not _has_controls(head):
         return None
@@ -276,17 +276,18 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         encoding, by = wide
         command = f"iconv -f {by} -t UTF-8"
         how = (
-            f"convert it by `{convert_by(command, path)}`"
+            f"convert it with `{convert_by(command, path)}`"
             if path
-            else f"convert it by `{command}`, and make the tar again"
+            else f"convert it with `{command}`, and make the tar again"
         )
         raise ValueError(
-            f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a mark, not UTF-8: {how}"
+            f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a byte order mark, "
+            f"not UTF-8: {how}"
         )
     if not path and not _is_utf8(head) and len(head.translate(None, _CONTROLS)) < (1 - _BINARY) * len(head):
         raise ValueError(
-            f"{name} is binary, not text (no UTF-8, and NUL bytes or other control characters): name the member that holds "
-            "the text by source.field="
+            f"{name} is binary, not text (not UTF-8, with NUL bytes or other control characters). Name "
+            "the member that holds the text in source.field="
         )
     return describe_doubt(head, bool(path))
 
@@ -408,6 +409,6 @@ def describe_findings(looks: Sequence[TextFindings]) -> Iterator[str]:
         ends = [f"{lines[_CRLF]:,} end in CRLF (Windows)"] * bool(lines[_CRLF])
         ends += [f"{lines[_CR]:,} end in CR alone (old Mac)"] * bool(lines[_CR])
         yield (
-            f"{what}: of all {total:,} lines {' and '.join(ends)}. A word before them makes another chunk than before LF, and "
-            "prompts have LF: source.newlines=lf makes all ends LF"
+            f"{what}: of {total:,} lines, {' and '.join(ends)}. A word before such an end makes another "
+            "chunk than before LF, and prompts have LF. Use source.newlines=lf to make all ends LF"
         )

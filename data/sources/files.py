@@ -61,7 +61,7 @@ ANY = "**/*"  # the default pattern
 NOTES = ".sources.json"  # a file in a folder of corpora
 # Files in the folder of a run, and of a comparison.
 MADE = [{"config.yaml", "corpus.json"}, {"comparison.html", "comparison.png"}]
-LINKS = "links out of the folder or to folders, which source.follow_links=true follows"
+LINKS = "links to folders or out of the folder (source.follow_links=true follows them)"
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 
 
@@ -97,7 +97,7 @@ def list_files(
         ValueError: no path, no such pattern, or nothing in it.
     """
     if not path:
-        raise ValueError(f"source.kind={kind} needs source.path=, a file, folder or glob")
+        raise ValueError(f"source.kind={kind} needs source.path=, a file, folder or glob, such as source.path=my-texts")
     if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"source.pattern={pattern!r}: expected a glob relative to source.path, such as **/*.txt")
     left_out = {} if left_out is None else left_out
@@ -109,7 +109,7 @@ def list_files(
     missing = [each for each in paths if not (glob.has_magic(each) or os.path.exists(each))]
     if missing and len(paths) > 1:
         raise FileNotFoundError(
-            f"source.path={path}: {len(missing):,} of the {len(paths):,} files or folders are not there: "
+            f"source.path={path}: {len(missing):,} of the {len(paths):,} files or folders do not exist: "
             f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}"
         )
     paths_by_name = dict[str, str]()
@@ -136,7 +136,7 @@ def list_files(
                 left_out.setdefault(reason, []).extend(names)
             paths_by_name |= {before + name: place for name, place in inside.items()}
         elif root.exists():
-            raise ValueError(f"source.path={path} is neither a file nor a folder: pipe it in, with source.path=-")
+            raise ValueError(f"source.path={path} is neither a file nor a folder. Pipe it in with source.path=-")
         else:
             raise FileNotFoundError(f"source.path={each}: no such file or folder")
     files = []
@@ -159,7 +159,7 @@ def _explain_no_files(paths_by_name: Iterable[str], pattern: str, left_out: Left
         explanation = f"{names[0]} is empty (0 bytes)"
     elif names:
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        explanation = f"all {len(names):,} files there are empty (0 bytes): {listed}"
+        explanation = f"all {len(names):,} files are empty (0 bytes): {listed}"
     return explanation + (f"; left out: {'; '.join(more)}" if more else "")
 
 
@@ -191,7 +191,7 @@ def expand_braces(text: str, option: str) -> list[str]:
 
     if _count_names(text) > _MOST_NAMES:
         raise ValueError(
-            f"{option}={text[:200]}: its braces stand for more than {_MOST_NAMES:,} names: give fewer, or a glob"
+            f"{option}={text[:200]}: its braces expand to more than {_MOST_NAMES:,} names. Give fewer, or use a glob"
         )
     try:
         return list(dict.fromkeys(braceexpand(text, escape=False)))
@@ -231,7 +231,7 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
         left_out.setdefault(reason, []).append(name)
 
     def unreadable(error: OSError) -> None:
-        leave(os.path.relpath(error.filename, root), "not to be read")
+        leave(os.path.relpath(error.filename, root), "not readable")
 
     for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=follow):
         base = os.path.relpath(folder, root)
@@ -372,8 +372,8 @@ class _BoundedStream(io.RawIOBase):
     def check_size(self, size: int) -> None:
         if size > self.limit:
             raise ValueError(
-                f"{self.path} holds more than {self.limit:,} bytes, out of proportion to its size: a decompression bomb? "
-                "If it is meant, raise source.expansion"
+                f"{self.path} expands to more than {self.limit:,} bytes, which may be a decompression bomb. "
+                "If this is intended, raise source.expansion"
             )
 
     def close(self) -> None:
@@ -421,7 +421,7 @@ class _DecompressedStream(io.RawIOBase):
             if stream:
                 break
         if zeros and zeros % self.padding:
-            raise EOFError(f"{zeros:,} zeros after a stream are no padding, which comes in fours")
+            raise EOFError(f"{zeros:,} zeros after a stream are not padding, which is a multiple of four")
         return rest
 
 
@@ -480,8 +480,8 @@ def _iterate_members(path: str, expansion: int, remarks: Counter[str]) -> Iterat
         with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
             for member in tar:
                 if member.issparse():  # a kilobyte may expand to any number of zeros
-                    raise ValueError(f"{path}: {member.name} has holes: make the tar again, without --sparse")
-                remarks["links in tars were left out, though they may stand for files"] += (
+                    raise ValueError(f"{path}: {member.name} is sparse. Make the tar again without --sparse")
+                remarks["links in tars were left out, although they may stand for files"] += (
                     member.issym() or member.islnk()
                 )
                 content = tar.extractfile(member) if member.isfile() else None
@@ -492,10 +492,10 @@ def _iterate_members(path: str, expansion: int, remarks: Counter[str]) -> Iterat
             while block := rest.read(BLOCK):  # `tarfile` stops silently at a damaged header and between two tars
                 if any(block):
                     raise ValueError(
-                        f"{path} is damaged, or holds more than one tar: it goes on behind the end of the first"
+                        f"{path} is damaged or holds more than one tar: it continues after the end of the first"
                     )
         if any(whole.tail):
-            raise ValueError(f"{path} has no end of a tar: it was truncated")
+            raise ValueError(f"{path} was truncated: the tar has no end")
 
 
 def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> bytes:
@@ -516,5 +516,5 @@ def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> byte
     elif size <= LARGEST_DOCUMENT:
         whole = content.read(LARGEST_DOCUMENT + 1)
     if size > LARGEST_DOCUMENT:
-        raise ValueError(f"{name} has {size:,} bytes, more than the {LARGEST_DOCUMENT:,} that one document may have")
+        raise ValueError(f"{name} has {size:,} bytes, but a document may have at most {LARGEST_DOCUMENT:,}")
     return whole

@@ -48,7 +48,7 @@ class DatasetsSource(Source):
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             message = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in message or "BatchSize must be" in message:
-                raise ValueError(f"source.path={path} has no document: its files hold no rows") from error
+                raise ValueError(f"source.path={path} has no document: its files have no rows") from error
             raise
         for name, rows in splits.items():
             if not _holds_strings(rows.features.get(self.options.field)):
@@ -78,8 +78,8 @@ class DatasetsSource(Source):
                 texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{self.options.path}, split {item.name!r}: a text in the rows from {start:,} on is not UTF-8, as strings "
-                    f"have to be: {error}"
+                    f"{self.options.path}, split {item.name!r}: a text after row {start:,} is not UTF-8, as strings "
+                    f"must be: {error}"
                 ) from error
             for number, text in enumerate(texts, start):
                 if text:
@@ -110,7 +110,7 @@ def _explain_column(where: str, columns: Mapping[str, Any], field: str) -> str:
     if field not in columns:
         there = ", ".join(f"{name!r}: {_describe_column(column)}" for name, column in list(columns.items())[:_NAMED])
         more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
-        wrong = f"{where}, has no column {field!r}. It has {there or 'none'}{more}"
+        wrong = f"{where}, has no column {field!r}. Its columns are {there or 'none'}{more}"
     else:
         wrong = f"{where}: column {field!r} holds {_describe_column(columns[field])}, not strings"
     strings = [name for name, column in columns.items() if _holds_strings(column)]
@@ -119,14 +119,16 @@ def _explain_column(where: str, columns: Mapping[str, Any], field: str) -> str:
         return f"{wrong}. Set {shlex.quote(f'source.field={strings[0]}')}{others}"
     within = isinstance(columns.get(field), dict) or any(isinstance(column, dict) for column in columns.values())
     how = "flatten()" if within else "map()"
-    return f"{wrong}. No column holds strings: make one with {how} of datasets, save_to_disk(), and give that folder"
+    return (
+        f"{wrong}. No column holds strings. Make one with {how} of datasets, use save_to_disk(), and give that folder"
+    )
 
 
 def _find_cause(error: BaseException) -> str:
     """Return the cause of an error of `datasets`, whose own message does not give it."""
     while error.__cause__ is not None and type(error).__module__.startswith("datasets."):
         error = error.__cause__
-    encoding = "; CSV and JSON have to be UTF-8: `iconv -f … -t UTF-8 < OLD > NEW` converts them"
+    encoding = ". CSV and JSON must be UTF-8: convert them with `iconv -f … -t UTF-8 < OLD > NEW`"
     return f"{error}{encoding if isinstance(error, UnicodeError) else ''}"
 
 
@@ -150,21 +152,25 @@ def _load_splits(
     try:
         import datasets
     except ImportError as error:
-        raise ValueError("source.kind=datasets needs Hugging Face datasets: pip install 'haed[datasets]'") from error
+        raise ValueError(
+            "source.kind=datasets needs Hugging Face datasets. Install it with pip install 'haed[datasets]'"
+        ) from error
     guard_fsspec()
     if not Path(path).exists():
-        log.info("source.path=%s is not a folder here: the data set of that name on the hub is taken", path)
+        log.info("source.path=%s is not a folder, so the data set of this name on the hub is used", path)
     if any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
         if config or revision:
-            raise ValueError(f"{path} was saved as it is: it has no source.config= and no source.revision=")
+            raise ValueError(
+                f"{path} is a saved data set, so source.config= and source.revision= do not apply. Leave them out"
+            )
         dataset = datasets.load_from_disk(path)
     else:
         try:
             dataset = datasets.load_dataset(path, config, revision=revision)
         except datasets.exceptions.DataFilesNotFoundError as error:
             raise ValueError(
-                f"source.path={path} has no file of a data set: expected .parquet, .arrow, .csv, .tsv, .json or .jsonl; "
-                "source.kind=text reads others"
+                f"source.path={path} has no data set files (.parquet, .arrow, .csv, .tsv, .json or .jsonl). "
+                "Use source.kind=text for others"
             ) from error
         except (ValueError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error

@@ -47,7 +47,7 @@ _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 # A decoder that has no data left goes on with zeros. What begins with a one decodes otherwise; in a progressive file one bit
 # may stand for a whole scan's end, so there two more are tried. None has 0xff, which begins a marker.
 _OTHER = tuple(bytes(first ^ 37 * number % 89 for number in range(64)) for first in (0xA5, 0x5A, 0x93))
-TRUNCATED = "it ends before its last pixel: it was truncated, or written by a program that broke off"
+TRUNCATED = "it was truncated, or its program broke off: it ends before its last pixel"
 
 
 class ImageSource(MediaSource):
@@ -59,10 +59,11 @@ class ImageSource(MediaSource):
     suffixes: ClassVar[tuple[str, ...]] = PICTURES
     noun = "pictures"
     missing = (
-        "no PNG, JPEG, tar, .npz or pickled batch file: convert other pictures, with `magick OLD.webp NEW.png` say"
+        "no PNG, JPEG, tar, .npz or pickled batch file. Convert other pictures, for example with `magick "
+        "OLD.webp NEW.png`"
     )
     unlike = "set source.image_size= to resample them"
-    needs = "chunker.kind=pixels (chunker.k=12 are four pixels), and batch.context= to the chunks of a picture"
+    needs = "chunker.kind=pixels (chunker.k=12 is four pixels), and batch.context= to the chunks of a picture"
 
     def is_chosen(self, file: File) -> bool:
         """Return if the file is a picture, a tar or a batch file."""
@@ -104,7 +105,7 @@ class ImageSource(MediaSource):
                 side = isqrt(planes.shape[1] // 3)
                 if 3 * side * side != planes.shape[1] or self.options.image_size not in (None, side):
                     raise ValueError(
-                        f"{item.path}: rows of {planes.shape[1]} values are no square RGB pictures of that size"
+                        f"{item.path}: rows of {planes.shape[1]} values are not square RGB pictures of that size"
                     )
                 rasters = planes.reshape(len(planes), 3, -1).transpose(0, 2, 1).reshape(len(planes), -1)
                 for raster in rasters:
@@ -118,29 +119,29 @@ class ImageSource(MediaSource):
         try:
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
                 if picture.width * picture.height > LARGEST_PICTURE:
-                    raise ValueError(f"{picture.width} × {picture.height} pixels are more than one picture may have")
+                    raise ValueError(f"{picture.width} × {picture.height} pixels exceed the limit of a picture")
                 if 3 * picture.width * picture.height > FREE + self.options.expansion * len(content):
                     raise ValueError(
-                        f"{picture.width} × {picture.height} pixels in {len(content):,} bytes, out of proportion: a "
-                        "decompression bomb? If it is meant, raise source.expansion"
+                        f"{picture.width} × {picture.height} pixels in {len(content):,} bytes may be a decompression "
+                        "bomb. If this is intended, raise source.expansion"
                     )
                 if picture.format == "PNG" and content[_PNG_DEPTH] > 8:  # Pillow would clip it, or cut it to 8 bits
-                    raise ValueError(f"it has {content[_PNG_DEPTH]} bits a value, expected 8: convert it first")
+                    raise ValueError(f"it has {content[_PNG_DEPTH]} bits per value, expected 8. Convert it first")
                 if picture.mode not in _MODES:
-                    raise ValueError(f"its pixels are {picture.mode}, expected grey or RGB: convert it first")
+                    raise ValueError(f"its pixels are {picture.mode}, expected grey or RGB. Convert it first")
                 behind = self._check_whole(picture, content)
                 colours = picture.convert("RGB")
                 self._count_conversions(picture, colours.size)
-                self.remarks["bytes behind the end of pictures were left out, in"] += behind
+                self.remarks["bytes after the end of pictures were left out, in"] += behind
                 side = self.options.image_size
                 if side and colours.size != (side, side):
                     colours = colours.resize((side, side), Image.Resampling.BOX)  # as ImageNet32 was made
                 return (colours.height, colours.width), colours.tobytes()
         except UnidentifiedImageError as error:
             what, how = detect_foreign_format(content[:HEAD]) or ("", "")
-            is_other = f": it is {what}, convert it into PNG" if how == TO_PNG else ""
+            is_other = f": it is {what}. Convert it into PNG" if how == TO_PNG else ""
             raise ValueError(
-                f"{name} cannot be read as a picture: it is no PNG and no JPEG, whatever its name{is_other}"
+                f"{name} cannot be read as a picture: it is neither PNG nor JPEG, whatever its name{is_other}"
             ) from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
@@ -158,7 +159,7 @@ class ImageSource(MediaSource):
             palette = check_png(content)
             picture.load()
             if palette.colours is not None and (most := int(np.asarray(picture).max(initial=0))) >= palette.colours:
-                raise ValueError(f"a pixel has the colour {most} of its palette, which has {palette.colours}")
+                raise ValueError(f"a pixel has colour {most} of a palette with {palette.colours} colours")
             return palette.behind > 0
         from PIL import Image
 
@@ -178,9 +179,9 @@ class ImageSource(MediaSource):
             "grey pictures became RGB": picture.mode in ("1", "L", "LA"),
             "CMYK pictures became RGB": picture.mode == "CMYK",
             "pictures lost their transparency": picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info,
-            "pictures were taken as stored, not as EXIF turns them": turned,
-            "pictures were taken as stored, without their colour profile": "icc_profile" in picture.info,
-            "animations gave their first frame only": getattr(picture, "n_frames", 1) > 1,
+            "pictures were read as stored, without their EXIF rotation": turned,
+            "pictures were read as stored, without their colour profile": "icc_profile" in picture.info,
+            "only the first frame of animations was read": getattr(picture, "n_frames", 1) > 1,
             f"pictures were resampled to {side} × {side}": side is not None and size != (side, side),
         }.items():
             self.remarks[note] += holds
@@ -215,7 +216,7 @@ def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo("data.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate without a bound
-            raise ValueError("it is compressed otherwise than NumPy does")
+            raise ValueError("its compression is not NumPy's")
         with bound_stream(archive.open(member), file, path, expansion, member.file_size) as stream:
             shape, dtype = _npy_header(stream)
             if len(shape) == 4 and shape[-1] == 3:
@@ -230,7 +231,7 @@ def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
                     raise ValueError(f"it ends in row {row + len(content) // shape[1]:,} of {shape[0]:,}")
                 yield np.frombuffer(content, np.uint8).reshape(-1, shape[1])
             if stream.read(1):
-                raise ValueError(f"it goes on after its {shape[0]:,} rows")
+                raise ValueError(f"it continues after its {shape[0]:,} rows")
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
@@ -241,9 +242,9 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     except (OSError, zipfile.BadZipFile):
         raise
     except Exception as error:  # Python's parser reads the header, and may raise many kinds of errors
-        raise ValueError(f"its header is none: {error or type(error).__name__}") from error
+        raise ValueError(f"its header is invalid: {error or type(error).__name__}") from error
     if fortran:
-        raise ValueError("its array is in Fortran's order")
+        raise ValueError("its array has Fortran order")
     return shape, dtype
 
 
@@ -269,7 +270,7 @@ def check_png(content: bytes) -> Palette:
             header = body
         elif kind == b"PLTE" and not rows:
             if not body or len(body) % 3 or len(body) > 3 * 256:
-                raise ValueError(f"its palette has {len(body):,} bytes, which are no 1 to 256 colours")
+                raise ValueError(f"its palette has {len(body):,} bytes, expected 1 to 256 colours")
             palette = len(body) // 3
         elif kind == b"IDAT":
             rows.append(body)
@@ -279,9 +280,9 @@ def check_png(content: bytes) -> Palette:
         raise ValueError("it has no header (IHDR)")
     width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
     if colour not in _CHANNELS:
-        raise ValueError(f"its colour type {colour} is none of a PNG")
+        raise ValueError(f"its colour type {colour} is not one of PNG")
     if colour == _INDEXED and palette is None:
-        raise ValueError("its pixels name the colours of a palette, and it has none")
+        raise ValueError("its pixels need a palette, but it has none")
     _check_rows(b"".join(rows), _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced)))
     return Palette(palette if colour == _INDEXED else None, behind)
 
@@ -295,7 +296,7 @@ def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes, int]]:
         if not kind or end > len(content):
             raise ValueError(f"{TRUNCATED} (it has no end, IEND)")
         if zlib.crc32(body, zlib.crc32(kind)) != int.from_bytes(content[end - 4 : end], "big"):
-            raise ValueError(f"it is damaged: the checksum of its part {kind.decode('latin-1')!r} is another")
+            raise ValueError(f"it is damaged: the checksum of its part {kind.decode('latin-1')!r} does not match")
         yield kind, body, end
         at = end
 
@@ -329,7 +330,10 @@ def _check_rows(compressed: bytes, size: int) -> None:
 
 
 def _too_much(size: int) -> str:
-    return f"its data go on behind its last row, of {size:,} bytes in all: its header is damaged, or that of another picture"
+    return (
+        f"its data continue after the last row ({size:,} bytes in all). The header is damaged or belongs "
+        "to another picture"
+    )
 
 
 class Jpeg(NamedTuple):
@@ -396,7 +400,7 @@ def check_jpeg(content: bytes) -> Jpeg:
                 _check_restarts(stretches, frame.count_units(components), interval)
                 parts += [part for data, restart in stretches for part in (data, None, restart)]
         except (IndexError, KeyError) as error:
-            raise ValueError("it is damaged: the header of its frame or of a scan is not whole") from error
+            raise ValueError("it is damaged: the header of a frame or scan is incomplete") from error
     if not left or any(bits != 0 for each in left.values() for bits in each):
         raise ValueError(f"{TRUNCATED} (it lacks scans)")
     parts.append(content[match.start() : match.end()])
@@ -407,10 +411,10 @@ def check_jpeg(content: bytes) -> Jpeg:
 
 def _read_frame(marker: int, body: bytes) -> _Frame:
     if marker not in (*_SEQUENTIAL, _PROGRESSIVE):
-        raise ValueError("it is neither a baseline nor a progressive JPEG: convert it into one, or into PNG")
+        raise ValueError("it is neither a baseline nor a progressive JPEG. Convert it into one, or into PNG")
     sampling = {body[at]: (body[at + 1] >> 4, body[at + 1] & 15) for at in range(6, 6 + 3 * body[5], 3)}
     if not sampling or any(not 1 <= factor <= 4 for pair in sampling.values() for factor in pair):
-        raise ValueError("it is damaged: the header of its frame is none")
+        raise ValueError("it is damaged: the header of its frame is invalid")
     return _Frame(marker, int.from_bytes(body[3:5], "big"), int.from_bytes(body[1:3], "big"), sampling)
 
 
@@ -447,4 +451,4 @@ def _check_restarts(stretches: list[tuple[bytes, bytes]], units: int, interval: 
     restarts = [restart[-1] - 0xD0 for _, restart in stretches if restart]
     wanted = -(-units // interval) - 1 if interval else 0
     if len(restarts) < wanted or restarts != [number % 8 for number in range(len(restarts))]:
-        raise ValueError(f"{TRUNCATED} ({len(restarts):,} of {wanted:,} restart markers, or not in order)")
+        raise ValueError(f"{TRUNCATED} ({len(restarts):,} of {wanted:,} restart markers, or in the wrong order)")

@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<qq")
 class _BatchUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:200])
+            raise pickle.UnpicklingError(f"it needs {module}.{name}, which is not allowed"[:200])
         return super().find_class(module, name)
 
 
@@ -47,7 +47,9 @@ def read_rows(path: str, number: int) -> Iterator[np.ndarray]:
         try:
             head = child.stdout.read(_HEAD.size)
             if len(head) < _HEAD.size:
-                reason = child.stderr.read().decode(errors="replace").strip() or f"it takes more than {SECONDS} s"
+                reason = (
+                    child.stderr.read().decode(errors="replace").strip() or f"reading it takes more than {SECONDS} s"
+                )
                 raise ValueError(f"not a pickled batch: {reason[-300:]}")
             rows, width = _HEAD.unpack(head)
             for first in range(0, rows, number):
@@ -80,5 +82,5 @@ if __name__ == "__main__":
         sys.exit(
             f"{type(error).__name__}: {error}"[:300]
             if not isinstance(error, MemoryError)
-            else "it takes too much memory"
+            else "reading it takes too much memory"
         )

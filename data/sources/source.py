@@ -46,7 +46,7 @@ from data.sources.splits import (
     split_rule,
 )
 
-UNIFIED = "ends of lines (CRLF or CR) became LF"
+UNIFIED = "line ends (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
 _THREADS = 8  # maximum threads that read files in parallel
@@ -363,7 +363,7 @@ class Source(ABC):
         """
         if self.needs and text:
             raise ValueError(
-                f"source.kind={self.options.kind} gives no text, which chunker.kind={kind} cuts: set {self.needs}"
+                f"source.kind={self.options.kind} gives no text, but chunker.kind={kind} cuts text. Set {self.needs}"
             )
 
     def check_consistent_format(self, name: str, **form: int) -> None:
@@ -421,7 +421,7 @@ class MediaSource(Source):
             if self.accepts(member.name):
                 yield member
             else:
-                self.remarks[f"members of tars were left out: hidden, or no {self.noun}"] += 1
+                self.remarks[f"members of tars were left out: they are hidden, or not {self.noun}"] += 1
 
 
 class FormatMismatchError(ValueError):
@@ -432,7 +432,7 @@ class FormatMismatchError(ValueError):
             f"{name} has " + ", ".join(f"{key} {value:,}" for key, value in form.items())
             for name, form in (first, other)
         ]
-        super().__init__(f"documents differ in form: {forms[0]}; {forms[1]}: {advice}")
+        super().__init__(f"documents differ in form: {forms[0]}; {forms[1]}. To fix it, {advice}")
         self.parts = (first, other, advice)
 
     def __reduce__(self) -> tuple[Any, ...]:

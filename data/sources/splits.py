@@ -27,11 +27,11 @@ _STATED = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_NAMES, key=len, reverse=T
 _ALMOST = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})[a-z]+")
 _BY = {
     "patterns": "by source.valid_pattern and source.test_pattern",
-    "stated": "as the paths state",
+    "stated": "as stated by the paths",
     "hashed": "by a hash of each document",
-    "cut": "every file cut in consecutive parts, as there are too few to share out",
+    "cut": "every file cut in consecutive parts, because there are too few files",
     "offsets": "cut by offset",
-    "own": "as the source says",
+    "own": "as stated by the source",
 }
 
 Places = tuple[str, ...]
@@ -122,8 +122,8 @@ class Record:
             repeated = self.left_out.get("repeated", [])
             but += f" (left out, repeated: {some_of(repeated, len(repeated))})" if repeated else ""
             raise ValueError(
-                f"{where}: nothing is left for training, it all goes to {others}{but}: give more, or say which are which by "
-                "source.valid_pattern= and source.test_pattern="
+                f"{where}: nothing is left for training, because everything goes to {others}{but}. Add documents, "
+                "or assign them with source.valid_pattern= and source.test_pattern="
             )
 
     def to_manifest(self) -> Allotted:
@@ -175,14 +175,14 @@ def assign_splits(names: Mapping[str, str | None], options: SourceOptions, recor
         almost = {near[1]: name for name in names if (near := _ALMOST.search(PurePosixPath(name.lower()).name))}
         if "train" in almost and len(almost) > 1:
             record.notes.append(
-                f"{' and '.join(sorted(almost.values()))} state no split: as a word of its own (train.txt, valid.txt, "
-                "test.txt) their names would, or source.valid_pattern= and source.test_pattern="
+                f"{' and '.join(sorted(almost.values()))} state no split. Name files train.txt, valid.txt and "
+                "test.txt, or use source.valid_pattern= and source.test_pattern="
             )
         return dict.fromkeys(names, SPLITS)
     if silent:
         raise ValueError(
-            f"{where}: {len(names) - len(silent):,} of its files state a split by their names, but these do not: "
-            f"{some_of(silent, len(silent))}. Move them away, pick files by source.pattern=, or say which are which by "
+            f"{where}: the names of {len(names) - len(silent):,} files state a split, but these do not: "
+            f"{some_of(silent, len(silent))}. Move them away, select files with source.pattern=, or use "
             "source.valid_pattern= and source.test_pattern="
         )
     record.by = "stated"
@@ -190,6 +190,6 @@ def assign_splits(names: Mapping[str, str | None], options: SourceOptions, recor
     places = split_rule(stated, options.valid_percent)
     if places.get("train", ("train",)) != ("train",):
         (other,) = stated - {"train"}
-        renamed = "valid is test, and " if other == "valid" else ""
+        renamed = "valid is used as test, and " if other == "valid" else ""
         record.notes.append(f"only train and {other} are stated: {renamed}valid is taken out of train")
     return {name: places[split] for name, split in names.items() if split}

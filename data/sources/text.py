@@ -45,8 +45,8 @@ class Texts(Source):
         super().check_chunker(kind, text)
         if kind == "pixels":
             raise ValueError(
-                f"source.kind={self.options.kind} gives text, and chunker.kind=pixels cuts pictures: set chunker.kind=words, or "
-                "fixed"
+                f"source.kind={self.options.kind} gives text, but chunker.kind=pixels cuts pictures. Set chunker.kind=words "
+                "or chunker.kind=fixed"
             )
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
@@ -57,7 +57,7 @@ class Texts(Source):
         about = [file.name for file in places if is_about(file.name)]
         if 0 < len(about) < len(places):
             self.record.notes.append(
-                f"{some_of(about, len(about))}: taken for texts of the corpus, which source.pattern= prevents"
+                f"{some_of(about, len(about))}: read as texts of the corpus. Use source.pattern= to leave them out"
             )
         return places
 
@@ -133,7 +133,7 @@ class TextSource(Texts):
                 yield Piece(item.name, item.splits[0], block, continues)
                 continues, passed = True, passed + len(block)
         if item.stop is not None and passed != item.stop - item.start:
-            raise ValueError(f"{item.path} changed while it was being read: run `haed shard` again")
+            raise ValueError(f"{item.path} changed while it was read. Run `haed shard` again")
 
     def split_targets(self, total: int, splits: Places) -> list[int]:
         """Return the approximate offsets where the splits after the first begin."""
@@ -226,7 +226,7 @@ class StdlibSource(TextSource):
             if not _SKIPPED.intersection(path.relative_to(root).parts[:-1])
         ]
         if not modules:
-            raise FileNotFoundError(f"no Python sources in {root}: give a text with source.kind=text source.path=")
+            raise FileNotFoundError(f"there are no Python sources in {root}. Use source.kind=text source.path=PATH")
         return sorted((file for file in modules if file.size), key=lambda file: file.name)
 
     def stated_split(self, name: str) -> str | None:
@@ -253,13 +253,13 @@ class Enwik8Source(TextSource):
         names = [file.name for file in files]
         if unused := [f"source.{name}" for name in ("valid_pattern", "test_pattern") if getattr(self.options, name)]:
             raise ValueError(
-                f"source.kind={self.options.kind} cuts one text by offset, whatever its name, so {' and '.join(unused)} would "
-                "change nothing: leave that out, or give source.offsets="
+                f"source.kind={self.options.kind} cuts one text by offset, so {' and '.join(unused)} would "
+                "have no effect. Leave that out, or use source.offsets="
             )
         if len(names) > 1:
             raise ValueError(
-                f"source.kind={self.options.kind} cuts one text by offset, and source.path={self.options.path} has "
-                f"{len(names):,} files ({', '.join(names[:3])}): give the file, or source.pattern="
+                f"source.kind={self.options.kind} cuts one text by offset, but source.path={self.options.path} "
+                f"has {len(names):,} files ({', '.join(names[:3])}). Give one file, or use source.pattern="
             )
         self.look_at(files)
         self.record.by, self.record.files = "offsets", {SPLITS: names}
@@ -269,7 +269,7 @@ class Enwik8Source(TextSource):
         """Return the given offsets, or else those at 90 and 95 %."""
         positions = self.options.offsets
         if positions and not (len(positions) == 2 and 0 <= positions[0] <= positions[1] <= total):
-            raise ValueError(f"source.offsets={positions}: expected two, ascending, in a text of {total:,} bytes")
+            raise ValueError(f"source.offsets={positions}: expected two ascending offsets in a text of {total:,} bytes")
         return positions or [total * 90 // 100, total * 95 // 100]
 
     def find_cut(self, window: bytes) -> int:
@@ -318,7 +318,7 @@ class JsonLinesSource(_Documents):
             with open_stream(file.path, self.options.expansion) as stream:
                 head = stream.read(HEAD)
             if odd := describe_doubt(head):
-                raise ValueError(f"{display_path(file.path)} is {odd}; JSON has to be UTF-8")
+                raise ValueError(f"{display_path(file.path)} is {odd}. JSON must be UTF-8")
             check_lines(head, file.path, self.options.field)
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
@@ -339,9 +339,7 @@ class JsonLinesSource(_Documents):
                     name = f"{item.name}@{at}"
                     where = f"{item.path}, the line at byte {at:,}"
                     if len(line) > LARGEST_DOCUMENT:
-                        raise ValueError(
-                            f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have"
-                        )
+                        raise ValueError(f"{where} is longer than {LARGEST_DOCUMENT:,} bytes, the limit of a document")
                     text = self.convert_newlines(
                         extract_json_text(line, self.options.field, where, path=item.path, remarks=self.remarks)
                     )
@@ -373,26 +371,26 @@ def check_lines(head: bytes, path: str, field: str) -> None:
         is_array = text[:1] == b"["
         is_long = text[:1] == b"{" and bool(end) and first.rstrip()[-1:] in (b"{", b"[", b",", b":")
     if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
-        raise ValueError(f"{display_path(path)} is a JSON array with nothing in it")
+        raise ValueError(f"{display_path(path)} is an empty JSON array")
     if is_long and _is_object(first.rstrip().removesuffix(b",")):
-        what, command = "has commas between its JSON objects, not an object per line", "sed 's/,[[:space:]]*$//'"
+        what, command = "has commas between its JSON objects instead of one object per line", "sed 's/,[[:space:]]*$//'"
     elif text[:1] == b"\x1e":
         what, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
     elif text and not _VALUE.match(text):
         raise ValueError(
-            f"{display_path(path)} is no JSON, it begins with {reprlib.repr(first[:40].decode(errors='replace'))}: pick files by "
-            "source.pattern=, or read it as it is: source.kind=text, for CSV source.kind=datasets"
+            f"{display_path(path)} is not JSON: it begins with {reprlib.repr(first[:40].decode(errors='replace'))}. "
+            "Select files with source.pattern=, or use source.kind=text (for CSV, source.kind=datasets)"
         )
     elif is_array:
         strings = re.match(rb'\[(\s*\[)?\s*"', text)
         items = ".[][]" if strings and strings[1] else ".[]"
         command = f"jq -c {shlex.quote(f'{items} | {_wrap_in_field(field)}')}" if strings else "jq -c '.[]'"
-        what = "is one JSON array, not an object per line"
+        what = "is one JSON array instead of one object per line"
     elif is_long:
-        what, command = "has a JSON object over several lines, not one per line", _COMPACT
+        what, command = "has a JSON object over several lines instead of one per line", _COMPACT
     else:
         return
-    raise ValueError(f"{display_path(path)} {what}: convert it by `{convert_by(command, path)}`")
+    raise ValueError(f"{display_path(path)} {what}. Convert it with `{convert_by(command, path)}`")
 
 
 def _is_object(line: bytes) -> bool:
@@ -432,8 +430,8 @@ def extract_json_text(
     if not isinstance(record, dict):
         how = f'write objects such as {{"{field}": "…"}}'
         if isinstance(record, str) and path:
-            how = f"convert it by `{convert_by(f'jq -c {shlex.quote(_wrap_in_field(field))}', path)}`"
-        raise ValueError(f"{where} has no field {field!r} (no object): {how}")
+            how = f"convert it with `{convert_by(f'jq -c {shlex.quote(_wrap_in_field(field))}', path)}`"
+        raise ValueError(f"{where} has no field {field!r}, because it is not an object: {how}")
     if field not in record:
         fields = ", ".join(map(repr, list(record)[:10])) or "none"
         lists = [
@@ -442,7 +440,7 @@ def extract_json_text(
         how = ""
         if path and lists:
             command = f"jq -c {shlex.quote(f'.[{json.dumps(lists[0])}][]')}"
-            how = f"; or make a line of each in {lists[0]!r} by `{convert_by(command, path)}`"
+            how = f"; or make a line of each in {lists[0]!r} with `{convert_by(command, path)}`"
         raise ValueError(f"{where} has no field {field!r} (it has {fields}): set {option}{how}")
     text = record[field]
     if not isinstance(text, str | None):
@@ -451,7 +449,7 @@ def extract_json_text(
         raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {how}")
     if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
         pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
-        remarks["lines have the field twice: its last value was taken"] += [key for key, _ in pairs].count(field) > 1
+        remarks["lines have the field twice; the last value was used"] += [key for key, _ in pairs].count(field) > 1
     return (text or "").encode("utf-8", "surrogatepass")
 
 
@@ -469,14 +467,12 @@ def _read_json(content: bytes, where: str, path: str) -> Any:
         except ValueError:  # an integer, in any field, of more digits than Python parses
             return json.loads(content, parse_int=float)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8, as JSON has to be: {describe_doubt(content)}") from error
+        raise ValueError(f"{where} is not UTF-8, as JSON must be: {describe_doubt(content)}") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError):
-            raise ValueError(
-                f"{where} is JSON in too many brackets: take what is nested so deeply out of it"
-            ) from error
+            raise ValueError(f"{where} is nested too deeply. Flatten the JSON") from error
         several = path and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-        how = f"; if values follow each other without ends of lines, convert it by `{convert_by(_COMPACT, path)}`"
+        how = f"; if values follow each other without line ends, convert it with `{convert_by(_COMPACT, path)}`"
         raise ValueError(f"{where} is not JSON: {error}{how if several else ''}") from error
 
 
@@ -511,7 +507,7 @@ class WikiTextSource(_Documents):
                     titles += _HEADING.search(b"\n\n" + data[:_LONGEST_HEADING]) is not None
                 yield Piece(name, split, data, not first)
         whole = not item.start and item.stop in (None, os.path.getsize(item.path))
-        self.remarks["files have no heading such as ` = Title = `: each is one document"] += whole and not titles
+        self.remarks["files have no heading such as ` = Title = `, so each is one document"] += whole and not titles
 
     def _split_key(self, data: bytes) -> bytes:
         """Return the beginning of a document, whose hash is its split.

@@ -66,7 +66,7 @@ class WebDatasetSource(ImageSource):
                 yield before, sample
                 sample = {}
             if extension in sample:
-                raise ValueError(f"{path}: two members are called {name}")
+                raise ValueError(f"{path}: two members have the name {name}")
             read = self._chosen is not None and extension == self._chosen[0]
             before, sample[extension] = key, read_whole(content, size, f"{path}: {name}", max(1, left)) if read else b""
             left -= len(sample[extension]) if is_compressed(name) else 0
@@ -77,7 +77,7 @@ class WebDatasetSource(ImageSource):
         extension, field = self._chosen or self._choose_member()
         if extension not in sample:
             there = ", ".join(f".{each}" for each in sample)
-            raise ValueError(f"{where} has no .{extension} (it has {there}): set source.field= to the one to read")
+            raise ValueError(f"{where} has no .{extension} (it has {there}). Set source.field= to the one to read")
         for other in sample:
             self.remarks[f"members .{other} of samples were left out"] += other != extension
         if _is_picture(extension):

@@ -96,8 +96,8 @@ class LSTMDecoder(Decoder):
         for name, usual in (("previous", False), ("context", "same")):
             if getattr(options, name) != usual:
                 raise ValueError(
-                    f"model.decoder.{name} is of the transformer decoder: set model.decoder.kind=transformer, or "
-                    f"model.decoder.{name}={str(usual).lower()}"
+                    f"model.decoder.{name} applies to the transformer decoder. Set model.decoder.kind=transformer, "
+                    f"or model.decoder.{name}={str(usual).lower()}"
                 )
         width = options.width
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
@@ -183,7 +183,7 @@ class TransformerDecoder(Decoder):
         super().__init__(options, vocabulary, options.width)
         width = options.width
         if width % options.heads:
-            raise ValueError(f"model.decoder.width {width} is not a multiple of model.decoder.heads {options.heads}")
+            raise ValueError(f"model.decoder.width={width} must be a multiple of model.decoder.heads={options.heads}")
         self.tokens = nn.Embedding(vocabulary + 1, width)
         self.positions = nn.Embedding(k, width)
         self.positions_before = nn.Embedding(k, width) if options.previous else None

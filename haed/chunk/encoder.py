@@ -197,8 +197,8 @@ class LSTMEncoder(RowEncoder):
         super().__init__()
         if options.hidden < options.width:
             raise ValueError(
-                f"model.encoder.hidden is {options.hidden}, expected at least {options.width} (model.encoder.width), which "
-                "are cut from its units with model.encoder.kind=lstm"
+                f"model.encoder.hidden={options.hidden} must be at least model.encoder.width={options.width} "
+                "with model.encoder.kind=lstm"
             )
         self.tokens = nn.Embedding(vocabulary, options.token_width)
         widths = [options.token_width, *[options.hidden] * options.layers]
@@ -222,7 +222,7 @@ class TransformerEncoder(RowEncoder):
         super().__init__()
         width = options.hidden
         if width % options.heads:
-            raise ValueError(f"model.encoder.hidden {width} is not a multiple of model.encoder.heads {options.heads}")
+            raise ValueError(f"model.encoder.hidden={width} must be a multiple of model.encoder.heads={options.heads}")
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(k, width)
         sizes = BlockOptions(width, options.heads, width // options.heads, options.ffn)

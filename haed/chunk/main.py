@@ -91,8 +91,7 @@ class TransformerMain(Main):
         if padding < 0 or (self.concatenated and padding == 0):
             wanted = f"more than {embedding}" if self.concatenated else f"at least {embedding}"
             raise ValueError(
-                f"model.main.width is {options.width}, expected {wanted} (model.encoder.width) "
-                f"with model.main.positions={options.positions}"
+                f"model.main.width={options.width}: expected {wanted} (model.encoder.width) with model.main.positions={options.positions}"
             )
         self.context = context
         self.padding = padding
@@ -115,9 +114,7 @@ class TransformerMain(Main):
             inputs = nn.functional.pad(inputs, (0, self.padding))
         if self.positions is not None:
             if past + length > self.context:
-                raise ValueError(
-                    f"{past + length} chunks are more than the {self.context} this model has positions for: {SHORTER}"
-                )
+                raise ValueError(f"{past + length} chunks exceed the {self.context} positions of this model. {SHORTER}")
             extra = self.positions[past : past + length].to(inputs.dtype)
             if self.concatenated:
                 inputs = torch.cat([inputs, extra.expand(len(inputs), -1, -1)], -1)
@@ -157,12 +154,10 @@ class LSTMMain(Main):
         super().__init__()
         self.width, units = options.width, options.units or options.width
         if units < self.width:
-            raise ValueError(
-                f"model.main.units is {units}, expected at least {self.width} (model.main.width), which are cut from them"
-            )
+            raise ValueError(f"model.main.units={units} must be at least model.main.width={self.width}")
         if options.positions != "rotary":
             raise ValueError(
-                f"model.main.positions={options.positions} is of the transformer: set model.main.kind=transformer, "
+                f"model.main.positions={options.positions} applies to the transformer. Set model.main.kind=transformer, "
                 "or model.main.positions=rotary"
             )
         self.positions = None

@@ -53,8 +53,8 @@ class HAED(SequenceModel):
         self.main: Main = make_main(options.main, options.encoder.width, cut.context)
         if iem.head == "none" and width < options.encoder.width:
             raise ValueError(
-                f"iem.head=none: ŷ has {width} coordinates (model.main.width), fewer than the {options.encoder.width} of an "
-                "embedding (model.encoder.width): set iem.head=linear"
+                f"iem.head=none needs a model.main.width of at least {options.encoder.width} (model.encoder.width), "
+                f"but it is {width}. Set iem.head=linear"
             )
         self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
         self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
@@ -243,7 +243,9 @@ class HAED(SequenceModel):
         if space != "contexts":
             return super().extract_vectors(windows, space, layer)
         if layer is not None and layer >= layers:
-            raise ValueError(f"{type(self).__name__} has no layer {layer} of contexts, only 0 to {layers - 1}")
+            raise ValueError(
+                f"{type(self).__name__} has no layer {layer} of contexts. Its layers are 0 to {layers - 1}"
+            )
         return self.predict_vectors(windows) if layer is None else self.layer_states(windows)[layer]
 
     def activation_size(self, chunks: float, tokens: float) -> float:

@@ -88,7 +88,7 @@ class ChunkRecall:
         bounds.append((self.starts, len(self.order) + 1))
         inside = all(bool(((x >= 0) & (x < most)).all()) for x, most in bounds)
         if len(set(sizes)) > 1 or not inside or len(self.ranges) != len(self.types) or bool((self.counts < 1).any()):
-            raise ValueError("the tensors of what is recalled do not fit together")
+            raise ValueError("the tensors of the recalled part do not fit together")
 
     def __len__(self) -> int:
         return len(self.order)

@@ -254,7 +254,7 @@ class Candidates:
         assert self.counts is not None
         if windows < 2 and self.windows == 0:
             log.warning(
-                "one window a step: nothing but what stands before in it to choose among; raise batch.sequences or "
+                "with one window per step, only the chunks before are candidates. Raise batch.sequences or "
                 "iem.extra_batches"
             )
         before = self.windows, self.turns

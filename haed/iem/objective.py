@@ -207,7 +207,9 @@ class ChunkObjective(Objective):
     ) -> None:
         super().__init__(system, ranks)
         if iem_weight == 0 and decode_fraction == 0:
-            raise ValueError("iem_weight and decode_fraction are both 0: nothing would be trained; raise one of them")
+            raise ValueError(
+                "iem_weight and decode_fraction are both 0, so nothing would be trained. Raise one of them"
+            )
         self.options, self.iem_weight, self.decode_fraction, self.pieces = iem, iem_weight, decode_fraction, pieces
         self.preparation_device = choose_preparation_device(system)
         self.lexicon = None
@@ -340,7 +342,7 @@ class ChunkObjective(Objective):
                 return self._compiled(grid, starts)
             except Exception as error:  # many kinds: no compiler, an unknown operator, …
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                log.warning("torch.compile failed (%s): training goes on without it", reason)
+                log.warning("torch.compile failed (%s). Training continues without it", reason)
                 self._compiled = None
         return self.system.main(grid, starts)
 

@@ -297,7 +297,7 @@ class Positions(nn.Module):
             return x
         if self.table is not None:
             if (asked := fed + x.shape[1]) > (known := self.table.num_embeddings):
-                raise ValueError(f"{asked} tokens are more than the {known} this model has positions for: {SHORTER}")
+                raise ValueError(f"{asked} tokens exceed the {known} positions of this model. {SHORTER}")
             return x + self.table.weight[fed : fed + x.shape[1]]
         return x + sinusoidal_embedding(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
 
@@ -345,30 +345,30 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
     where = f"model.hourglass.hierarchy={text!r}"
     found = split_entries(text)
     if not found or not all(re.fullmatch(rf"{NUMBER}@[1-9][0-9]{{0,6}}", entry) for entry in found):
-        raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
+        raise ValueError(f"{where}: entries are layers@factor. Use something like 2@1 8@4 2@1")
     layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in found), strict=True)
     if max(layers) > MOST:
-        raise ValueError(f"{where}: a level has {MOST:,} layers at most")
+        raise ValueError(f"{where}: a level has at most {MOST:,} layers")
     middle = len(factors) // 2
     down = factors[: middle + 1]
     if factors != factors[::-1] or len(factors) % 2 == 0:
         raise ValueError(
-            f"{where}: factors must rise to one in the middle and fall likewise; set something like 2@1 8@4 2@1"
+            f"{where}: factors must rise to the middle and fall in the same steps. Use something like 2@1 8@4 2@1"
         )
     if down[0] != 1:
-        raise ValueError(f"{where}: the first factor must be 1; set 0@1 {' '.join(found)} 0@1 for no layers there")
+        raise ValueError(f"{where}: the first factor must be 1. Use 0@1 {' '.join(found)} 0@1 for no layers there")
     for fine, coarse in zip(down, down[1:], strict=False):
         if coarse % fine or coarse == fine:
             raise ValueError(
-                f"{where}: {coarse} is no larger multiple of {fine}; each factor must be one of the factor before it"
+                f"{where}: {coarse} is not a larger multiple of {fine}. Each factor must be a multiple of the "
+                "one before"
             )
     if not any(layers):
-        raise ValueError(
-            f"{where}: no scale has a layer, and no token would see another; set something like 2@1 8@4 2@1"
-        )
+        raise ValueError(f"{where}: no scale has a layer, so no token sees another. Use something like 2@1 8@4 2@1")
     if down[-1] > longest:
         raise ValueError(
-            f"{where}: factor {down[-1]} is more than the {longest} tokens of a window; set a smaller one, or more batch.context"
+            f"{where}: factor {down[-1]} exceeds the {longest} tokens of a window. Use a smaller one, or "
+            "raise batch.context"
         )
     backwards = layers[::-1]
     return [Scale(factor, layers[i], backwards[i] if i < middle else 0) for i, factor in enumerate(down)]
@@ -386,20 +386,18 @@ def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
         ValueError: the notation is invalid, a scale is there twice, or a number is 0 or too large.
     """
     found: dict[int, str] = {}
-    given, example = f"{option}={notation!r}", f"set something like {_EXAMPLES[what]}"
+    given, example = f"{option}={notation!r}", f"Use something like {_EXAMPLES[what]}"
     for part in (parts := split_entries(notation)):
         match = re.fullmatch(rf"({what})@([1-9][0-9]{{0,6}})", part)
         if match is None:
-            raise ValueError(f"{given}: {part!r} does not say what is at which scale; {example}")
+            raise ValueError(f"{given}: {part!r} is not of the form WHAT@SCALE. {example}")
         if int(match[2]) in found:
-            raise ValueError(f"{given}: scale {match[2]} is there twice; {example}")
+            raise ValueError(f"{given}: scale {match[2]} is given twice. {example}")
         if what == NUMBER and not 1 <= int(match[1]) <= MOST:
-            raise ValueError(
-                f"{given}: {part} must be from 1 to {MOST:,} at scale {match[2]}, or be left out; {example}"
-            )
+            raise ValueError(f"{given}: {part} must be from 1 to {MOST:,} at scale {match[2]}, or left out. {example}")
         found[int(match[2])] = match[1]
     if not parts:
-        raise ValueError(f"{given}: no scale is there; {example}")
+        raise ValueError(f"{given}: there is no scale. {example}")
     return found
 
 
@@ -418,13 +416,14 @@ def parse_nested_scales(
     scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
     if to_tokens and scales[-1] != 1:
         raise ValueError(
-            f"{given}: the finest scale must be 1, the tokens; add something like {_EXAMPLES[what].split()[-1]}"
+            f"{given}: the finest scale must be 1 (tokens). Add something like {_EXAMPLES[what].split()[-1]}"
         )
     for coarse, fine in itertools.pairwise(scales):
         if coarse % fine:
-            raise ValueError(f"{given}: {fine} does not divide {coarse}; set scales of which each divides the next")
+            raise ValueError(f"{given}: {fine} does not divide {coarse}. Use scales that divide each other")
     if scales[0] > window:
         raise ValueError(
-            f"{given}: a window has {window} tokens (batch.context × chunker.k); set scales up to that, or longer windows"
+            f"{given}: a window has {window} tokens (batch.context × chunker.k). Use scales up to that, "
+            "or longer windows"
         )
     return {scale: found[scale] for scale in scales}

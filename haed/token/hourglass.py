@@ -166,8 +166,8 @@ class Hourglass(TokenModel):
         scales = parse_hierarchy(options.hourglass.hierarchy, longest)
         if len(kinds) > len(scales):
             raise ValueError(
-                f"model.hourglass.attention has {len(kinds)} kinds, model.hourglass.hierarchy {len(scales)} levels: set one for "
-                "each level, or for the finest ones"
+                f"model.hourglass.attention has {len(kinds)} kinds, but model.hourglass.hierarchy has {len(scales)} "
+                "levels. Set one kind per level, or only for the finest levels"
             )
         self.linear_cost = float(linear_cost(scales, options.hourglass))
         self.scales = [f"scale_{scale.factor}" for scale in scales]

@@ -90,13 +90,16 @@ def divide_heads(notation: str, option: str, heads: int, scales: Iterable[int]) 
     if not notation:
         each, rest = divmod(heads, len(ordered))
         if not each:
-            raise ValueError(f"model.token.heads={heads}: {len(ordered)} scales need a head each; set at least so many")
+            raise ValueError(
+                f"model.token.heads={heads}: each of the {len(ordered)} scales needs a head. Set at least {len(ordered)}"
+            )
         return {scale: each + (place < rest) for place, scale in enumerate(ordered)}
     found = {scale: int(number) for scale, number in parse_scales(notation, option, NUMBER).items()}
     if sorted(found) != ordered or sum(found.values()) != heads:
         example = " ".join(f"{number}@{scale}" for scale, number in divide_heads("", option, heads, ordered).items())
         raise ValueError(
-            f"{option}={notation!r}: expected heads at the scales {ordered}, {heads} in all (model.token.heads); set {example}"
+            f"{option}={notation!r}: expected heads at the scales {ordered}, {heads} in all (model.token.heads). "
+            f"Use {example}"
         )
     return dict(sorted(found.items()))
 
@@ -254,14 +257,14 @@ class TopDown(MultiScale):
         token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
         if chosen.heads:
             raise ValueError(
-                f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale; leave it empty"
+                f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale. Leave it empty"
             )
         repeat = chosen.upsampling == "repeat"
         layers = parse_nested_scales(chosen.layers, "model.multiscale.layers", NUMBER, cut, to_tokens=not repeat)
         self.scales = list(layers)
         if self.scales[-1] > 1 and self.grams is not None:
             raise ValueError(
-                f"model.token.grams.rows={token.grams.rows}: a bag of tokens is told by whole groups alone; set 0"
+                f"model.token.grams.rows={token.grams.rows}: a bag of tokens uses whole groups only. Set 0"
             )
         for scale, finer in zip(self.scales, [*self.scales[1:], 1], strict=True):
             pool, above = Pool(chosen.pooling, scale, token.width), scale < self.scales[0]
@@ -319,11 +322,11 @@ class BottomUp(MultiScale):
         super().__init__(options.token, cut)
         token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
         if chosen.upsampling == "repeat":
-            raise ValueError("model.multiscale.upsampling=repeat: bottom_up lengthens nothing; leave it out")
+            raise ValueError("model.multiscale.upsampling=repeat: bottom_up does not upsample. Leave it out")
         layers = parse_nested_scales(chosen.layers, "model.multiscale.layers", NUMBER, cut)
         self.scales = sorted(layers)[1:]
         if not self.scales:
-            raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale; add 2@4")
+            raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale. Add 2@4")
         for finer, scale in zip([1, *self.scales], self.scales, strict=False):
             pool = Pool(chosen.pooling, scale // finer, token.width)
             sizes = BlockOptions.from_token_options(token, longest // scale + 1)

@@ -77,21 +77,22 @@ class Retina(TokenModel):
         token, chosen = options.token, options.retina
         if token.attention in ("local", "lsh"):
             raise ValueError(
-                f"model.token.attention={token.attention}: retina has windows of its own; set rotary, relative or plain"
+                f"model.token.attention={token.attention}: retina has its own windows. Use rotary, relative or plain"
             )
         windows = {}
         for scale, window in parse_nested_scales(chosen.windows, "model.retina.windows", WINDOW, cut).items():
             begin, end = map(int, window.split(":"))
             if begin >= end or end < scale or (scale == 1 and begin):
                 raise ValueError(  # the last complete group may end scale − 1 tokens back: a shorter window misses it
-                    f"model.retina.windows={chosen.windows!r}: {window}@{scale} must end after it begins, at {scale} or later, "
-                    "and that of scale 1 begin at 0"
+                    f"model.retina.windows={chosen.windows!r}: {window}@{scale} must end after its begin and at "
+                    f"{scale} or later. The window of scale 1 must begin at 0"
                 )
             windows[scale] = (begin, end)
             if begin >= (longest := cut.context * cut.k):
                 self.option_warnings.append(
-                    f"model.retina.windows: {window}@{scale} begins behind windows of at most {longest} tokens (batch.context × "
-                    "chunker.k), so its heads see nothing but the start: leave it out, or set longer windows"
+                    f"model.retina.windows: {window}@{scale} begins beyond windows of at most {longest} tokens "
+                    "(batch.context × chunker.k). Its heads would see only the start. Leave it out, or use longer "
+                    "windows"
                 )
         heads = divide_heads(chosen.heads, "model.retina.heads", token.heads, windows)
         sizes = BlockOptions.from_token_options(token, cut.context * cut.k)

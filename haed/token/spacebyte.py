@@ -86,9 +86,7 @@ class SpaceByte(TokenModel):
         token, chosen, longest = options.token, options.spacebyte, cut.context * cut.k
         sizes = {name: getattr(chosen, name) or getattr(token, name) * 3 // 2 for name in ("width", "heads", "ffn")}
         if sizes["width"] < token.width:
-            raise ValueError(
-                f"model.spacebyte.width={chosen.width}: less than model.token.width={token.width}; set at least that"
-            )
+            raise ValueError(f"model.spacebyte.width={chosen.width} must be at least model.token.width={token.width}")
         self.wider = sizes["width"] - token.width
         self.letters = letter_mask(chosen.letters, cut.vocabulary)
         local = BlockOptions.from_token_options(token, longest, attention="local")

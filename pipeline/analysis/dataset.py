@@ -84,17 +84,17 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
     """
     limits, corpus = options.analyse, run.folder.open_corpus()
     every = find_frequent_chunks(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
-    log.info("embedding %s chunks, and reading their contexts", f"{len(every.chunks):,}")
+    log.info("embedding %s chunks and counting their contexts", f"{len(every.chunks):,}")
     vectors, size = run.embed_rows(every.rows.tokens, every.rows.lengths), min(limits.max_chunks, len(every.chunks))
     rows, whole = read_stream(corpus, limits.split, every, limits.corpus_chunks)
     notes = []
     if every.least > 1:
-        notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 has all)")
+        notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 keeps all)")
     if left_out := len(every.chunks) - size + every.left_out:
         notes.append(f"{left_out:,} rarer chunks are left out (analyse.max_chunks={limits.max_chunks})")
     if not whole:
         notes.append(
-            f"contexts are those of the first {(rows >= 0).sum():,} known chunks of the split "
+            f"contexts are counted in the first {(rows >= 0).sum():,} known chunks of the split "
             f"(analyse.corpus_chunks={limits.corpus_chunks})"
         )
     return AnalysisData(
@@ -133,8 +133,8 @@ def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int |
         distinct, least = count_distinct_chunks(corpus, split, most=most), 1
     if len(distinct.counts) < 3:
         raise ValueError(
-            f"{len(distinct.counts)} distinct chunks of the {split} split occur {least} times, too few to analyse: lower "
-            "analyse.min_count, or choose another analyse.split"
+            f"only {len(distinct.counts)} distinct chunks of the {split} split occur {least} times, too "
+            "few to analyse. Lower analyse.min_count, or choose another analyse.split"
         )
     chunks = [row.tobytes()[:length] for row, length in zip(distinct.tokens, distinct.lengths, strict=True)]
     return ChunkTable(chunks, distinct.counts, distinct, least, distinct.left_out)

@@ -109,7 +109,7 @@ def _select_sets(places: dict[str, int]) -> tuple[list[WordSet | WordPairs], lis
         mine = [each for each in every if each.of == of]
         known = [word in places for each in mine for word in _list_words(each)]
         if 2 * sum(known) < len(known):
-            left_out.append(f"all for {of} (the corpus has {sum(known)} of their {len(known)} words often enough)")
+            left_out.append(f"all for {of} (only {sum(known)} of their {len(known)} words are frequent enough)")
             continue
         for each in mine:
             if (present := len(_known_members(each, places))) >= FEWEST:

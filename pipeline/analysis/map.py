@@ -102,8 +102,8 @@ def select_projections(wanted: Kind) -> list[str]:
     there = [kind for kind, (module, _) in _PACKAGES.items() if find_spec(module)]
     if wanted in _PACKAGES and wanted not in there:
         raise ConfigError(
-            f"analyse.map={wanted} needs {_PACKAGES[wanted][1]}, which is not installed: pip install 'haed[maps]', or "
-            "analyse.map=pca"
+            f"analyse.map={wanted} needs {_PACKAGES[wanted][1]}, which is not installed. Run pip install "
+            "'haed[maps]', or use analyse.map=pca"
         )
     chosen = there[:1] if wanted == "auto" else [wanted] if wanted in there else []
     return [*chosen, "pca"]

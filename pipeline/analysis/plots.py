@@ -27,7 +27,7 @@ def plot_agreement(bands: Sequence[Agreement]) -> bytes:
     for position, band in enumerate(bands, 1):
         last = band.first + band.among - 1
         title = f"chunks of rank {band.first:,} to {last:,}"
-        axes = add_panel(figure, position, len(bands), title, "centred cosine of embeddings, from here on")
+        axes = add_panel(figure, position, len(bands), title, "centred cosine of embeddings, minimum")
         for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
             span = max(kind.best - kind.chance, 1e-9)
             points = [
@@ -80,7 +80,7 @@ def plot_loss(parts: Sequence[Part]) -> bytes:
     each = add_panel(figure, 1, 2, "bits per token", "times in the train split")
     each.bar(places, [part.bits_per_token or 0.0 for part in parts], color=MODEL, width=0.7)
     each.set_xticks(places, names, fontsize=7)
-    shares = add_panel(figure, 2, 2, "share of all, %", "times in the train split")
+    shares = add_panel(figure, 2, 2, "share of the total, %", "times in the train split")
     for shift, (name, colour) in zip((-0.2, 0.2), (("bits", MODEL), ("tokens", GREY)), strict=True):
         values = np.array([getattr(part, name) for part in parts], float)
         shares.bar(places + shift, 100 * values / max(values.sum(), 1e-9), color=colour, width=0.38, label=name)
@@ -94,7 +94,7 @@ def plot_drift(drift: Drift) -> bytes:
     """Plot the frequent chunks that moved most and least, by the cosine of their embeddings before and after."""
     figure = Figure(figsize=(9.5, 0.2 * max(len(drift.most), len(drift.least)) + 0.9))
     for position, (title, moved) in enumerate((("moved most", drift.most), ("moved least", drift.least)), 1):
-        axes = add_panel(figure, position, 2, title, "cosine with itself, after the best turn")
+        axes = add_panel(figure, position, 2, title, "cosine with itself, after the best rotation")
         places = np.arange(len(moved))[::-1]
         axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
@@ -107,11 +107,11 @@ def plot_passages(passages: ByLayer) -> bytes:
     """Plot the neighbours each layer shares with the previous layer, and the shares with equal chunks or documents."""
     figure = Figure(figsize=(9.5, 3.0))
     names, places = [each.name for each in passages.layers], np.arange(len(passages.layers))
-    kept = add_panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
+    kept = add_panel(figure, 1, 2, "nearest passages shared with the layer before, %", "")
     kept.bar(places[1:], [100 * (each.overlap or 0) for each in passages.layers[1:]], color=USE, width=0.6)
     kept.axhline(100 * (passages.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
     kept.set_ylim(0, 100)
-    shared = add_panel(figure, 2, 2, "nearest passages that have the same …, %; dashed: by chance", "")
+    shared = add_panel(figure, 2, 2, "nearest passages with the same …, %; dashed: by chance", "")
     for name, of, colour in (
         ("chunk before", "last", USE),
         ("chunk behind", "following", MODEL),
@@ -150,7 +150,7 @@ def plot_map(
             )
         if len(taken) == _LABELS:
             break
-    axes.set_title(f"{name} of embeddings; colours are clusters" if not colours else name, fontsize=10, loc="left")
+    axes.set_title(f"{name} of embeddings, coloured by cluster" if not colours else name, fontsize=10, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_color(GREY)

@@ -103,7 +103,7 @@ def _analyse_use(
         dataset.stream, dataset.clusters, by_use, dataset.chunks, dataset.counts, options.seed
     )
     if dataset.pixels:
-        notes.append("intrinsic checks are of words: there are none for pixels")
+        notes.append("intrinsic checks need words, so there are none for pixels")
         return agreement, classes, None
     return agreement, classes, _run_intrinsic_checks(options, dataset, small, notes)
 
@@ -118,13 +118,13 @@ def _run_intrinsic_checks(
     if options.analyse.skip_gram:
         learned = checks.skip_gram(dataset.stream, len(dataset.chunks), min(100, small.shape[1]), options.seed)
         if learned is None:
-            notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[baselines]')")
+            notes.append("the skip-gram is left out because gensim is not installed. Run pip install 'haed[baselines]'")
         else:
             spaces[checks.SKIP_GRAM] = learned[rows]
     places = {word: place for place, word in enumerate(words)}
     result = checks.measure_precision(places, checks.neighbour_finders([dataset.chunks[row] for row in rows], spaces))
     if result is None:
-        notes.append("intrinsic checks are left out: the corpus has too few of the words that are asked for")
+        notes.append("intrinsic checks are left out: too few of their words are frequent in the corpus")
     else:
         notes += [f"intrinsic checks left out: {each}" for each in result.left_out]
     return result
@@ -134,14 +134,14 @@ def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
     """Read the bits by frequency that `haed evaluate` measured, or note why there are none."""
     path = run.folder.path / "evaluation.json"
     words = ("evaluate.breakdown=true", *stage_overrides(run.options.evaluate.stage))
-    again = f"run `{format_command('evaluate', run.folder, *words)}` first"
+    again = f"Run `{format_command('evaluate', run.folder, *words)}` first"
     if not os.path.lexists(path):
-        notes.append(f"loss by frequency is left out: {again}")
+        notes.append(f"loss by frequency is left out. {again}")
         return []
     evaluation = read_as(Evaluation, path)
     if evaluation.checkpoint != run.digest or evaluation.breakdown is None:
         other = "of another checkpoint" if evaluation.checkpoint != run.digest else "without its breakdown"
-        notes.append(f"loss by frequency is left out: evaluation.json is {other}; {again}")
+        notes.append(f"loss by frequency is left out: evaluation.json is {other}. {again}")
         return []
     return evaluation.breakdown.by_frequency
 
@@ -155,7 +155,7 @@ def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer |
     places = passages.sample_places(run, limits.split, limits.passages, options.seed)
     if places is None:
         notes.append(
-            "passages by layer are left out: fewer than two windows of the split were drawn (analyse.passages)"
+            "passages by layer are left out: fewer than two windows of the split were drawn. Raise analyse.passages"
         )
         return None
     return passages.compare_layers(places, options.seed)
@@ -164,7 +164,7 @@ def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer |
 def _measure_drift_from(dataset: AnalysisData, before: Run | None, notes: list[str]) -> Drift | None:
     if before is None:
         notes.append(
-            "drift is left out: there is no other checkpoint to measure it from (analyse.against=RUN names one)"
+            "drift is left out: there is no other checkpoint to compare with. Name one with analyse.against=RUN"
         )
         return None
     rows, size = dataset.every.rows, len(dataset.chunks)
@@ -185,8 +185,8 @@ def analyse_run(options: Options) -> Analysis:
     began, kind = time.perf_counter(), options.model.kind
     if not SYSTEMS[kind].chunks:
         raise ConfigError(
-            f"model.kind={kind} embeds no chunk by itself, so there are no embeddings to analyse: `haed evaluate` tells where "
-            "its bits are spent, by length and by frequency"
+            f"model.kind={kind} does not embed single chunks, so there are no embeddings to analyse. Use "
+            "`haed evaluate`, which breaks down the bits by length and frequency"
         )
     kinds = map.select_projections(options.analyse.map)
     folder = RunFolder.from_options(options)
@@ -194,15 +194,15 @@ def analyse_run(options: Options) -> Analysis:
     before = _open_drift_reference(run)
     dataset = load_analysis_data(run, options)
     place = folder.path / ANALYSIS
-    log.info("comparing neighbours in use and in spelling")
+    log.info("comparing neighbours by use and by spelling")
     analysis = compute_analysis(options, dataset, before, str(place), [map.NAMES[name] for name in kinds])
     log.info("drawing")
     places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, options.seed) for name in kinds}
     pictures = _draw_pictures(analysis, dataset, places)
     of_map = (
-        f"{analysis.stage} step {analysis.step:,}: the {analysis.chunks:,} most frequent chunks of the {analysis.split} split; lines lead "
-        "to the nearest by the centred cosine in all dimensions, which need not be near in two. Wheel: zoom; drag: move; "
-        "click: keep; /: search."
+        f"{analysis.stage} step {analysis.step:,}: the {analysis.chunks:,} most frequent chunks of "
+        f"the {analysis.split} split. Lines lead to the nearest chunks by centred cosine in all dimensions, "
+        "which may be far apart on the map. Wheel: zoom; drag: move; click: keep; /: search."
     )
     content = {
         **pictures,
@@ -247,11 +247,11 @@ def _open_drift_reference(run: Run) -> Run | None:
         return None  # phase one was deleted
     if (reference.chunker.name, reference.chunker.k) != (run.chunker.name, run.chunker.k):
         raise ConfigError(
-            f"analyse.against={named}: its chunks are {reference.chunker.name} of {reference.chunker.k}, those of {run.folder.path} "
-            f"{run.chunker.name} of {run.chunker.k}"
+            f"analyse.against={named} has other chunks: {reference.chunker.name} of {reference.chunker.k}. "
+            f"{run.folder.path} has {run.chunker.name} of {run.chunker.k}"
         )
     if reference.digest == run.digest:
-        raise ConfigError(f"analyse.against={named}: that is the checkpoint which is analysed")
+        raise ConfigError(f"analyse.against={named} is the analysed checkpoint itself. Name another run")
     return reference
 
 

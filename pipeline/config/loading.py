@@ -64,7 +64,7 @@ from pipeline.console import make_printable
 
 log = logging.getLogger(__name__)
 # The first line of a file that `dump_options` wrote: nothing in it is interpolated.
-RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
+RESOLVED = "# All options, resolved. Values are literal: ${...} is not expanded."
 TEXTS = (str, str | None)
 _CORE = "tag:yaml.org,2002:"
 PATTERNS = ("source.valid_pattern", "source.test_pattern")  # regular expressions, where `${` has another meaning
@@ -87,7 +87,7 @@ class ConfigError(ValueError):
 def describe_presets() -> str:
     """Return the presets as text: first those for an ordinary machine, then those of the papers' sizes."""
     small, large = ([name for name in list_presets() if name.startswith("paper-") == paper] for paper in (False, True))
-    return f"{', '.join(small)}; of the papers' sizes {', '.join(large)}"
+    return f"{', '.join(small)}; with the sizes of the papers {', '.join(large)}"
 
 
 def find_config_file(config: str) -> Path:
@@ -104,19 +104,21 @@ def find_config_file(config: str) -> Path:
         and config not in list_presets()
     ):
         if (path / "config.yaml").is_file():
-            raise ConfigError(f"{path} is a run: name it without --config, or give {path / 'config.yaml'}")
+            raise ConfigError(f"{path} is a run. Name it without --config, or use --config {path / 'config.yaml'}")
         if not path.is_file():
-            hint = f"; {path.stem} is a preset: --config {path.stem}" if path.stem in list_presets() else ""
+            hint = f". {path.stem} is a preset: use --config {path.stem}" if path.stem in list_presets() else ""
             raise ConfigError(f"no configuration file at {path}{hint}")
         return path
     path = PRESETS / f"{config}.yaml"
     if not path.is_file():
         if Path("runs", config, "config.yaml").is_file():
-            raise ConfigError(f"no preset {config!r}: it is a run, which is named without --config")
+            raise ConfigError(f"{config!r} is a run, not a preset. Name it without --config")
         known = {name.replace("-", "_"): name for name in list_presets()}
         close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
-        hint = f"did you mean {known[close[0]]}? " if close else ""
-        raise ConfigError(f"no preset {config!r}: {hint}presets are {describe_presets()}; or give a .yaml file")
+        hint = f"Did you mean {known[close[0]]}? " if close else ""
+        raise ConfigError(
+            f"there is no preset {config!r}. {hint}Presets are {describe_presets()}. A .yaml file is allowed too"
+        )
     return path
 
 
@@ -221,17 +223,17 @@ def _adapt_to_kind(
         options.name += f"-{kind.replace('_', '-')}"
     limits = _share_limits(options, in_file)
     if unused := [key for key in in_file if not applies_to(key, kind)]:
-        changes.append(f"model.kind={kind} has no use for these options of {config}: {', '.join(unused)}")
+        changes.append(f"model.kind={kind} ignores these options of {config}: {', '.join(unused)}")
         for key in unused:
             set_option(options, key, deepcopy(schema_options()[key].default))
     if limits:
         shared = ", ".join(f"{key}={limit:g}" for key, limit in limits.items())
-        changes.append(f"model.kind={kind} shares the limits of {config}: {shared}")
+        changes.append(f"model.kind={kind} uses these limits of {config}: {shared}")
         for key, limit in limits.items():
             set_option(options, key, limit)
     scales = options.model.retina.windows.count("@") if kind == "retina" else 1
     if (heads := "model.token.heads") not in typed and get_option(options, heads) < scales:
-        changes.append(f"model.kind={kind} needs a head for each scale: {heads}={scales}")
+        changes.append(f"model.kind={kind} needs one head per scale, so {heads}={scales} is set")
         set_option(options, heads, scales)
     return changes
 
@@ -285,16 +287,15 @@ def _split_references(key: str, text: str) -> Iterator[tuple[bool, str]]:
             continue
         name = _REFERENCE_END.match(text, end)
         place = text[end - 2 : text.find("}", end) + 1 or None]
-        itself = f"write \\{place} for the text itself"
+        itself = f"Write \\{place} for the literal text"
         if name is None:
             raise ConfigError(
-                f"{key}={text[:200]}: {place} is not the name of an option, and nothing else is put in, no environment "
-                f"variable either: {itself}"
+                f"{key}={text[:200]}: {place} is not an option. Environment variables are not expanded. {itself}"
             )
         if type_of(name[1]) is None:
-            raise ConfigError(f"{key}={text[:200]}: there is no option {name[1]} to put in: {itself}")
+            raise ConfigError(f"{key}={text[:200]}: there is no option {name[1]}. {itself}")
         if is_dataclass(type_of(name[1])):
-            raise ConfigError(f"{key}={text[:200]}: {name[1]} is a section of options, no text: {itself}")
+            raise ConfigError(f"{key}={text[:200]}: {name[1]} is a section of options, not a value. {itself}")
         yield True, name[1]
         end = name.end()
     yield False, text[end:]
@@ -322,7 +323,8 @@ def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[
         return
     if kind not in table and not entry_points(group=table.group, name=kind):
         raise ConfigError(
-            f"{origin(choice)}{choice}={kind}: no installed package has it under {table.group}, and so {key} is unknown"
+            f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is "
+            "unknown. Install its package"
         )
 
 
@@ -352,10 +354,10 @@ def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Calla
         for (_, part), value in zip(parts, values, strict=True):
             if value is None or isinstance(value, list):
                 what = "null" if value is None else "a list"
-                raise ConfigError(f"{key}={shorten_text(text)}: {part} is {what}, which cannot be put into a text")
+                raise ConfigError(f"{key}={shorten_text(text)}: {part} is {what}, which cannot be part of a text")
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         if sum(map(len, texts)) > _LONGEST:
-            raise ConfigError(f"{key}={shorten_text(text)} stands for more than {_LONGEST:,} letters")
+            raise ConfigError(f"{key}={shorten_text(text)} expands to more than {_LONGEST:,} characters")
         return "".join(texts)
 
     plain = {}
@@ -376,7 +378,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in overrides:
         if word != word.encode(errors="ignore").decode():
-            raise ConfigError(f"{word!r} is not UTF-8, in which a configuration is written: rename what it names")
+            raise ConfigError(f"{word!r} is not UTF-8. Rename the file or value")
         if "=" not in word:
             raise ConfigError(explain_malformed_override(word))
         try:
@@ -384,9 +386,9 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         except CorruptFileError as error:
             raise ConfigError(str(error)) from error
         except yaml.YAMLError as error:
-            signs = " Texts with signs in them stand in quotes." if word.partition("=")[2][:1] == "[" else ""
-            why = getattr(error, "problem", None) or "it is not readable"
-            raise ConfigError(f'{shorten_text(word)}: {why}.{signs} Lists are such as [1, 2] or ["a", "b"]') from None
+            signs = " Quote text that has special characters." if word.partition("=")[2][:1] == "[" else ""
+            why = getattr(error, "problem", None) or "it is not valid YAML"
+            raise ConfigError(f'{shorten_text(word)}: {why}.{signs} Write a list as [1, 2] or ["a", "b"]') from None
         values |= _flatten_sections({key: value})
     return values
 
@@ -409,9 +411,9 @@ def _explain_yaml_error(error: BaseException, line: str = "") -> str:
         return " ".join(str(error).split())[:200]
     place = f"line {mark.line + 1}, column {mark.column + 1}: "
     if "'\\t'" in problem or "\t" in line[: mark.column + 1]:
-        return f"{place}there is a tab: indent by blanks"
-    if "a second time" in problem:
-        return f"{place}{problem}: leave one of them out"
+        return f"{place}a tab is not allowed. Indent with spaces"
+    if "duplicate key" in problem:
+        return f"{place}{problem}. Remove one of them"
     return f"{place}{problem}"[:200]
 
 
@@ -434,21 +436,23 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
         if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
             lines = read_bytes(path, CONFIG).decode().splitlines()
             line = lines[cause.problem_mark.line] if cause.problem_mark.line < len(lines) else ""
-            raise ConfigError(f"{path}: not readable as YAML: {_explain_yaml_error(cause, line)}") from error
+            raise ConfigError(f"{path} is not valid YAML: {_explain_yaml_error(cause, line)}") from error
         raise ConfigError(str(error)) from error
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise ConfigError(f"{path}: not readable as YAML: {_explain_yaml_error(error)}") from error
+        raise ConfigError(f"{path} is not valid YAML: {_explain_yaml_error(error)}") from error
     if tree is not None and not isinstance(tree, dict):
         like = "a list" if isinstance(tree, list) else f"the text {shorten_value(tree)}"
-        raise ConfigError(f"{path} is not a mapping of options but {like}: write each on a line, as `seed: 1`")
+        raise ConfigError(
+            f"{path} is not a mapping of options but {like}. Write one option per line, such as `seed: 1`"
+        )
     values: dict[str, Any] = {}
     for key, value in _flatten_sections(tree or {}):
         if key in values:  # as `train: {steps: 1}` and as `train.steps: 1`
-            raise ConfigError(f"{path}: {key} stands there a second time: leave one of them out")
+            raise ConfigError(f"{path} has {key} twice. Remove one of them")
         values[key] = value
     if values.get("launcher.dask") not in (None, "local"):
         log.warning(
-            "%s names a Dask scheduler, %s, which is left out: to work on it, give launcher.dask=ADDRESS yourself",
+            ("%s names a Dask scheduler, %s, which is not used. To use it, set launcher.dask=ADDRESS in the command"),
             path,
             redact_urls(str(values.pop("launcher.dask"))),
         )
@@ -467,15 +471,15 @@ def parse_yaml(text: str | bytes) -> Any:
             mapping: dict[str, Any] = {}
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    raise yaml.MarkedYAMLError(None, None, "a key that is no word", key.start_mark)
+                    raise yaml.MarkedYAMLError(None, None, "a key is not a word", key.start_mark)
                 if key.value in mapping:
-                    raise yaml.MarkedYAMLError(None, None, f"{key.value} stands here a second time", key.start_mark)
+                    raise yaml.MarkedYAMLError(None, None, f"{key.value} is a duplicate key", key.start_mark)
                 mapping[key.value] = plain(value)
             return mapping
         if isinstance(node, yaml.SequenceNode):
             return [plain(each) for each in node.value]
         if not node.tag.startswith(_CORE) or "python" in node.tag:
-            raise yaml.MarkedYAMLError(None, None, f"the tag {node.tag} is not known", node.start_mark)
+            raise yaml.MarkedYAMLError(None, None, f"the tag {node.tag} is unknown", node.start_mark)
         return None if node.tag == f"{_CORE}null" and not node.style else _join_surrogates(node.value)
 
     root = yaml.compose(text, yaml.SafeLoader)
@@ -497,7 +501,7 @@ def parse_override(word: str) -> tuple[str, Any]:
     """
     key, typed = word.split("=", 1)
     if key.count(".") > DEEPEST:
-        raise CorruptFileError(f"{key[:40]}… is no option")
+        raise CorruptFileError(f"{key[:40]}… is not an option")
     if type_of(key) in TEXTS:
         return key, None if typed == "null" else _strip_quotes(typed)
     check_tree(typed, key, fast=False)
@@ -547,12 +551,12 @@ def _check_rules(options: Options) -> None:
     for key, value in flatten_tree(asdict(options)):
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" in text:
-                raise ConfigError(f"{key}={text!r}: holds a NUL character")
+                raise ConfigError(f"{key}={text!r}: a NUL character is not allowed")
             if isinstance(text, str) and text != text.encode(errors="ignore").decode():
-                raise ConfigError(f"{key}={text!r}: holds half of a character, which no file can hold")
+                raise ConfigError(f"{key}={text!r}: half of a surrogate pair is not allowed")
     if not all(0 <= place < 2**62 for place in options.source.offsets):
         raise ConfigError(
-            f"source.offsets={shorten_value(options.source.offsets)}: expected places in a file, in bytes"
+            f"source.offsets={shorten_value(options.source.offsets)} must be two byte positions in a file"
         )
     for phase in PHASES:
         part = getattr(options, phase)
@@ -560,7 +564,7 @@ def _check_rules(options: Options) -> None:
             raise ConfigError(f"{phase}.part_from={part.part_from} must be below {phase}.part_to={part.part_to}")
     if options.iem.duplicates and options.iem.correction != "none":
         raise ConfigError(
-            "iem.duplicates=true needs iem.correction=none: what is corrected is a set of different chunks"
+            "iem.duplicates=true needs iem.correction=none, because only distinct chunks can be corrected"
         )
     _check_locations(options)
     options.name = check_name(options.name)
@@ -579,9 +583,7 @@ def check_name(name: str) -> str:
         raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes")
     unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
     if unseen or bare != make_printable(bare):
-        raise ConfigError(
-            f"name={name!r}: must have no line ends and no other control characters, and no invisible ones"
-        )
+        raise ConfigError(f"name={name!r}: line ends, control characters and invisible characters are not allowed")
     return bare
 
 
@@ -592,12 +594,12 @@ def check_phase(phase: Phase, options: Options) -> None:
         ConfigError: it has no such phase, nothing would be trained, or the IEM options do not fit the mixture.
     """
     if not applies_to(phase, kind := options.model.kind):
-        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
+        raise ConfigError(f"model.kind={kind} has no phase one and no phase two. Train it with `haed train`")
     limits = getattr(options, phase)
     if isinstance(limits, FinetuneOptions) and limits.trains != "everything" and not limits.decode_fraction:
         raise ConfigError(
-            f"finetune.trains={limits.trains} trains the decoder alone, and finetune.decode_fraction=0 gives it nothing to "
-            "decode: raise that"
+            f"finetune.trains={limits.trains} trains only the decoder, and finetune.decode_fraction=0 decodes "
+            "nothing. Raise finetune.decode_fraction"
         )
     if is_mixed(options, limits):
         try:
@@ -614,7 +616,7 @@ def check_training(phase: Phase, options: Options) -> None:
     """
     check_phase(phase, options)
     if not is_limited(getattr(options, phase)):
-        raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
+        raise ConfigError(f"{phase} has no limit. Set {phase}.seconds, {phase}.steps or {phase}.epochs")
 
 
 def check_output_folder(folder: str | Path, option: str) -> None:
@@ -648,12 +650,12 @@ def _check_locations(options: Options) -> None:
         raise ConfigError(str(error)) from None
     if source.path and is_remote(source.path) and source.kind in SOURCES and source.kind != "shards":
         raise ConfigError(
-            f"source.path={source.path} is a URL, which only source.kind=shards reads: "
-            f"fetch the files for source.kind={source.kind}"
+            f"source.path={source.path} is a URL, which only source.kind=shards reads. Download the files "
+            f"for source.kind={source.kind}"
         )
     if options.finetune.start_from and is_remote(options.finetune.start_from):
         raise ConfigError(
-            f"finetune.start_from={show_url(options.finetune.start_from)}: expected a run on this machine, got a URL"
+            f"finetune.start_from={show_url(options.finetune.start_from)} is a URL. Use a run on this machine"
         )
 
 

@@ -134,24 +134,30 @@ _OPTIONS = {
 }
 # Names that correspond to no option, and the alternative.
 _ELSEWHERE = {
-    "wandb use_wandb wandb_project wandb_log report_to tensorboard logger mlflow tb comet entity": "metrics are written into the "
-    "run's folder, also for TensorBoard, which `haed serve` starts",
-    "vocab_size vocab tokenizer tokenizer_path tokenizer_name bpe vocab_file sentencepiece": "there is no vocabulary: tokens are "
-    "bytes; `chunker.kind=words` and `chunker.k=12` say how they are cut into chunks",
-    "beta1 adam_beta1 momentum": "it is fixed, of Adam's two `optimizer.beta2=0.95` alone can be set",
-    "optim optimizer_name optimizer_type optimiser adamw adam sgd use_adamw": "the optimizer is AdamW; "
-    "`optimizer.learning_rate=0.002` and others in that section set it",
+    "wandb use_wandb wandb_project wandb_log report_to tensorboard logger mlflow tb comet entity": (
+        "metrics are written to the run's folder. `haed serve` starts TensorBoard, which shows them"
+    ),
+    "vocab_size vocab tokenizer tokenizer_path tokenizer_name bpe vocab_file sentencepiece": (
+        "tokens are bytes, so there is no vocabulary. Set how bytes form chunks with `chunker.kind=words` "
+        "and `chunker.k=12`"
+    ),
+    "beta1 adam_beta1 momentum": "it is fixed. Of Adam's two only `optimizer.beta2=0.95` can be set",
+    "optim optimizer_name optimizer_type optimiser adamw adam sgd use_adamw": (
+        "the optimizer is AdamW. Set it with `optimizer.learning_rate=0.002` and other options of that section"
+    ),
     "prompt text start question input_text": 'a prompt is an argument: `haed sample RUN --prompt "def "`',
     "num_samples n_samples samples num_return_sequences": "it is an argument: `haed sample RUN --samples 4`",
     "count top_n n": "it is an argument: `haed neighbours RUN QUERY --count 4`, `haed next RUN --count 4`",
     "config config_file config_name config_path preset cfg": "a preset or file is an argument: `--config quickstart`",
-    "verbose v debug quiet q log_level loglevel": "`--debug` shows where an error arose; there are no levels of logging",
+    "verbose v debug quiet q log_level loglevel": "there are no log levels. `--debug` prints tracebacks",
     "json": "it is an argument: `--json`",
-    "gradient_checkpointing activation_checkpointing": "there is none; `batch.pieces=4` needs less memory for the same step",
-    "shuffle": "the order of the data follows from `seed=0`; it is always shuffled",
-    "deepspeed fsdp zero zero_stage model_parallel tensor_parallel": "there is data parallelism alone: `launcher.processes=2`",
+    "gradient_checkpointing activation_checkpointing": "there is none. `batch.pieces=4` saves memory with the same step",
+    "shuffle": "the data is always shuffled. `seed=0` sets its order",
+    "deepspeed fsdp zero zero_stage model_parallel tensor_parallel": "only data parallelism is available: `launcher.processes=2`",
     "port host": "it is an argument: `haed serve --port 4300`, `haed explore RUN --port 4300`",
-    "lr_decay_iters lr_decay_steps lr_decay": "a schedule ends with its phase; `train.rate_to=0.05` says at which share",
+    "lr_decay_iters lr_decay_steps lr_decay": (
+        "a schedule ends with its phase. `train.rate_to=0.05` is the final share of the learning rate"
+    ),
 }
 # Other programs' values of an option, by the option's last part or full key.
 _VALUES = {
@@ -229,15 +235,16 @@ _COMMANDS = {
 }
 # Names of commands that do not exist here, and the alternative.
 _NO_COMMANDS = {
-    "list ls runs list-runs status ps": "runs are the folders in runs/: `haed serve` shows them in a browser, `haed compare RUN "
-    "RUN` beside each other",
-    "logs log metrics tail": "metrics are in runs/NAME, a folder for each phase; `haed serve` shows them, and logs, in a browser",
-    "help": "`haed --help` lists the commands, `haed train --help` tells of one",
-    "version": "`pip show haed` tells the version",
-    "init new create setup install": "nothing is to be set up: `haed run --config quickstart name=mine` makes a run",
-    "rm delete remove clean del": "a run is its folder: remove runs/NAME",
-    "stop kill cancel": "Ctrl-C ends a training, which saves first; the same command goes on from there",
-    "download get fetch": "data is given by its path: `haed run --config quickstart source.path=my-texts`",
+    "list ls runs list-runs status ps": (
+        "runs are folders in runs/. `haed serve` shows them in a browser, `haed compare RUN RUN` compares them"
+    ),
+    "logs log metrics tail": "metrics are in runs/NAME, with a folder for each phase. `haed serve` shows them in a browser",
+    "help": "`haed --help` lists the commands, `haed train --help` describes one",
+    "version": "`pip show haed` prints the version",
+    "init new create setup install": "no setup is needed. `haed run --config quickstart name=mine` makes a run",
+    "rm delete remove clean del": "a run is a folder. Delete runs/NAME",
+    "stop kill cancel": "Ctrl-C stops a training and saves it. The same command resumes it",
+    "download get fetch": "give the path of the data: `haed run --config quickstart source.path=my-texts`",
 }
 
 
@@ -357,16 +364,16 @@ def _example_value(key: str, name: str, value: Any) -> str:
 def explain_malformed_override(word: str) -> str:
     """Return the error message for a word that should change an option but is not of the form key=value."""
     if word.startswith(("–", "—")):
-        return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
+        return f"{word!r} begins with a long dash. Use --{word.lstrip('–—')}"
     if word in option_names():
-        return f"{word!r} is not of the form key=value: give {word}= a value"
+        return f"{word!r} is not of the form key=value. Give a value after {word}="
     if "=" in word and word.partition("=")[0].replace("/", ".") in option_names():
-        return f"{word!r} is not of the form key=value: use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
+        return f"{word!r} is not of the form key=value. Use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
     key, colon, value = word.partition(":")
     if colon and is_dataclass(type_of(key)):
         return explain_section_value(key, value.strip() or "…")
     if ":" in word and word.split(":")[0] in option_names():
-        return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
+        return f"{word!r} is not of the form key=value. Use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
     return f"{word!r} is not of the form key=value"
 
 
@@ -376,14 +383,17 @@ def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     if name in _COMMAND_ADVICE:
         return f"there is no command {word}: {_COMMAND_ADVICE[name]}"
     if name in list_presets():
-        return f"there is no command {word}: it is a preset, haed run --config {name}"
+        return f"there is no command {word}. It is a preset: haed run --config {name}"
     if name == "haed":
-        return "haed stands there twice: leave one out"
+        return "haed is written twice. Write it once"
     meant = _COMMAND_OF.get(name) or _COMMAND_OF.get(name.replace("-", "_"))
     close = [meant] if meant in known else difflib.get_close_matches(name, known, 1, 0.6)
     if not close and "=" in word:
-        return f"{word} is an option, and a command comes first: haed train --config quickstart {word}"
-    return f"there is no command {word}: {f'did you mean haed {close[0]}? ' if close else ''}haed --help lists them"
+        return f"{word} is an option, and the command comes first. Use haed train --config quickstart {word}"
+    return (
+        f"there is no command {word}. {f'Did you mean haed {close[0]}? ' if close else ''}haed --help "
+        "lists the commands"
+    )
 
 
 def explain_inapplicable_option(key: str, kind: str) -> str:
@@ -410,7 +420,7 @@ def explain_section_value(key: str, value: Any) -> str:
     """Return the error message for a section that was given a value."""
     if value is None:
         return f"{key}=null: expected a value"
-    message = f"{key}={shorten_text(value)}: {key} is a section of options; set one of those in it"
+    message = f"{key}={shorten_text(value)}: {key} is a section of options. Set one option of it"
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
@@ -420,9 +430,9 @@ def explain_section_value(key: str, value: Any) -> str:
         if key == "source":
             return f"{message}: {key}.path={value}"
         if key == "model" and value in list_presets():
-            return f"{message}, or take the preset: --config {value}"
+            return f"{message}, or use the preset: --config {value}"
     if key == "optimizer":
-        return f"{message}, such as optimizer.learning_rate=0.002; it is always AdamW"
+        return f"{message}, such as optimizer.learning_rate=0.002 (the optimizer is always AdamW)"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
     limits = f"{key}.steps=100" if key in PHASES else f"{first}={str(schema_options()[first].default).lower()}"
     return f"{message}, such as {limits}"
@@ -454,9 +464,11 @@ def explain_validation_error(key: str, item: Any) -> str:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     if code == "unexpected_keyword_argument":
         section = key.rpartition(".")[0]
-        return f"{key} belongs to {section}.kind={', '.join(schema_options()[key].kinds)}: leave it out, or set that"
+        return (
+            f"{key} belongs to {section}.kind={', '.join(schema_options()[key].kinds)}. Leave it out, or set that kind"
+        )
     if value is None:
-        return f"{key}[{inner}]: null is no value here" if isinstance(inner, int) else f"{key}=null: expected a value"
+        return f"{key}[{inner}] must not be null" if isinstance(inner, int) else f"{key}=null: expected a value"
     if code == "list_type":
         return _explain_list(key, get_args(kind)[0], value)
     if isinstance(inner, int):
@@ -474,7 +486,7 @@ def explain_validation_error(key: str, item: Any) -> str:
         if key == "model.kind" and value in list_presets():
             message += f"; {value} is a preset: --config {value}"
     elif code == "string_pattern_mismatch":
-        message = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
+        message = "expected auto (a GPU if there is one), cpu, cuda, or cuda:1 for the second GPU"
         numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", value.lower())
         meant = f"cuda:{numbered[1]}" if numbered else None
         meant = meant or _VALUES["device"].get(value.lower())

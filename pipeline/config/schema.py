@@ -664,7 +664,10 @@ def load_kind(key: str, kind: str) -> None:
         return
     matches = list(entry_points(group=table.group, name=kind))
     if len({entry.value for entry in matches}) > 1:
-        raise ValueError(f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}")
+        raise ValueError(
+            f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}. Uninstall "
+            "one of them"
+        )
     if not matches:
         return
     try:
@@ -693,7 +696,7 @@ def warn_of_hidden_kinds() -> None:
         for entry in installed.select(group=table.group):
             if entry.name in table:
                 log.warning(
-                    "%s=%s is a kind of haed: %s is not used, rename it", key, entry.name, describe_entry(entry)
+                    "%s=%s is a kind of haed, so %s is not used. Rename it", key, entry.name, describe_entry(entry)
                 )
 
 

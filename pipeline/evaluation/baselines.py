@@ -35,10 +35,10 @@ def measure_baselines(train: bytes, held_out: bytes, orders: Iterable[int] = ORD
         ValueError: `held_out` is empty, or an order is not from 0 to 6.
     """
     if not held_out:
-        raise ValueError("no held-out bytes to measure baselines on")
+        raise ValueError("there are no held-out bytes, so baselines cannot be measured")
     wanted = sorted(set(orders))
     if wanted and not 0 <= wanted[0] <= wanted[-1] <= 6:
-        raise ValueError(f"orders {wanted}: expected bytes of context from 0 to 6")
+        raise ValueError(f"orders {wanted}: expected 0 to 6 bytes of context")
     size, length = len(held_out), len(held_out.decode("utf-8", errors="surrogateescape"))
     note = f" (first {TRAIN_LIMIT >> 20} MiB of train)" if len(train) > TRAIN_LIMIT else ""
     data, held = np.frombuffer(train[:TRAIN_LIMIT], np.uint8), np.frombuffer(held_out, np.uint8)

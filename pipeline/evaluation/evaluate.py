@@ -51,7 +51,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
         content = sys.stdin.buffer.read() if piped else text.read_bytes()
         name = "standard input" if piped else str(text)
         if not content:
-            raise ValueError(f"{name} is empty: nothing to score")
+            raise ValueError(f"{name} is empty, so there is nothing to score")
         return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
     corpus, split = run.folder.open_corpus(), options.evaluate.split
     check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
@@ -76,7 +76,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
         if (before := read_as(Evaluation, path)).split != split:
             figure = f"{before.headline.value:.3f} {before.headline.unit}"
             log.info(
-                "evaluation.json had %s of the %s split: the %s split's takes its place", figure, before.split, split
+                "evaluation.json had %s of the %s split. It is replaced by the %s split's", figure, before.split, split
             )
     write_or_log(path, encode_checked_json(asdict(result)))
     return result
@@ -177,18 +177,18 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
         kept = read_as(_CachedBaselines, cache)
         if kept.corpus == corpus.digest:
             return kept.baselines
-        log.warning("%s is of another corpus: it is made anew", cache)
+        log.warning("%s belongs to another corpus. It is made again", cache)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        log.warning("%s; it is made anew", error)
+        log.warning("%s. It is made again", error)
     log.info("measuring baselines on the %s split", split)
     train, held_out = (b"".join(corpus.iterate_originals(each)) for each in ("train", split))
     baselines = measure_baselines(train, held_out)
     try:
         write_json(cache, asdict(_CachedBaselines(corpus.digest, baselines)))
     except OSError as error:
-        log.warning("baselines are not kept: %s", error)
+        log.warning("baselines could not be stored: %s", error)
     return baselines
 
 
@@ -272,7 +272,7 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
     try:
         distinct = count_distinct_chunks(corpus, *dict.fromkeys(["train", split]), limit=limits.closed_set)
     except VocabularyOverflowError as error:
-        log.info("%s, which is evaluate.closed_set: IEM is not measured", error)
+        log.info("%s. The limit is evaluate.closed_set, so the IEM loss is not measured", error)
         return None
     assert isinstance(run.system, HAED), "only chunk models have a phase one"
     nats, decoder = [], []
@@ -307,10 +307,11 @@ def format_evaluation(result: Evaluation) -> str:
         alone = f"{result.alone.value:.4f} {result.alone.unit} by the model alone (evaluate.memory=0)"
         alone += {
             "valid": "; the gate of the memory was fitted on a part of this split",
-            "train": "; what is recalled is this split",
+            "train": "; the recalled chunks are those of this split",
         }.get(result.split, "")
         lines.append(
-            f"  {alone}. With {', '.join(result.memory_parts)} of {result.memory:,} chunks: {result.remembered}"
+            f"  {alone}. Memory: {', '.join(result.memory_parts)}, {result.memory:,} chunks. Share of the "
+            f"text by part: {result.remembered}"
         )
     if result.perplexity_note:
         lines.append(f"  {result.perplexity_note}")
@@ -318,9 +319,9 @@ def format_evaluation(result: Evaluation) -> str:
         lines.append(f"  {result.fallback}")
     if result.iem is not None:
         lines.append(
-            f"  as a softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} bits/token, where the "
-            f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
-            f"{'' if result.iem.calibrated else ', uncalibrated'})"
+            f"  IEM softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} "
+            f"bits/token; decoder: {result.iem.decoder_bits_per_token:.4f} "
+            f"({result.iem.chunks:,} chunks{'' if result.iem.calibrated else ', uncalibrated'})"
         )
     if result.likelihood_note:
         lines.append(f"  {result.likelihood_note}")

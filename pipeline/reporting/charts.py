@@ -11,6 +11,8 @@ from pipeline.run.metrics import Record
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
 _MOST = 300  # maximum number of points of a line
+_SKIPPED = 0.05  # share of a phase before which its training line is not drawn: the first losses would flatten the rest
+_FEWEST_POINTS, _FEWEST_DOCUMENTS = 3, 20  # of a distribution that is worth a chart
 
 
 @dataclass
@@ -31,43 +33,43 @@ class CurveLine:
 def draw_curves(phases: Mapping[str, list[Record]]) -> str:
     """Return charts of bits per token and of the IEM loss over seconds, the phases one after another.
 
-    Metrics that no phase has are left out; without any the text is empty.
+    The training line of a phase begins after the first 5 % of the phase. Metrics that no phase has are left out.
+    Without any metric the text is empty.
     """
-    charts = (("exact bits per token", "bits_per_token"), ("IEM loss, nats per chunk (not a likelihood)", "iem"))
+    charts = (("bits per token", "bits_per_token"), ("IEM loss, nats per chunk", "iem"))
     drawn = []
     for title, metric in charts:
         lines = [line for line in _curve_lines(phases, metric) if line.points]
         if lines:
             right = max(x for line in lines for x, _ in line.points) or 1.0
-            every = [point for line in lines for point in line.points]
-            # Without the initial drop, which would flatten the rest, and without the largest outliers.
-            values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)
-            low, high = values[0], values[min(len(values) - 1, int(len(values) * 0.97))]
-            drawn.append(_draw_chart(title, "seconds of training", lines, (0.0, right), (low, high)))
+            trained = sorted(y for line in lines if not line.dots for _, y in line.points)
+            values = sorted(y for line in lines if line.dots for _, y in line.points)
+            values += trained[: max(1, ceil(0.97 * len(trained)))]  # without outliers
+            drawn.append(_draw_chart(title, "seconds of training", lines, (0.0, right), (min(values), max(values))))
     return "".join(drawn)
 
 
 def draw_corpus(statistics: Summary) -> str:
-    """Return charts of a split: its chunks by length, their counts by rank (Zipf), and its documents by length."""
+    """Return charts of a split: its chunks by length, their counts by rank (Zipf), and its documents by length.
+
+    A distribution of fewer than three values, or of fewer than 20 documents, is left out.
+    """
     chunks = max(1, sum(statistics.chunk_lengths))
     lengths: Points = [(n, 100 * count / chunks) for n, count in enumerate(statistics.chunk_lengths) if n]
     ranks: Points = [(log10(rank), log10(count)) for rank, count in statistics.rank_frequency if rank and count]
-    documents: Points = [
-        (log10(start), count)
-        for start, count in sorted(
-            (int(start), count) for start, count in statistics.tokens_per_document.documents_from.items()
-        )
-        if start
-    ]
+    histogram = sorted((int(start), count) for start, count in statistics.tokens_per_document.documents_from.items())
+    documents: Points = [(log10(start), count) for start, count in histogram if start]
+    if sum(count for _, count in histogram) < _FEWEST_DOCUMENTS:
+        documents = []
     about = "" if statistics.distinct_chunks_exact else "about "
     charts = (
-        ("chunks by length, %", "tokens", lengths, False, False),
-        (f"count of a chunk by rank, {about}{statistics.distinct_chunks:,} distinct", "rank", ranks, True, True),
-        ("documents by length", "tokens", documents, True, False),
+        ("% of the chunks, by length", "tokens", lengths, False, False),
+        (f"count of each chunk, by rank ({about}{statistics.distinct_chunks:,} distinct)", "rank", ranks, True, True),
+        ("number of documents, by length", "tokens", documents, True, False),
     )
     drawn = []
     for title, unit, points, log_x, log_y in charts:
-        if points:
+        if len(points) >= _FEWEST_POINTS:
             across, upwards = zip(*points, strict=True)
             ranges = (min(across), max(across)), (min(upwards) if log_y else 0.0, max(upwards))
             lines = [CurveLine("train", points, dots=len(points) <= 64)]
@@ -78,10 +80,12 @@ def draw_corpus(statistics: Summary) -> str:
 def _curve_lines(phases: Mapping[str, list[Record]], name: str) -> list[CurveLine]:
     offset, lines = 0.0, []
     for phase, records in phases.items():
+        length = max((record.get("seconds", 0.0) for record in records), default=0.0)
         for key, dots in ((name, False), (f"validation/{name}", True)):
             points = [(offset + r["seconds"], r[key]) for r in records if key in r and "seconds" in r]
-            lines.append(CurveLine(phase, points if dots else _thin_points(points), dots))
-        offset += max((record.get("seconds", 0.0) for record in records), default=0.0)
+            late = [point for point in points if point[0] > offset + _SKIPPED * length]
+            lines.append(CurveLine(phase, points if dots else _thin_points(late or points), dots))
+        offset += length
     return lines
 
 

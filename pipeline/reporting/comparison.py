@@ -5,7 +5,6 @@ machine takes longer for them, but learns no more. If steps differ in cost, the 
 limited by seconds, otherwise model FLOPs.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,8 @@ from pipeline.config import PHASES, Options, applies_to, check_output_folder, fl
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
-from pipeline.run.checkpoints import read_position, read_shapes
+from pipeline.reporting.run_state import count_parameters
+from pipeline.run.checkpoints import read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record, read_metrics
 from pipeline.run.run_directory import CORPUS, RunFolder
@@ -207,7 +207,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     metrics = {phase: read_metrics(path / "metrics.jsonl") for phase, path in where.items()}
     metrics = {phase: records for phase, records in metrics.items() if records}
     if not metrics:
-        raise FileNotFoundError(f"{folder.path} was not trained yet: it has no metrics to compare")
+        raise FileNotFoundError(f"{folder.path} is not trained, so it has no metrics to compare")
     if len(metrics) == 3:  # an end-to-end baseline in the folder of a two-phase run
         del metrics["train"]
     totals = {"step": 0.0, "seconds": 0.0, "flops": 0.0}
@@ -265,16 +265,6 @@ def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
         return None
 
 
-def count_parameters(folder: RunFolder) -> int | None:
-    """Count the parameters of the present checkpoint; return None if it cannot be read."""
-    try:
-        return sum(
-            math.prod(shape) for shape in read_shapes(folder.select_checkpoint().path / "model.safetensors").values()
-        )
-    except (OSError, ValueError):
-        return None
-
-
 def _share_corpus_and_text(rows: list[Row]) -> tuple[bool, bool]:
     """Return whether the runs were trained on one corpus, and whether they were evaluated on the same bytes."""
     texts = {row.text for row in rows}
@@ -286,30 +276,35 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     alike, same = _share_corpus_and_text(rows)
     if not (alike or same):
         return (
-            "The runs were trained on different corpora or chunkers, and not evaluated on the same bytes: their bits do not "
-            "compare (`haed evaluate` notes which they are)."
+            "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
+            "bits are not comparable. `haed evaluate` on the same text makes them comparable."
         )
     if len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
         return None
     if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
-        return f"{', '.join(missing)}: not evaluated yet (`haed evaluate`); till then compare the validation."
+        return f"{', '.join(missing)}: not evaluated. Run `haed evaluate`, or compare the validation."
     if not same and len({row.split for row in rows}) > 1:
-        return "Not all runs were evaluated on the same split; compare the validation."
+        return "The runs were evaluated on different splits. Compare the validation, or evaluate them on one split."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
-        return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
+        return (
+            f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture. Run `haed evaluate` "
+            "again to compare."
+        )
     if stale := [row.run for row in rows if row.stale]:
-        return f"{', '.join(stale)}: trained on since it was evaluated; run `haed evaluate` again to compare."
+        return f"{', '.join(stale)}: trained further after the evaluation. Run `haed evaluate` again to compare."
     return None
 
 
 def _format_verdict(rows: list[Row], by: Budget) -> str:
     """Name the run with the fewest bits, or the first two if they are equal to four decimals."""
     more = f"{_ranking_bits(rows[1]) - _ranking_bits(rows[0]):.4f}"
-    verdict = f"{describe_equal_budget(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {more} more."
+    verdict = f"{describe_equal_budget(by)} {rows[0].run} needs the fewest bits. {rows[1].run} needs {more} more."
     if float(more) == 0:
-        verdict = f"{describe_equal_budget(by)} {rows[0].run} and {rows[1].run} need the same bits, to four places."
+        verdict = f"{describe_equal_budget(by)} {rows[0].run} and {rows[1].run} need the same bits, to four decimals."
     if not _share_corpus_and_text(rows)[0]:
-        verdict += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
+        verdict += (
+            " The evaluated bytes are the same, but the corpora or chunkers differ. So validations are not comparable."
+        )
     return verdict
 
 
@@ -392,8 +387,9 @@ def explain_unequal_budgets(rows: Sequence[Row], by: Budget) -> str | None:
     phase = next(row for row in rows if row.run == least).phases[-1].split()[0]
     few, many = (f"{_format_value(_whole_if_exact(spent[run]))}" for run in (least, most))
     return (
-        f"No verdict: budgets differ by more than a tenth, {few} {_NAMES[by]} of {least} against {many} of {most}. Train those "
-        f"that had less on, by a higher {phase}.{'steps' if by == 'flops' else by}=, and evaluate them again"
+        f"No verdict: the budgets differ by more than a tenth. {least} has {few} {_NAMES[by]}, {most} "
+        f"has {many}. Train the shorter runs further with a higher {phase}.{'steps' if by == 'flops' else by}=, "
+        "and evaluate them again"
     )
 
 

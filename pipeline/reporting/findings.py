@@ -11,28 +11,37 @@ PICTURES = {
     "map.png": ("Map", "Every point is a chunk."),
     "use.png": (
         "Use and spelling",
-        "Use is what stands before and after a chunk: positive pointwise mutual information with the most frequent chunks there. "
-        "Spelling is the edit distance divided by the longer's length. 0 is the similarity of any two chunks, 1 that of the "
-        "chunks which are nearest by that very similarity. Neighbours are those of the centred cosine, which an index has "
-        "unless index.metric says otherwise.",
+        (
+            "Use compares the chunks that stand before and after a chunk, by positive pointwise mutual "
+            "information. Spelling compares by edit distance, divided by the longer length. 0 is the similarity "
+            "of random chunks, 1 that of the nearest chunks by the same measure. Neighbours are ranked "
+            "by centred cosine, the default of index.metric."
+        ),
     ),
     "intrinsic.png": (
         "Intrinsic checks",
-        "Of the 10 nearest words of each member, the share that are members too; of pairs, whether the other half is among "
-        "them. A word stands for the most frequent of its forms. The baselines are PPMI-SVD, made by counting the contexts of "
-        "the same split, and spelling, the edit distance.",
+        (
+            "Precision@10: the share of the 10 nearest words that are in the same set. For pairs, it is "
+            "whether the other half is among them. A word stands for its most frequent form. The baselines "
+            "are PPMI-SVD, from context counts of the same split, and spelling, by edit distance."
+        ),
     ),
-    "loss.png": ("Loss by frequency", "Exact bits of the evaluation, by the count of a chunk in the train split."),
+    "loss.png": ("Loss by frequency", "Exact bits of the evaluation, by how often a chunk occurs in the train split."),
     "norms.png": ("Norm against frequency", ""),
     "drift.png": (
         "Drift",
-        "Embeddings of the same chunks by two checkpoints, after the rotation, reflection and scaling that bring them closest "
-        "(orthogonal Procrustes). What is left of the difference is not of the coordinates alone.",
+        (
+            "Embeddings of the same chunks by two checkpoints. The second is rotated, reflected and scaled "
+            "to match the first (orthogonal Procrustes). The remaining difference is not due to the choice "
+            "of coordinates."
+        ),
     ),
     "passages.png": (
         "Passages by layer",
-        "A passage is what the model has read at a place. Its nearest are places in other windows, by the centred cosine of a "
-        "layer's output; ŷ is the output of all layers.",
+        (
+            "A passage is the text that the model has read up to a place. Its neighbours are places in "
+            "other windows, by centred cosine of a layer's output. ŷ is the output of all layers."
+        ),
     ),
 }
 
@@ -47,20 +56,20 @@ def describe_findings(result: Analysis) -> list[str]:
             f"{fewest:,} to {most:,} times" if fewest < most else "once each" if most == 1 else f"{most:,} times each"
         )
         sentences.append(
-            f"Neighbours of the {band.among:,} {which} ({often}): {band.verdict}. "
-            f"From chance to the best possible they are at {band.use.share:.0%} in use and {band.spelling.share:.0%} in "
-            "spelling."
+            f"Neighbours of the {band.among:,} {which} ({often}): {band.verdict}. On a scale from chance "
+            f"to the best possible, they reach {band.use.share:.0%} in use and {band.spelling.share:.0%} "
+            "in spelling."
         )
     if (each := result.classes) is not None:
         sentences.append(
-            f"The cluster of a chunk, one of {each.classes}, tells {each.embedding:.2f} bits of that of the next one "
-            f"(clusters by context {each.use:.2f}, by spelling {each.spelling:.2f}, shuffled {each.shuffled:.2f})."
+            f"The cluster of a chunk (one of {each.classes}) gives {each.embedding:.2f} bits of information "
+            f"on the next chunk's cluster. Clusters by context give {each.use:.2f}, by spelling {each.spelling:.2f}, "
+            f"shuffled {each.shuffled:.2f}."
         )
     if (checks := result.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
         sentences.append(
-            f"Words of a kind find each other, mean precision@10: {values}. For the centred cosine, which an index has "
-            "unless index.metric says otherwise, "
+            f"Mean precision@10 of words of one kind: {values}. By centred cosine, the default of index.metric, "
             f"{checks.verdict}."
         )
     if result.loss:
@@ -68,30 +77,32 @@ def describe_findings(result: Analysis) -> list[str]:
         rare = [part for part in result.loss if part.of in ("0", "1", "2–9")]
         shares = [sum(getattr(part, name) for part in rare) for name in ("bits", "tokens")]
         sentences.append(
-            f"Chunks that training saw less than 10 times have {shares[0] / max(bits, 1e-9):.0%} of the bits and "
-            f"{shares[1] / max(tokens, 1):.0%} of the tokens."
+            f"Chunks that occur less than 10 times in training have {shares[0] / max(bits, 1e-9):.0%} of "
+            f"the bits and {shares[1] / max(tokens, 1):.0%} of the tokens."
         )
     sentences.append(
-        f"Norms are {result.norms.mean:.3g} ± {result.norms.deviation:.2g}; with frequency they correlate at "
-        f"{result.norms.correlation:+.2f} (Spearman), {result.norms.slope:+.1%} for ten times the count."
+        f"The norms are {result.norms.mean:.3g} ± {result.norms.deviation:.2g}. Their correlation with "
+        f"frequency is {result.norms.correlation:+.2f} (Spearman), and a ten times higher count changes "
+        f"them by {result.norms.slope:+.1%}."
     )
     sentences.append(
-        f"The mean cosine of two chunks is {result.cloud.mean_cosine:.2f}; of {result.cloud.width} dimensions "
-        f"{result.cloud.dimension:.1f} are in effect used (participation ratio)."
+        f"The mean cosine of two chunks is {result.cloud.mean_cosine:.2f}. Of {result.cloud.width} "
+        f"dimensions, {result.cloud.dimension:.1f} are effectively used (participation ratio)."
     )
     if (moved := result.drift) is not None:
         sentences.append(
-            f"From {moved.before} to {moved.after}, {moved.overlap:.0%} of the {moved.neighbours} nearest stayed (by chance "
-            f"{moved.chance:.1%}); after the best turn a chunk's cosine with itself is {moved.cosine:.2f} in the mean."
+            f"From {moved.before} to {moved.after}, {moved.overlap:.0%} of the {moved.neighbours} nearest "
+            f"neighbours stayed (by chance {moved.chance:.1%}). After the best rotation, the mean cosine "
+            f"of a chunk with itself is {moved.cosine:.2f}."
         )
     if (alike := result.passages) is not None:
         first, last, chance = alike.layers[0], alike.layers[-1], alike.chance
         kept = ", ".join(f"{each.overlap:.0%}" for each in alike.layers[1:] if each.overlap is not None)
         sentences.append(
-            f"Of the {alike.neighbours} passages nearest to one, {kept} are the same from one layer to the next (by chance "
-            f"{chance.overlap or 0:.1%}). From {first.name} to {last.name}, {first.last:.0%} to {last.last:.0%} end with the "
-            f"same chunk (by chance {chance.last:.1%}), and {first.following:.0%} to {last.following:.0%} are followed by the "
-            f"same (by chance {chance.following:.1%})."
+            f"Of the {alike.neighbours} nearest passages, {kept} are the same from one layer to the next "
+            f"(by chance {chance.overlap or 0:.1%}). From {first.name} to {last.name}, {first.last:.0%} "
+            f"to {last.last:.0%} end with the same chunk (by chance {chance.last:.1%}). {first.following:.0%} "
+            f"to {last.following:.0%} are followed by the same chunk (by chance {chance.following:.1%})."
         )
     return sentences
 
@@ -101,7 +112,7 @@ def precision_table(checks: Intrinsic) -> Table:
     names = list(checks.checks[0].precision)
     rows = [
         (
-            f"{check.name}{'' if check.use else ' (spelled alike)'}",
+            f"{check.name}{'' if check.use else ' (similar spelling)'}",
             f"{check.found} of {check.members}{' pairs' if check.pairs else ''}",
             *(f"{check.precision[name]:.3f}" for name in names),
         )

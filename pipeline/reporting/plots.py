@@ -59,7 +59,11 @@ class Point:
 
 
 def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
-    """Plot validation bits per token of runs over steps, seconds and model FLOPs (as the paper's Figure 4)."""
+    """Plot validation bits per token of runs over steps, seconds and model FLOPs (as the paper's Figure 4).
+
+    The y-axis fits the run with the fewest bits. A run that stays above the axis is named so in the legend.
+    """
+    low, high = fit_axis(curves)
     figure = Figure(figsize=(12, 3.8))
     units = (("step", "steps"), ("seconds", "seconds of training"), ("flops", "model FLOPs"))
     for position, (name, unit) in enumerate(units, 1):
@@ -68,14 +72,27 @@ def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
             shown = [(getattr(point, name), point.bits) for point in points]
             if shown:
                 style = {"color": f"C{number % 10}", "markersize": 3, "linewidth": 1.1}
-                axes.plot(*zip(*shown, strict=True), "o-", label=drawable_label(run), **style)
-        values = sorted(point.bits for points in curves.values() for point in points)
-        if len(values) > 10:  # the first points are far above the rest
-            axes.set_ylim(values[0] * 0.97, values[int(len(values) * 0.85)] * 1.05)
-        if position == 3 and values:
+                above = " (above the axis)" if min(bits for _, bits in shown) > high else ""
+                axes.plot(*zip(*shown, strict=True), "o-", label=drawable_label(run) + above, **style)
+        axes.set_ylim(low, high)
+        if position == 3 and any(curves.values()):
             axes.legend(fontsize=8, frameon=False, loc="upper right")
     figure.tight_layout()
     return encode_png(figure)
+
+
+def fit_axis(curves: dict[str, list[Point]]) -> tuple[float, float]:
+    """Return the range of bits of the best run, without the first tenth of its steps, and of ends up to twice that."""
+    runs = [points for points in curves.values() if points]
+    if not runs:
+        return 0.0, 1.0
+    best = min(runs, key=lambda points: points[-1].bits)
+    late = [point.bits for point in best if point.step > 0.1 * best[-1].step]
+    low, high = min(late), max(late)
+    reach = low + 2 * (high - low or 0.05 * low or 1.0)
+    high = max(high, *(points[-1].bits for points in runs if points[-1].bits <= reach))
+    margin = 0.06 * (high - low or 0.1 * low or 1.0)
+    return low - margin, high + margin
 
 
 def draw_pictures(rows: np.ndarray, titles: list[str]) -> bytes:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
 
 from pipeline.console import escape_control_characters, make_printable, markdown_text
+from pipeline.reporting.terms import TERMS
 
 STYLE = Path(__file__).parent / "style.css"
 
@@ -96,7 +98,13 @@ def make_environment(**names: Any) -> Environment:
     environment = Environment(
         loader=PackageLoader("pipeline.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"visible": escape_control_characters, "line": _join_lines, "pixels": _split_pixels}
+    environment.globals["terms"] = TERMS
+    environment.filters |= {
+        "visible": escape_control_characters,
+        "line": _join_lines,
+        "pixels": _split_pixels,
+        "commands": _mark_commands,
+    }
     environment.globals |= names
     return environment
 
@@ -124,6 +132,11 @@ def data_uri(png: bytes) -> str:
 def _join_lines(text: str) -> str:
     """Return text around a chunk on one line, with repeated blanks as one."""
     return re.sub(r"[ \t]{2,}", " ", text.replace("\r", "").replace("\n", "↵"))
+
+
+def _mark_commands(text: str) -> Markup:
+    """Return a message as HTML, with its commands in backticks as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _split_pixels(hexadecimal: str) -> list[str]:

@@ -23,7 +23,15 @@ from pipeline.console import format_error, markdown_code, markdown_text
 from pipeline.reporting.charts import draw_corpus, draw_curves
 from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, precision_table
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
-from pipeline.reporting.run_state import RunState, determine_state, phase_metrics, read_setting, status_of
+from pipeline.reporting.run_state import (
+    RunState,
+    count_parameters,
+    determine_state,
+    phase_metrics,
+    read_setting,
+    status_of,
+)
+from pipeline.reporting.terms import Footnotes
 from pipeline.run.analysis_results import Analysis
 from pipeline.run.checkpoints import (
     Checkpoint,
@@ -78,6 +86,9 @@ class RunReport:
         checkpoints: the checkpoints of all phases.
         configured: the configuration, or None if it cannot be read.
         environment: text of environment.json, empty if there is none.
+        corpus: description of the corpus; empty if the configuration cannot be read.
+        parameters: number of parameters of the checkpoint, or None if it cannot be read.
+        seed: the option `seed`, or None if the configuration cannot be read.
         is_pixels: whether chunks are pixels.
     """
 
@@ -94,6 +105,9 @@ class RunReport:
     checkpoints: list["CheckpointInfo"] = field(default_factory=list)
     configured: "ConfigurationSummary | None" = None
     environment: str = ""
+    corpus: str = ""
+    parameters: int | None = None
+    seed: int | None = None
     is_pixels: bool = False
 
     @property
@@ -104,6 +118,25 @@ class RunReport:
             for phase, records in self.phases.items()
         ]
         return ", ".join(parts) or "not trained yet"
+
+    @property
+    def corpus_summary(self) -> str:
+        """Return the corpus with the size of its train split; empty if the configuration cannot be read."""
+        if not self.corpus or self.statistics is None:
+            return self.corpus
+        tokens = sum(length * count for length, count in enumerate(self.statistics.chunk_lengths))
+        documents = sum(self.statistics.tokens_per_document.documents_from.values())
+        return f"{self.corpus} ({tokens:,} tokens in {documents:,} document{'s' * (documents != 1)} of the train split)"
+
+    @property
+    def known_share(self) -> float | None:
+        """Return a lower bound on the share of the train split's chunks that are known, or None without a mixture."""
+        parts, statistics = self.evaluation.parts if self.evaluation else None, self.statistics
+        if parts is None or statistics is None:
+            return None
+        rarest = min((count for rank, count in statistics.rank_frequency if rank <= parts.known), default=0)
+        unknown = max(0, statistics.distinct_chunks - parts.known) * rarest
+        return max(0.0, 1 - unknown / max(1, sum(statistics.chunk_lengths)))
 
     @property
     def mixture(self) -> Table | None:
@@ -144,8 +177,11 @@ class RunReport:
             "training": self.training,
             "mixture": self.mixture,
             "ranking": self.ranking,
+            "footnotes": Footnotes(),
             "curves": draw_curves(self.phases),
-            "corpus": draw_corpus(self.statistics) if self.statistics else "",
+            "corpus_charts": draw_corpus(self.statistics) if self.statistics else "",
+            "corpus_summary": self.corpus_summary,
+            "known_share": self.known_share,
             "speed": describe_speed(self.samples),
             "samples_picture": addresses.get("samples.png"),
             "captions": PICTURES,
@@ -190,7 +226,8 @@ def summarise_report(options: Options) -> str:
         lines.append(f"**{metric.value:.3f} {metric.unit}** on the {markdown_text(evaluation.split)} split")
         if evaluation.remembered is not None:
             lines.append(
-                f"{evaluation.alone.value:.3f} {metric.unit} by the model alone; by part: {evaluation.remembered}."
+                f"{evaluation.alone.value:.3f} {metric.unit} by the model alone. Share of the text by part: "
+                f"{evaluation.remembered}."
             )
         notes = (evaluation.perplexity_note, evaluation.likelihood_note)
         lines += [markdown_text(note) for note in notes if note]
@@ -199,8 +236,8 @@ def summarise_report(options: Options) -> str:
     if report.mixture:
         lines.append(report.mixture.to_markdown())
     lines += [markdown_text(warning) for warning in report.warnings]
-    lines.append(f"The report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
-    lines.append(f"Questions to the model: {markdown_code(format_command('explore', folder))}")
+    lines.append(f"Report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
+    lines.append(f"Query the model: {markdown_code(format_command('explore', folder))}")
     return "\n\n".join(lines)
 
 
@@ -223,7 +260,8 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     phases = phase_metrics(folder, folder.phase_history(options) if options else None)
     report = RunReport(folder.path.name, determine_state(folder), phases, files.warnings, configured=configured)
     if options:
-        report.is_pixels = options.chunker.kind == PIXELS
+        report.is_pixels, report.seed = options.chunker.kind == PIXELS, options.seed
+        report.corpus = " ".join(filter(None, (options.source.kind, options.source.path)))
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
     report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
@@ -235,13 +273,14 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
         if files.is_strict:
             folder.check_unchanged(options, present)
         files.warnings += _collect_warnings(folder, options, present, report)
+        report.parameters = count_parameters(folder)
     report.checkpoints = describe_checkpoints(folder, present)
     if analysis and present is not None and analysis.checkpoint == present.digest:
         report.analysis = analysis
     elif analysis:
         files.warnings.append(
-            f"The analysis is of another checkpoint ({analysis.stage} step {analysis.step:,}) and not shown: run "
-            f"`{format_command('analyse', folder, *stage_overrides(stage))}` again."
+            f"The analysis belongs to another checkpoint ({analysis.stage} step {analysis.step:,}), so "
+            f"it is not shown. Run `{format_command('analyse', folder, *stage_overrides(stage))}` again."
         )
     names = ["samples.png", *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis)]
     report.pictures = {name: folder.path / name for name in names if os.path.lexists(folder.path / name)}
@@ -300,8 +339,8 @@ def _collect_warnings(folder: RunFolder, options: Options | None, present: Check
         warnings.append(_explain_stale_evaluation(folder, report.evaluation, present, stage))
     if any(sample.checkpoint not in (None, present.digest) for sample in report.samples):
         warnings.append(
-            f"The samples are of another checkpoint than the run's present one, {phase} step {step:,}: run "
-            f"`{format_command('sample', folder, *stage_overrides(stage))}` again."
+            f"The samples belong to another checkpoint than the run's present one ({phase} step {step:,}). "
+            f"Run `{format_command('sample', folder, *stage_overrides(stage))}` again."
         )
     return warnings
 
@@ -310,8 +349,10 @@ def _explain_stale_evaluation(
     folder: RunFolder, evaluation: Evaluation, present: Checkpoint, stage: Phase | None
 ) -> str:
     return (
-        f"The likelihood is of {evaluation.stage} step {evaluation.step:,}, the run's present checkpoint is {present.phase} "
-        f"step {present.step:,}: run `{format_command('evaluate', folder, *stage_overrides(stage))}` again."
+        f"The likelihood belongs to checkpoint {evaluation.checkpoint[:12]} ({evaluation.stage} step "
+        f"{evaluation.step:,}). The run's present checkpoint is {present.digest[:12]} ({present.phase} "
+        f"step {present.step:,}). Run `{format_command('evaluate', folder, *stage_overrides(stage))}` "
+        "again."
     )
 
 

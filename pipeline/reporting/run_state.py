@@ -14,7 +14,7 @@ import yaml
 
 from data.filesystem import CorruptFileError, add_path_to_errors, open_file, read_yaml
 from pipeline.config import PHASES, Phase, PhaseOptions, flatten_tree
-from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
+from pipeline.run.checkpoints import read_position, read_shapes, read_state, resolve_pointer
 from pipeline.run.metrics import Position, Record, parse_record, read_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 
@@ -164,13 +164,23 @@ def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
         tree = yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         return dict(flatten_tree(tree)) if isinstance(tree, dict) else {}
     except (RecursionError, yaml.YAMLError) as error:
-        raise CorruptFileError(f"{path}: not readable as YAML: {error}") from error
+        raise CorruptFileError(f"{path} is not valid YAML: {error}") from error
 
 
 @lru_cache(64)
 def _read_records(path: Path, changed: int, size: int) -> list[Record]:
     records = (_finite_numbers(record) for record in read_metrics(path))
     return [record for record in records if "step" in record]
+
+
+def count_parameters(folder: RunFolder) -> int | None:
+    """Count the parameters of the present checkpoint; return None if it cannot be read."""
+    try:
+        return sum(
+            math.prod(shape) for shape in read_shapes(folder.select_checkpoint().path / "model.safetensors").values()
+        )
+    except (OSError, ValueError):
+        return None
 
 
 def read_history(folder: RunFolder) -> dict[str, Path] | None:

@@ -168,7 +168,7 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
     state = parse_json(read_bytes(where, RESULT), where)
     verify_checksums(state, where, "digest")
     if missing := [key for key in keys if key not in state]:
-        raise CorruptFileError(f"{where} is damaged, or of another version: it lacks {', '.join(missing)}")
+        raise CorruptFileError(f"{where} is damaged or of another version. It lacks {', '.join(missing)}")
     return cast(State, state)
 
 
@@ -278,9 +278,9 @@ def explain_too_few_steps(folder: Path) -> str:
         wanted = {"steps": least, "seconds": math.ceil(least * each), "epochs": where["epochs"] * least / step}
         limits = {name: options[phase][name] for name in wanted}
         short = [f"{phase}.{name}={value:.6g}" for name, value in wanted.items() if (limits[name] or math.inf) < value]
-        advice = f"{' '.join(short)} or more" if short else "the same command goes on"
-        why = f"in fewer than {least} a model learns next to nothing"
-        return f"{phase} has taken {step} steps, at {each:.2g} s each; {why}: {advice}"
+        advice = f"Use {' '.join(short)} or more" if short else "Run the same command to resume"
+        why = f"a model learns almost nothing in fewer than {least}"
+        return f"{phase} has taken {step} steps, at {each:.2g} s each; {why}. {advice}"
     return ""
 
 
@@ -300,7 +300,7 @@ def explain_permission_error(path: Path) -> Iterator[None]:
             with suppress(OSError, KeyError):
                 owner = each.owner()
         raise PermissionError(
-            f"{error.filename}: permission denied; it belongs to {owner}: ask them for the right to read it"
+            f"{error.filename}: permission denied. Its owner is {owner}: ask for permission to read it"
         ) from error
 
 
@@ -329,25 +329,28 @@ def choose_checkpoint(folder: Path) -> Checkpoint:
                 is_gone = not os.path.lexists(path)
                 if _read_best_pointer(folder)[0] != best or (is_gone and path != best):
                     break  # a training has just replaced it
-                reasons.append(f"{path} is gone, which {folder / 'best'} names" if is_gone else str(error))
+                reasons.append(f"{path} is missing, but {folder / 'best'} names it" if is_gone else str(error))
                 continue
             if best is None and not reasons and state.get("best") is not None:
-                reasons.append(f"{folder / 'best'} is missing, though there were validations")
+                reasons.append(f"{folder / 'best'} is missing, although the phase was validated")
             checkpoint = Checkpoint(path, state)
             if not reasons:
                 return checkpoint
-            why = f"{'; '.join(reasons)}; using the newest instead, {path.name}"
+            why = f"{'; '.join(reasons)}; using the newest checkpoint instead, {path.name}"
             return replace(
-                checkpoint, fallback=warn_once(f"{why} (the name of another in {folder / 'best'} chooses that)")
+                checkpoint,
+                fallback=warn_once(f"{why}. Write the name of another checkpoint to {folder / 'best'} to choose it"),
             )
         else:
             break
     else:
-        raise CorruptCheckpointError(f"the checkpoints in {folder} are replaced faster than they are read: try again")
+        raise CorruptCheckpointError(f"the checkpoints in {folder} are replaced faster than they are read. Try again")
     check_pointers(folder)
     if not reasons:
-        raise FileNotFoundError(f"{folder} has no checkpoint yet")
-    raise CorruptCheckpointError(f"no checkpoint in {folder} is whole; move them away to start afresh ({reasons[0]})")
+        raise FileNotFoundError(f"{folder} has no checkpoint")
+    raise CorruptCheckpointError(
+        f"all checkpoints in {folder} are damaged. Move them away to start from the beginning ({reasons[0]})"
+    )
 
 
 def check_pointers(folder: Path) -> None:
@@ -355,7 +358,8 @@ def check_pointers(folder: Path) -> None:
     for pointer in ("latest", "best") if not list_checkpoints(folder) else ():
         if (named := resolve_pointer(folder, pointer)) is not None:
             raise CorruptCheckpointError(
-                f"{named} is gone, which {folder / pointer} names: bring it back, or remove {pointer} to start afresh"
+                f"{named} is missing, but {folder / pointer} names it. Restore it, or delete {pointer} to start "
+                "from the beginning"
             )
 
 
@@ -363,7 +367,7 @@ def _read_best_pointer(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the checkpoint that `best` names, and a list of problems with that file."""
     best, path = resolve_pointer(folder, "best"), folder / "best"
     if best is None and os.path.lexists(path):
-        return None, [f"{path} is damaged: it names no checkpoint"]
+        return None, [f"{path} is damaged: it does not name a checkpoint"]
     return best, []
 
 
@@ -397,10 +401,10 @@ def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State
         if name in FILES and name in sums:
             read_metadata(path / name)  # a file that goes on behind its tensors is not hashed: a terabyte takes an hour
             if cache.compute_sha256(f"{path.name}/{name}", fresh) != sums[name]:
-                raise CorruptCheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
+                raise CorruptCheckpointError(f"checkpoint {path} is damaged: the checksum of {name} does not match")
     for key, kind in (("step", int), ("identity", dict), ("options", dict)):
         if not isinstance(state[key], kind):
-            raise CorruptCheckpointError(f"checkpoint {path} is damaged: {STATE} has a {key} of another kind")
+            raise CorruptCheckpointError(f"checkpoint {path} is damaged: {key} in {STATE} has the wrong type")
     return cast(State, state)
 
 
@@ -415,7 +419,7 @@ def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise ValueError(
-            f"{checkpoint.path} is of another model than config.yaml says, or the model's code has changed: {reason}"
+            f"{checkpoint.path} does not fit the model of config.yaml, or the code of the model was changed: {reason}"
         ) from error
 
 
@@ -497,7 +501,7 @@ class Checkpoints:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}; "
-                + (f"the last good one is {last.name}" if last else "there is none yet")
+                + (f"the last good one is {last.name}" if last else "there is no earlier one")
             ) from error
         self._remove_old()
 
@@ -540,9 +544,11 @@ class Checkpoints:
                 return load_checkpoint(new[-1], training=True)
             except CorruptCheckpointError as error:
                 if new[-1].exists():
-                    log.warning("%s; trying the one before", error)
+                    log.warning("%s. The checkpoint before it is tried", error)
         if tried:
-            raise CorruptCheckpointError(f"no checkpoint in {self.folder} is whole; move them away to start afresh")
+            raise CorruptCheckpointError(
+                f"all checkpoints in {self.folder} are damaged. Move them away to start from the beginning"
+            )
         check_pointers(self.folder)
         return None
 
@@ -604,7 +610,7 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     with add_path_to_errors(path), open_file(path) as file:
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if size > free:
-            raise CorruptFileError(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
+            raise CorruptFileError(f"{path} has {size / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory are free")
     with _open_tensors(path, "pt") as tensors:
         content: dict[str, Tensor] = tensors.get_tensors()
         return content

@@ -146,7 +146,9 @@ def setup_compute(options: Options, precision: str | None = None) -> Compute:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device={options.device} is not available here ({reason}); use device=auto or cpu") from error
+        raise ValueError(
+            f"device={options.device} is not available ({reason}). Use device=auto or device=cpu"
+        ) from error
     _use_threads(options.threads)
     deterministic = options.deterministic and is_cublas_deterministic(device)
     if device.type == "cuda":
@@ -178,9 +180,7 @@ def is_cublas_deterministic(device: torch.device) -> bool:
     value = os.environ.get(_CUBLAS)
     if device.type != "cuda" or value in _CUBLAS_VALUES:
         return True
-    warn_once(
-        f"{_CUBLAS}={value}: results may differ in their last bits from time to time. Unset it to have equal ones."
-    )
+    warn_once(f"{_CUBLAS}={value}: the last bits of results may differ between runs. Unset it for equal results.")
     return False
 
 

@@ -21,12 +21,12 @@ from data.statistics import Summary
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 AGAIN = {  # what to do about a file that is damaged
-    "evaluation.json": "run `haed evaluate` again",
-    "samples.json": "run `haed sample` again",
-    "analysis.json": "run `haed analyse` again",
-    "environment.json": "remove it to go on without it",
-    "corpus.json": "bring a copy of it back, or train under another name=",
-    "clock.json": "remove it to have it measured anew",
+    "evaluation.json": "Run `haed evaluate` again",
+    "samples.json": "Run `haed sample` again",
+    "analysis.json": "Run `haed analyse` again",
+    "environment.json": "Delete it to continue without it",
+    "corpus.json": "Restore a copy, or train under another name=",
+    "clock.json": "Delete it to measure again",
 }
 
 
@@ -64,7 +64,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path} is damaged, or of another version: {place} {first['msg'].lower()}") from error
+        raise ValueError(f"{path} is damaged or of another version: {place} {first['msg'].lower()}") from error
 
 
 @cache
@@ -285,10 +285,11 @@ class MixtureParts:
     def __str__(self) -> str:
         """Return a sentence for people."""
         return (
-            f"{self.known:,} known chunks, alone {_format_bits(self.known_bits_per_token)} bits/token where the decoder has "
-            f"{_format_bits(self.known_decoder_bits_per_token)}; the decoder alone on all {_format_bits(self.decoder_bits_per_token)}; "
-            f"{self.unknown_share:.2%} of the chunks unknown, gate (mean weight of the known chunks) {self.gate:.3f}, "
-            f"{self.known_flops_per_token / 1e6:.3g} MFLOP per token"
+            f"{self.known:,} known chunks need {_format_bits(self.known_bits_per_token)} bits/token by "
+            f"the vocabulary alone, {_format_bits(self.known_decoder_bits_per_token)} by the decoder alone. "
+            f"The decoder alone needs {_format_bits(self.decoder_bits_per_token)} on all chunks. {self.unknown_share:.2%} "
+            f"of the chunks are unknown. The mean gate is {self.gate:.3f}, the cost {self.known_flops_per_token / 1e6:.3g} "
+            "MFLOP per token"
         )
 
 
@@ -427,7 +428,7 @@ class Evaluation:
     def likelihood_note(self) -> str:
         """A sentence on which part of a mixture the bits are of, with results of its parts; empty for other runs."""
         if self.likelihood == "decoder":
-            return "By the decoder alone (evaluate.likelihood=decoder), not by the run's mixture."
+            return "These bits are of the decoder alone (evaluate.likelihood=decoder), not of the run's mixture."
         return f"A mixture. {self.parts}." if self.parts is not None else ""
 
     @property

@@ -76,10 +76,10 @@ def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
     path, metadata = corpus.folder / f"known-{most}.safetensors", _cache_key(corpus.digest, most)
     columns_by_name = read_cache(path, metadata)
     if columns_by_name is None:
-        log.info("finding the known chunks: the %s most frequent of the train split at most", f"{most:,}")
+        log.info("finding the known chunks: at most the %s most frequent of the train split", f"{most:,}")
         every = count_distinct_chunks(corpus, "train", most=most)
         if every.left_out:
-            log.info("known chunks: %s rarer ones are left to the decoder (model.mixture.known)", f"{every.left_out:,}")
+            log.info("known chunks: the decoder spells %s rarer ones (model.mixture.known)", f"{every.left_out:,}")
         columns = {name: getattr(every, name) for name in ("tokens", "lengths", "counts")}
         columns["documents"] = count_documents_with(corpus, "train", every)
         # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
@@ -102,7 +102,7 @@ def read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        log.warning("%s; it is made anew", error)
+        log.warning("%s. It is made again", error)
         return None
     if others := [
         f"{name} {metadata.get(name)}, now {now}" for name, now in wanted.items() if metadata.get(name) != now
@@ -110,7 +110,7 @@ def read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
         log.info("%s is stale: %s", path, "; ".join(others))
         return None
     if metadata.get("sha256") != _hash_tensors(tensors):
-        log.warning("%s is damaged (its sha256 is another): it is made anew", path)
+        log.warning("%s is damaged (its sha256 does not match). It is made again", path)
         return None
     return tensors
 
@@ -122,7 +122,7 @@ def write_cache(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
             make_folders(path.parent, within=run.path)
         write_atomically(path, save(tensors, metadata | {"sha256": _hash_tensors(tensors)}))
     except OSError as error:
-        log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
+        log.warning("%s could not be written: %s. It is made again each time", path, error.strerror or error)
 
 
 def _hash_tensors(tensors: dict[str, Tensor]) -> str:

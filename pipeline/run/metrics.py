@@ -153,7 +153,7 @@ class Metrics:
             self._lines.flush()
             self._board.log.flush()
         except OSError as error:
-            log.warning("metrics of step %d are kept for later: %s", record["step"], error)
+            log.warning("metrics of step %d are kept in memory until they can be written: %s", record["step"], error)
         self._notify_listeners(record)
 
     def read_all(self) -> bytes:
@@ -187,7 +187,7 @@ class Metrics:
             OSError: the disk does not take them.
         """
         if not self._lines.is_there():
-            log.warning("%s was removed or replaced while it was written: it is written again", self._lines.path)
+            log.warning("%s was removed or replaced during training. It is written again", self._lines.path)
             content = self._lines.read_all()
             make_folders(self._lines.path.parent, within=self._lines.path.parent.parent)
             write_atomically(self._lines.path, content)
@@ -200,7 +200,7 @@ class Metrics:
         try:
             self._board.log.flush()
         except OSError as error:
-            log.warning("metrics for TensorBoard are kept for later: %s", error)
+            log.warning("metrics for TensorBoard are kept in memory until they can be written: %s", error)
 
 
 def encode_record(record: Record) -> bytes:
@@ -224,13 +224,13 @@ def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
     begin = line[:_CUT]
     if line[_CUT:] != _END % zlib.crc32(begin):
         raise CorruptFileError(
-            f"{where} is damaged or was edited: its crc32 is of another line; remove the line to go without it"
+            f"{where} is damaged or was edited: its crc32 does not match. Delete the line to continue without it"
         )
     record = parse_json(begin + b"}", where)
     values = record.values() if isinstance(record, dict) else ()
     if "step" not in record or not all(value is None or isinstance(value, int | float) for value in values):
         raise CorruptFileError(
-            f"{where} is damaged: no record with a step and figures; remove the line to go without it"
+            f"{where} is damaged: it has no step or no figures. Delete the line to continue without it"
         )
     return cast(Record, record)
 
@@ -294,7 +294,7 @@ def _cut_back(path: Path, step: int) -> None:
                 raise damaged
             kept.append(line + b"\n")
     if damaged is not None:
-        log.warning("%s; it is left out, with what comes after it", damaged)
+        log.warning("%s. This line and the lines after it are ignored", damaged)
     if path.exists():
         write_atomically(path, b"".join(kept))
 

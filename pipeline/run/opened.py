@@ -194,7 +194,7 @@ class Run:
         checkpoint = Checkpoints(folder.phase_folder(self.phase) / "checkpoints").load_best()
         if checkpoint is None:
             raise FileNotFoundError(
-                f"{folder.phase_folder(self.phase)}/checkpoints has no complete checkpoint: train it again"
+                f"{folder.phase_folder(self.phase)}/checkpoints has no complete checkpoint. Train it again"
             )
         if self.options.evaluate.stage is None:
             checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
@@ -221,8 +221,10 @@ class Run:
         if self._guesses:
             self._guesses = False  # said once
             log.warning(
-                "%s was trained without its decoder (pretrain.decode_fraction=0): bits and samples of what that spells are those "
-                "of random weights, until `haed finetune`",
+                (
+                    "%s was trained without its decoder (pretrain.decode_fraction=0). Whatever the decoder spells "
+                    "comes from random weights. Run `haed finetune` first"
+                ),
                 self.folder.path,
             )
         how, system = self.options, self.system
@@ -280,7 +282,7 @@ class Run:
             ValueError: it is a str, and the model is not a model of text.
         """
         if self.of_values and isinstance(text, str) and text:
-            raise ValueError(f"this run's model is not of text: give the values as bytes, not {text[:40]!r}")
+            raise ValueError(f"this run's model is not of text. Give the values as bytes, not {text[:40]!r}")
         return to_bytes(text, example)
 
     def size(self, document: bytes) -> int:
@@ -385,12 +387,15 @@ class Run:
         system = self.likelihood
         if not isinstance(system, HAED):
             raise ConfigError(
-                f"model.kind={system.kind} predicts tokens, not chunks: `haed sample` continues prompts with it"
+                f"model.kind={system.kind} predicts tokens, not chunks. Use `haed sample` to continue prompts"
             )
         prompt = to_bytes(prompt, 'run.next("import ")')
         kind = self.chunker.name
         if prompt and kind == PIXELS:
-            raise ValueError("this run's model is of pictures: `haed next` takes no prompt, and tells how it begins")
+            raise ValueError(
+                "this run's model is of pictures, so `haed next` takes no prompt. It lists the first chunks "
+                "of a picture"
+            )
         window = self._make_window(*self.chunker.split(prompt))
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1
         closed = TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole])
@@ -400,7 +405,9 @@ class Run:
             remembered = (sampler.space, sampler.documents[0]) if sampler.documents else None
             likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, remembered)
         if len(likeliest.probability) < count:
-            log.warning("%d of %d chunks: no more are possible there", len(likeliest.probability), count)
+            log.warning(
+                "%d of %d chunks were found: no other chunk is possible there", len(likeliest.probability), count
+            )
         known = None if system.known is None else system.known.lexicon
         counts = [0] * len(likeliest.chunks) if known is None else known.counts_of(likeliest.chunks)[0].tolist()
         columns = (likeliest.chunks.tokens, likeliest.chunks.lengths, likeliest.probability)
@@ -456,7 +463,7 @@ class Run:
         chunks = to_texts(chunks, 'run.embed(["return "])')
         for chunk in chunks:
             if not 1 <= len(chunk) <= self.chunker.k:
-                raise ValueError(f"{chunk!r} has {len(chunk)} bytes, a chunk of this run has 1 to {self.chunker.k}")
+                raise ValueError(f"{chunk!r} has {len(chunk)} bytes. A chunk of this run has 1 to {self.chunker.k}")
         flat = np.frombuffer(b"".join(chunks), np.uint8)
         return self._embed_window(self._make_window(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
 
@@ -501,10 +508,12 @@ class Run:
             ConfigError: the model predicts tokens, not chunks.
         """
         if not isinstance(self.system, HAED):
-            raise ConfigError(f"model.kind={self.system.kind} predicts tokens, not chunks: it expects none of them")
+            raise ConfigError(
+                f"model.kind={self.system.kind} predicts tokens, so it expects no chunk. Use run.context instead"
+            )
         if not getattr(self.options, self.phase).iem_weight:
             log.warning(
-                "%s was trained without the IEM loss: what it expects need not lie among its chunks", self.phase
+                "%s was trained without the IEM loss, so its predictions may be far from all chunks", self.phase
             )
         return self._vector_after(self._encode_document(text, 'run.expected("for i in ")'), "predictions")
 
@@ -520,7 +529,7 @@ class Run:
         window = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context
         if len(lengths) >= seen:
-            log.info("of the %d chunks of the text the last %d are seen (batch.context)", len(lengths), seen - 1)
+            log.info("of the %d chunks of the text, only the last %d are used (batch.context)", len(lengths), seen - 1)
             window = TokenBatch.from_chunks(window.tokens[:, -seen:], window.lengths[:, -seen:])
         with self.compute.use_precision():
             return self.system.extract_vectors(window, space, layer, scale)[-1].float().cpu().numpy()

@@ -61,7 +61,7 @@ def load_memory(
             raise ValueError("the valid split is empty, so the gate of the parts cannot be fitted")
         makers = [_PARTS[name](corpus, how) for name in dict.fromkeys(how.parts) if name in _PARTS]
     except (OSError, ValueError) as error:
-        log.warning("nothing is remembered: %s", format_error(error))
+        log.warning("scoring without memory: %s", format_error(error))
         return None
     cut = system.cut
 
@@ -102,7 +102,7 @@ def _restore_memory(
     shapes = {"weight": (features, len(names)), "bias": (len(names),), "mean": (features,), "deviation": (features,)}
     fits = {name: tuple(tensor.shape) for name, tensor in kept.items()} == shapes
     if not fits or not all(bool(tensor.isfinite().all()) for tensor in kept.values()):
-        log.warning("%s is damaged: it is made anew", GATE)
+        log.warning("%s is damaged. It is made again", GATE)
         return None
     return Memory(names, start_document, MemoryGate(**kept), None if scale is None else Speller(scale))
 
@@ -137,10 +137,10 @@ def load_recall(corpus: Corpus) -> ChunkRecall:
         try:
             return _restore_recall(kept)
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            log.warning("%s is damaged (%s): it is made anew", corpus.folder / RECALL, error)
+            log.warning("%s is damaged (%s). It is made again", corpus.folder / RECALL, error)
     total = corpus.split_counts("train").chunks
     read = min(total, RECALLED)
-    log.info("sorting %s chunks of the train split to recall them: %.0f MB", f"{read:,}", 8e-6 * read)
+    log.info("sorting %s chunks of the train split for the recalled part: %.0f MB", f"{read:,}", 8e-6 * read)
     if read < total:
         log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
     chunker = corpus.build_chunker()

@@ -55,7 +55,7 @@ LATEST_FIRST: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order
 CONFIG, ENVIRONMENT, CORPUS = "config.yaml", "environment.json", "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
-_TRAINED_IN = "; precision= is of training: evaluate.precision=bf16 computes what is read in another"
+_TRAINED_IN = ". precision= applies to training. Use evaluate.precision=bf16 to read in another precision"
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "evaluate", "batch.context"),
     "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
@@ -114,7 +114,7 @@ class RunFolder:
         """
         missing = [name for name in (CONFIG, ENVIRONMENT, CORPUS) if not os.path.lexists(self.path / name)]
         for name in missing:
-            log.warning("%s was removed while the run is trained: it is written again", self.path / name)
+            log.warning("%s was removed during training. It is written again", self.path / name)
             if name == CONFIG:
                 write_atomically(self.path / CONFIG, dump_options(options).encode())
             elif name == ENVIRONMENT:
@@ -136,9 +136,9 @@ class RunFolder:
         if run.exists():
             raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_suggest_instead(str(run))}")
         known = sorted(list_runs(runs_dir))
-        hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
+        hint = f"runs in {runs_dir}/: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
         hint += _suggest_instead(str(run))
-        raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
+        raise FileNotFoundError(f"no run {str(run)!r}: it is neither a folder nor a name under {runs_dir}/; {hint}")
 
     def load_options(
         self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None, *, log_changes: bool = False
@@ -166,13 +166,13 @@ class RunFolder:
         for key in keys:
             readers = [name for name, those in READS.items() if any(f"{key}.".startswith(f"{each}.") for each in those)]
             if reader and reader not in readers:
-                also = f"; {key}= is taken by haed {', haed '.join(readers)}" if readers else ""
+                also = f". haed {', haed '.join(readers)} takes {key}=" if readers else ""
                 also = _TRAINED_IN if key == "precision" else also
                 raise ConfigError(
-                    f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}{also}"
+                    f"{key}= cannot be changed in an existing run. haed {reader} takes {', '.join(takes)}{also}"
                 )
         if "name" in keys:
-            raise ConfigError(f"name= and {self.path} both name a run: leave one of them out")
+            raise ConfigError(f"name= and {self.path} both name a run. Leave one of them out")
         named = (
             self.path if self.path.name not in ("", "..") else Path(os.path.abspath(self.path))
         )  # a link by its own name
@@ -189,7 +189,7 @@ class RunFolder:
         remembered, options = self.read_corpus_record(), self.load_options()
         location = remembered.location
         if is_remote(location):
-            log.warning("%s/corpus.json names the place of the shards, %s", self.path, redact_urls(location))
+            log.warning("%s/corpus.json says where the shards are: %s", self.path, redact_urls(location))
             places = [location]
         else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
             kept = Path(options.shards_dir) / Path(location).name
@@ -204,15 +204,15 @@ class RunFolder:
         corpora = [Corpus.open(place, options.loader) for place in places]
         if not corpora:
             raise FileNotFoundError(
-                f"the shards of {self.path} are not at {location} any more: put them back, or run `haed shard` with the "
-                f"options of the run: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
+                f"the shards of {self.path} are not at {location}. Put them back, or make them "
+                f"again: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
             )
         for corpus in corpora:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
             if same and corpus.options == options.chunker:
                 return corpus
         raise ValueError(
-            f"{corpora[0].location} holds another corpus than {self.path} was trained on: {corpora[0].digest}"
+            f"{corpora[0].location} is not the corpus that {self.path} was trained on: {corpora[0].digest}"
         )
 
     def load_chunker(self) -> Chunker:
@@ -249,7 +249,8 @@ class RunFolder:
             return read_as(CorpusRecord, self.path / CORPUS)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{self.path} was not trained yet: run `{format_command('pretrain', self)}` or `{format_command('train', self)}` first"
+                f"{self.path} is not trained. Run `{format_command('pretrain', self)}` or `{format_command('train', self)}` "
+                "first"
             ) from None
 
     def phase_folder(self, name: str) -> Path:
@@ -277,7 +278,7 @@ class RunFolder:
             folders["pretrain"] = self.find_first_run(options).phase_folder("pretrain")
         except FileNotFoundError:
             folders["pretrain"] = self.path / "gone"
-            log.warning("%s began with the phase one of %s, which is not there and not counted", self.path, start)
+            log.warning("%s started from phase one of %s, which is missing. It is not counted", self.path, start)
         return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in folders.items()}
 
     def is_trained(self) -> bool:
@@ -296,7 +297,7 @@ class RunFolder:
         stages = (wanted,) if wanted else ("pretrain", "train")
         commands = " or ".join(f"`{format_command(stage, self)}`" for stage in stages)
         raise FileNotFoundError(
-            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with {commands} first"
+            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''}. Train it with {commands} first"
         )
 
     def select_checkpoint(self, wanted: Phase | None = None) -> Checkpoint:
@@ -323,7 +324,7 @@ class RunFolder:
         for later in LATEST_FIRST[: LATEST_FIRST.index(phase)]:
             if os.path.isfile(path := self.phase_folder(later) / "metrics.jsonl") and os.path.getsize(path):
                 reason = warn_once(
-                    f"{self.phase_folder(later)} has metrics and no checkpoint; using that of {phase} instead"
+                    f"{self.phase_folder(later)} has metrics but no checkpoint; using that of {phase} instead"
                 )
                 return "; ".join(filter(None, [reason, fallback]))
         return fallback
@@ -344,15 +345,15 @@ class RunFolder:
         if differences := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
             place = "corpus.json" if differences[0].startswith("corpus=") else "config.yaml"
             raise ValueError(
-                f"{of.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}: it was changed since, set it "
-                "back"
+                f"{of.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}. "
+                "Set it back"
             )
         if options is None:
             return
         wanted = make_identity(options, corpus)
         wanted["batch"] = of.identity["batch"]  # evaluation may take other windows
         if differences := identity_differences(of.identity, wanted):
-            raise ValueError(f"{of.path} was trained with {differences[0]}, which {differences[1]} cannot change")
+            raise ValueError(f"{of.path} was trained with {differences[0]}. {differences[1]} cannot change that")
 
     def is_current(self, name: str, options: Options, **settings: Any) -> bool:
         """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
@@ -408,7 +409,7 @@ class RunFolder:
 
     def _open_lock(self) -> IO[bytes]:
         def refuse(holder: str) -> None:
-            raise BlockingIOError(f"{self.path} is in use by {holder}; wait for it or stop it")
+            raise BlockingIOError(f"{self.path} is in use by {holder}. Wait for it or stop it")
 
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -459,10 +460,10 @@ def list_runs(runs_dir: str | Path) -> list[str]:
 def _suggest_instead(name: str) -> str:
     """Suggest what to type if there is no run of that name."""
     if name in list_presets():
-        return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
+        return f". {name} is a preset: `haed run --config {name}` makes a run of it"
     if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
-        return f"; a configuration is given by --config {name}"
-    return f"; data is given by source.path={name}" if os.path.exists(name) else ""
+        return f". Give a configuration as --config {name}"
+    return f". Give data as source.path={name}" if os.path.exists(name) else ""
 
 
 def _rewrite_file(file: IO[bytes], content: bytes) -> None:

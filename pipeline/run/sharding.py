@@ -63,7 +63,7 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise ValueError("launcher.dask needs Dask: pip install 'haed[dask]'") from error
+        raise ValueError("launcher.dask needs Dask. Install it with pip install 'haed[dask]'") from error
     with ExitStack() as held:
         if address == "local":
             cluster = LocalCluster(
@@ -138,8 +138,8 @@ def check_corpus(options: Options) -> str | None:
     )
     differs = other if other != where else "the same source with other options or contents"
     raise ValueError(
-        f"{run.path} was trained on another corpus, of {where}, not of {differs}: choose another name= for the new run, "
-        "or give it that source back"
+        f"{run.path} was trained on another corpus: {where}, not {differs}. Use another name= for a "
+        "new run, or restore that source"
     )
 
 
@@ -162,25 +162,28 @@ def open_shards(options: Options) -> Corpus:
         return run_corpus
     if options.source.kind == "shards":
         if not options.source.path:
-            raise ValueError("source.kind=shards needs source.path=, the folder or URL of a sharded corpus")
+            raise ValueError(
+                "source.kind=shards needs source.path=, the folder or URL of a sharded corpus, such as source.path=shards/NAME"
+            )
         corpus = Corpus.open(options.source.path, options.loader)
         _check_chunker(corpus, options)
     else:
         corpora = _find_corpora(options)
         folder = corpora.find_last_corpus()
         if folder is None and corpora.piped:
-            raise FileNotFoundError(
-                "nothing was sharded from standard input with these options: pipe it to `haed shard`"
-            )
+            raise FileNotFoundError("standard input was not sharded with these options. Pipe it to `haed shard` first")
         if folder is None:
             check_corpus(options)  # a run of another corpus could not go on with these either
             raise FileNotFoundError(
-                f"no shards of this source and chunker in {options.shards_dir}: run `haed shard` with the same options"
+                f"{options.shards_dir} has no shards of this source and chunker. Run `haed shard` with the "
+                "same options first"
             )
         corpus = open_built_corpus(folder, options.chunker)
         if corpora.has_changed():
             _warn_on_first_rank(
-                "%s was changed, or copied, since %s was made of it: `haed shard` looks", corpora.source_name, folder
+                "%s was changed or copied after %s was made from it. Run `haed shard` to check",
+                corpora.source_name,
+                folder,
             )
     log.info("corpus: %s", corpus.location)
     return corpus
@@ -205,12 +208,10 @@ def _find_run_corpus(options: Options) -> Corpus | None:
         last = corpora.find_last_corpus()
         if last is not None and last.name.rpartition("-")[2] != corpus.digest:
             _warn_on_first_rank(
-                "%s goes on with its corpus %s, not with %s: that needs another name=", run.path, corpus.location, last
+                "%s keeps its corpus %s. Use another name= to train on %s", run.path, corpus.location, last
             )
         elif corpora.has_changed():
-            _warn_on_first_rank(
-                "%s was changed, or copied, since; %s goes on with its corpus", corpora.source_name, run.path
-            )
+            _warn_on_first_rank("%s was changed or copied. %s keeps its corpus", corpora.source_name, run.path)
     log.info("corpus of %s: %s", run.path, corpus.location)
     return corpus
 
@@ -224,7 +225,9 @@ def _check_chunker(corpus: Corpus, options: Options) -> None:
     if corpus.options != options.chunker:
         wanted, cut = asdict(options.chunker), asdict(corpus.options)
         key = next(key for key in wanted if wanted[key] != cut[key])
-        raise ValueError(f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}: set it so")
+        raise ValueError(
+            f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}. Set chunker.{key}={cut[key]}"
+        )
 
 
 @dataclass
@@ -255,6 +258,6 @@ def check_split(chunks: int, corpus: str, option: str, split: str) -> None:
     """
     if not chunks:
         raise ValueError(
-            f"the split {split} of {corpus} is empty, so {option}={split} has nothing to read: give it documents (files "
-            f"named {split}…, or source.valid_percent), or choose another split with {option}="
+            f"the {split} split of {corpus} is empty, so {option}={split} cannot be read. Add documents "
+            f"(files named {split}…, or source.valid_percent), or set {option}= to another split"
         )

@@ -102,9 +102,9 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
     available = free_memory(machine.device)
     if sum(needed.values()) > available:
         parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)
-        listed = ", ".join(f"{name} for {size / 1e9:,.1f} GB" for size, name in parts)
+        listed = ", ".join(f"{name} ({size / 1e9:,.1f} GB)" for size, name in parts)
         raise ValueError(
-            f"not enough memory: at least {listed} are asked for, {available / 1e9:,.1f} GB are free: lower them"
+            f"not enough memory: at least {listed} are needed, but {available / 1e9:,.1f} GB are free. Lower them"
         )
 
 

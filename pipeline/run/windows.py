@@ -254,7 +254,7 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
     None if the split is empty or no windows are requested.
     """
     if windows and corpus.split_counts(split).chunks == 0:
-        log.warning("the split %s of %s is empty: nothing of it is scored", split, corpus.location)
+        log.warning("the %s split of %s is empty, so nothing of it is scored", split, corpus.location)
         return None
     if not windows:
         return None

@@ -144,8 +144,8 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
             number, rank = int(ended[1]), ended[2]
             raise ChildProcessError(
-                f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and so were the others; the same "
-                "command goes on from the last checkpoint"
+                f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and all other ranks "
+                "were stopped. Run the same command to resume from the last checkpoint"
             )
         raise _make_failure(log_lines)
     return TrainingResult(**json.loads(printed[0]))

@@ -189,7 +189,10 @@ def format_profile(profile: Profile) -> str:
     """Format a profile for people."""
     total, kept = sum(profile.milliseconds.values()), sum(profile.kept.values())
     lines = [
-        f"{profile.phase}: {total:.1f} ms a step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
+        (
+            f"{profile.phase}: {total:.1f} ms per step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept "
+            "for the backward pass"
+        )
     ]
     for part, spent in profile.milliseconds.items():
         if part == "loss" and BATCH[1] in profile.milliseconds:
@@ -199,11 +202,11 @@ def format_profile(profile: Profile) -> str:
             line += f"  {mine / 1e6:10,.2f} MB  {mine / kept:6.1%}"
         lines.append(line)
     lines.append(
-        f"  {profile.flops / 1e9:,.1f} model GFLOP a step, {profile.utilisation:.1%} of the "
-        f"{profile.device_flops / 1e12:.2f} TFLOP/s that a matrix product reaches here"
+        f"  {profile.flops / 1e9:,.1f} model GFLOP per step, {profile.utilisation:.1%} of the {profile.device_flops / 1e12:.2f} "
+        "TFLOP/s of a matrix product on this device"
     )
     if profile.peak:
-        lines.append(f"  {profile.peak / 1e9:,.2f} GB allocated on the GPU at most")
+        lines.append(f"  {profile.peak / 1e9:,.2f} GB of GPU memory at the peak")
     if profile.linear_cost is not None:
         lines.append(f"  a token costs as much as {profile.linear_cost:.2f} layers of the finest scale (linear cost)")
     return "\n".join(lines)

@@ -55,12 +55,13 @@ def save_beside(
                 _save_checkpoint(run, unsaved, phase, options)
     except OSError as error:
         return FolderLostError(
-            f"{unsaved}; training stopped at step {unsaved.step}, which could not be saved beside it either: "
-            f"{error.strerror or error}. Put the folder back, or begin anew with the same command"
+            f"{unsaved}; training stopped at step {unsaved.step}. The step could not be saved beside the "
+            f"run either: {error.strerror or error}. Put the folder back, or run the same command to start "
+            "from the beginning"
         )
     return FolderLostError(
-        f"{unsaved}; training stopped, and step {unsaved.step} was saved in {run.path}: `haed {phase} "
-        f"{shlex.quote(str(run.path))}` goes on from there"
+        f"{unsaved}; training stopped, and step {unsaved.step} was saved in {run.path}. Run `haed {phase} "
+        f"{shlex.quote(str(run.path))}` to resume"
     )
 
 
@@ -86,4 +87,4 @@ def _new_run(path: Path) -> RunFolder:
             beside = path.with_name(f"{path.name}-rescued-{number}")
             beside.mkdir()
             return RunFolder(beside)
-    raise FileExistsError(f"{path}-rescued-{_MOST - 1} is there already")
+    raise FileExistsError(f"{path}-rescued-{_MOST - 1} already exists")

@@ -90,9 +90,7 @@ def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say:
     if not all(reached.is_finished(getattr(each, phase)) for each in (options, kept)):
         return None
     for each in late if say else ():
-        log.warning(
-            "%s is finished: %s=%s does not change it, it was trained with %s", phase, each.key, each.now, each.was
-        )
+        log.warning("%s is finished: %s=%s has no effect, it was trained with %s", phase, each.key, each.now, each.was)
     return kept
 
 
@@ -122,12 +120,12 @@ def log_changed_options(state: State, options: Options, ranks: int) -> None:
     current, then = asdict(options), state["options"]
     for section in (*LATEST_FIRST, *_SHARED, "launcher", "precision"):
         for each in diff_trees(then.get(section), current[section], section):
-            log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
+            log.info("changed since the checkpoint: %s=%s (before: %s)", each.key, each.now, each.was)
     if len(state["sums"]) != ranks:
-        log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
+        log.info("ranks: %d (before: %d). They resume at the same place in the data", ranks, len(state["sums"]))
     if state["threads"] != torch.get_num_threads():
         log.info(
-            "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",
+            ("threads: %d (before: %d). Sums are rounded differently, so the last bits of the result will differ"),
             torch.get_num_threads(),
             state["threads"],
         )
@@ -141,16 +139,18 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
     was, now = (learning_rate_share(position, each, trainer.options.optimizer) for each in (before, limits))
     if was != now:
         log.info(
-            "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "
-            "was %.1f %%, as if these limits had stood from the start",
+            (
+                "the limits changed: %.0f %% of the phase is done (before: %.0f %%). The learning rate continues "
+                "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits"
+            ),
             *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
         )
     if trainer.state.has_converged(limits):
-        log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
+        log.info("the phase ended early by %s.patience=%d. Raise it to continue", phase, limits.patience)
     best = resolve_pointer(trainer.checkpoints.folder, "best")
     if trainer.validation is None and best is not None and position.progress(limits) < 1:
         log.warning(
-            "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
+            "validation is off, so %s stays the best checkpoint. It is evaluated, sampled and indexed", best.name
         )
 
 
@@ -164,7 +164,10 @@ def warn_lost_steps(folder: Path, step: int) -> None:
     done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
     if done > step:
         log.warning(
-            "steps after %d were lost, to %d at least: the process ended before it had saved them; they are done again",
+            (
+                "the steps after %d, up to at least %d, were lost because the process ended before saving. "
+                "They are repeated"
+            ),
             step,
             done,
         )
@@ -176,8 +179,8 @@ def load_phase_one(options: Options) -> Checkpoint:
     first = Checkpoints(run.phase_folder("pretrain") / "checkpoints").load_best(training=True)
     if first is None:
         raise FileNotFoundError(
-            f"{run.path} has no phase one to start from: run `{format_command('pretrain', run)}` first, or name a run with "
-            "finetune.start_from"
+            f"{run.path} has no phase one. Run `{format_command('pretrain', run)}` first, or name a run "
+            "in finetune.start_from"
         )
     return first
 
@@ -187,8 +190,8 @@ def log_start_checkpoint(first: Checkpoint) -> None:
     newest, best = list_checkpoints(first.path.parent)[-1], resolve_pointer(first.path.parent, "best")
     which = "the newest checkpoint of phase one"
     if first.path == best:
-        which = "the best one of phase one by its validations"
-        which += f", which ended at {newest.name}" if newest != best else ", and its newest"
+        which = "the best checkpoint of phase one by validation"
+        which += f", which ended at {newest.name}" if newest != best else ", and the newest"
     log.info("finetune starts from %s: %s", first.path, which)
 
 
@@ -202,8 +205,10 @@ def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> 
         return
     if first.path.stat().st_mtime > newest.path.stat().st_mtime:
         log.warning(
-            "phase one was trained on to %s since: finetune goes on without that; another name= and "
-            "finetune.start_from=%s begin with it",
+            (
+                "phase one was trained further, to %s. finetune continues without that. To start from it, "
+                "use another name= and finetune.start_from=%s"
+            ),
             first.path,
             options.name,
         )
@@ -237,7 +242,7 @@ def run_phase(
         with join_ranks() as ranks, interruptible_section():  # until the first step
             return _run_phase(phase, options, ranks, stop, listener)
     except StopRequested:
-        raise TrainingInterrupted(f"stopped before a step of {phase} was done: there is nothing to save") from None
+        raise TrainingInterrupted(f"stopped before the first step of {phase}, so there is nothing to save") from None
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> TrainingResult:
@@ -275,7 +280,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             if ranks.is_first:
                 checkpoints.set_pointer("latest", newest.path)  # a kill, or damage, may have left it behind
-            log.info("%s %s step %d", phase, "is finished, at" if done else "goes on from", trainer.position.step)
+            log.info("%s %s step %d", phase, "is finished, at" if done else "resumes from", trainer.position.step)
             warn_newer_phase_one(phase, newest, options)
             if not done:
                 log_changed_options(newest.state, options, ranks.size)
@@ -343,7 +348,7 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
     if _validation_losses(options, then) != _validation_losses(options, limits):
         trainer.state.best, trainer.state.stale = math.inf, 0
-        log.info("validated by another loss than before: validations are not compared with those")
+        log.info("the loss of the validation changed, so earlier validations are not compared")
 
 
 def _validation_losses(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
@@ -356,7 +361,7 @@ def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ran
     if not is_mixed(options, limits):
         if options.model.mixture.known != 0 and ranks.is_first:
             why = "without the IEM loss (iem_weight=0)" if not limits.iem_weight else "of pixels, most of which are new"
-            log.info("no mixture: known chunks have no part in a phase %s; the decoder alone is the likelihood", why)
+            log.info("no mixture in a phase %s: the decoder alone is the likelihood", why)
         return None
     if not ranks.is_first:
         ranks.wait_for_all()  # until the first one has written them
@@ -459,10 +464,13 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
             with suppress(OSError, ValueError):
                 run_corpus = run.open_corpus() if run else None
                 how += (
-                    f": source.kind=shards source.path={run_corpus.location} goes on with its own" if run_corpus else ""
+                    f". source.kind=shards source.path={run_corpus.location} resumes with its own corpus"
+                    if run_corpus
+                    else ""
                 )
         raise ValueError(
-            f"{checkpoint.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
+            f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or use "
+            "another name= for a new run"
         )
 
 
@@ -480,30 +488,33 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     )
     if orders[0] != orders[1]:
         log.info(
-            "finetune reads from the beginning of its order: seed, batch.context, part_from and part_to are %s, in phase one %s",
+            (
+                "finetune reads its data from the beginning: seed, batch.context, part_from and part_to are "
+                "%s, but %s in phase one"
+            ),
             *orders[::-1],
         )
         return
     restore_reading(trainer.learner, first)
-    log.info("finetune reads on where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs_passed)
+    log.info(
+        "finetune continues reading where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs_passed
+    )
     trainer.learner.loader.restart_epoch_count()
 
 
 def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
     there = has_checkpoint(checkpoints.folder)
     if resume == "never" and there:
-        raise ValueError(
-            f"resume=never, but {checkpoints.folder} has a checkpoint: choose another name=, or resume=auto"
-        )
+        raise ValueError(f"resume=never, but {checkpoints.folder} has a checkpoint. Use another name=, or resume=auto")
     if resume == "required" and not there:
-        raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
+        raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint. Use resume=auto to start")
 
 
 def format_outcome(trained: TrainingResult) -> str:
     """Format the result of a stage as one line for people."""
     resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
     if trained.resumed_from == trained.steps:
-        resumed = "; finished before, nothing was trained now"
+        resumed = "; it was finished already, nothing was trained"
     few = ", too few to learn anything" if trained.remark else ""
     return (
         f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{few}{resumed}; "

@@ -198,7 +198,7 @@ def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: 
         if saved["options"]["validation"]["windows"] == options.validation.windows:
             state.best, state.stale = saved["best"], saved["stale"]
         else:
-            log.info("validation.windows changed: validations are not compared with those of before")
+            log.info("validation.windows changed, so earlier validations are not compared")
     if learner.average is not None and checkpoint.average is not None:
         learner.average.load_weights(checkpoint.average)
     torch.set_rng_state(checkpoint.training["random/torch"])
@@ -447,7 +447,7 @@ class Trainer:
         try:
             batch = next(batches)
         except (OSError, ValueError):
-            self._save_steps_before(read, "the data of the next one cannot be read")
+            self._save_steps_before(read, "the data of the next step cannot be read")
             raise
         try:
             self.step(batch)
@@ -457,7 +457,7 @@ class Trainer:
             traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
             self.learner.optimizer.zero_grad(set_to_none=True)
             self.objective.undo_preparation()
-            self._save_steps_before(read, "memory ran out; it can go on with other batch.sequences and batch.pieces")
+            self._save_steps_before(read, "memory ran out. Change batch.sequences or batch.pieces to resume")
             raise
 
     def _save_steps_before(self, read: DataPosition, reason: str) -> None:
@@ -635,9 +635,10 @@ class Trainer:
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
         if wrong:
             raise NonFiniteLossError(
-                f"not finite at step {self.position.step}: {', '.join(wrong)} (learning rate "
-                f"{self.options.optimizer.learning_rate * self._share:.2g}); the last checkpoint stands: lower "
-                "optimizer.learning_rate or optimizer.clip_norm and resume"
+                f"not finite at step {self.position.step}: {', '.join(wrong)} "
+                f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). "
+                "The last checkpoint is intact. Lower optimizer.learning_rate or optimizer.clip_norm, and "
+                "run the same command to resume"
             )
 
     def _write_record(self, record: Record) -> None:
@@ -674,7 +675,7 @@ class Trainer:
         improved = score < best
         self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
         if self.state.has_converged(self.phase):
-            log.info("no better validation in the last %d: the phase ends here", self.state.stale)
+            log.info("the last %d validations did not improve, so the phase ends", self.state.stale)
             if "steps" in self.state.sums:  # those since the last record
                 self._write_record(self._make_record())
         self._save_checkpoint(best if improved else None)
@@ -697,7 +698,7 @@ class Trainer:
         except FolderLostError:  # the next save says so
             self.state.best = self._best_before
         except OSError as error:
-            log.warning("%s; training goes on", error)
+            log.warning("%s. Training continues", error)
             self.state.best = self._best_before
 
     def _save_checkpoint(self, best_before: float | None = None) -> None:
@@ -731,7 +732,7 @@ class Trainer:
         except FolderLostError as error:
             raise UnsavedCheckpointError(error, self.position.step, captured) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
-            why = f"no checkpoint of step {self.position.step}, what belongs to it could not be written: {error}"
+            why = f"step {self.position.step} has no checkpoint, because its files could not be written: {error}"
             self.checkpoints.fail_next_wait(OSError(why))
             return
         log.info("saving step %d", self.position.step)

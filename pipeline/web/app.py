@@ -189,7 +189,7 @@ class _Pages:
         """Serve the icon, the script, or the style sheet, which is that of reports."""
         name = request.path_params["file"]
         if name not in _ASSETS:
-            raise NotFoundError(f"no file {name!r}")
+            raise NotFoundError(f"there is no file {name!r}")
         path, media_type = _ASSETS[name]
         return Response(path.read_text(encoding="utf-8"), media_type=media_type)
 
@@ -236,7 +236,7 @@ class _Pages:
                 saved_as = f"{folder.path.name}-{name.replace('/', '-')}"
                 policy = {"Content-Security-Policy": _THEIRS}
                 return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=how)
-        raise NotFoundError(f"{folder.path.name} has no file {name!r} that is served")
+        raise NotFoundError(f"{folder.path.name} has no served file {name!r}")
 
     async def answer_tool(
         self, tool: str, kind: type[T], ask: Callable[[T], Callable[[Any], Any]], request: Request

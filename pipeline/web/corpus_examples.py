@@ -48,7 +48,9 @@ class ExampleFinder:
     def from_split(cls, corpus: Corpus, split: str) -> Self:
         """Read the first 4 MB of a split. Corpora of pictures and corpora at a URL are not read."""
         if corpus.is_remote or corpus.options.kind == PIXELS:
-            return cls("not of shards behind a URL" if corpus.is_remote else "not of pictures", [], [], [])
+            return cls(
+                "none, because the shards are behind a URL" if corpus.is_remote else "not of pictures", [], [], []
+            )
         texts: list[bytes] = []
         lengths: list[np.ndarray] = []
         begins: list[int] = []

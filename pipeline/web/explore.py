@@ -88,5 +88,5 @@ def _open_socket(port: int | None) -> socket.socket:
             return socket.create_server(("127.0.0.1", wanted))
         except OSError:
             if port is not None:
-                raise OSError(f"port {port} is taken: choose another with --port, or leave that out") from None
+                raise OSError(f"port {port} is in use. Choose another with --port, or leave --port out") from None
     raise AssertionError

@@ -59,10 +59,10 @@ class AllowedHosts:
             fetched: its `Sec-` headers, by lower-case name.
         """
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return f"not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
+            return f"this is not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in own | self._origins]:
-            return f"not for pages of other sites: Origin {', '.join(foreign)}"[:200]
+            return f"requests from other sites are refused: Origin {', '.join(foreign)}"[:200]
         return None if origins else self._foreign_refusal(fetched or {})
 
     @staticmethod
@@ -78,7 +78,7 @@ class AllowedHosts:
         )
         if followed and "prefetch" not in fetched.get("sec-purpose", ""):
             return None
-        return "not for pages of other sites: neither in a frame of theirs, nor as a part of them"
+        return "other sites may not embed these pages"
 
     def _is_ours(self, header: str) -> bool:
         bracketed = header.startswith("[")

@@ -181,7 +181,7 @@ class ModelCache:
             return await answer
         except (AbandonedError, asyncio.CancelledError):
             if self._closed:
-                raise ServerBusyError("the server ends: start it again, and ask then") from None
+                raise ServerBusyError("the server is stopping. Start it again and repeat the question") from None
             raise
         finally:
             gone.set()
@@ -199,9 +199,9 @@ class ModelCache:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         if self._closed:
-            raise ServerBusyError("the server ends: start it again, and ask then")
+            raise ServerBusyError("the server is stopping. Start it again and repeat the question")
         if self.waiting >= MOST_WAITING:
-            raise ServerBusyError(f"{self.waiting} questions wait already: ask again in a moment")
+            raise ServerBusyError(f"{self.waiting} questions are waiting. Try again in a moment")
 
     def drop_questions(self) -> None:
         """Drop all questions for shutdown: refuse new ones, drop those that wait, stop the one being answered."""

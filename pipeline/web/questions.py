@@ -151,7 +151,7 @@ def ask_neighbours(question: NeighbourQuestion) -> Callable[["LoadedRun"], Neigh
     try:
         exact = [bytes.fromhex(digits) for digits in question.hex if digits]
     except ValueError:
-        raise ValueError(f"hex={question.hex[0][:40]}: not the bytes of a chunk in hexadecimal") from None
+        raise ValueError(f"hex={question.hex[0][:40]} is not a chunk in hexadecimal") from None
 
     def ask(opened: "LoadedRun") -> NeighbourResult:
         run, index = opened.run, opened.run.probe.index
@@ -208,7 +208,7 @@ def ask_score(question: ScoreQuestion) -> Callable[["LoadedRun"], ScoreResult]:
     def ask(opened: "LoadedRun") -> ScoreResult:
         run, text = opened.run, _prompt_bytes(question.prompt)
         if run.chunker.name == PIXELS:
-            raise ValueError("this run's model is of pictures: `haed evaluate` scores them")
+            raise ValueError("this run's model is of pictures. Use `haed evaluate` to score them")
         chunks, size = run.score_chunks(text), max(1, run.size(text))
         weighed = [(len(each.hex) / 2, each.parts) for each in chunks if each.parts is not None]
         total = sum(weight for weight, _ in weighed)
@@ -227,14 +227,14 @@ def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResul
         ConfigError: more than `MOST_CHUNKS` chunks are requested.
     """
     if question.samples * question.chunks > MOST_CHUNKS:
-        raise ConfigError(f"samples × chunks: at most {MOST_CHUNKS:,} here; `haed sample` writes any number")
+        raise ConfigError(f"samples × chunks must be at most {MOST_CHUNKS:,} here. `haed sample` has no such limit")
 
     def ask(opened: "LoadedRun") -> SampleResult:
         from pipeline.inference import continue_prompt
 
         run, prompt = opened.run, _prompt_bytes(question.prompt)
         if run.chunker.name == PIXELS:
-            raise ValueError("this run's model is of pictures: `haed sample` draws its completions, samples.png")
+            raise ValueError("this run's model is of pictures. `haed sample` draws completions into samples.png")
         how = SampleOptions(
             chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
         )

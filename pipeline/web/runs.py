@@ -59,7 +59,7 @@ class ServedRuns:
         for folder in self.list_folders()[0]:
             if folder.path.name == name:
                 return folder
-        raise NotFoundError(f"no run {name!r} in {self.place}")
+        raise NotFoundError(f"there is no run {name!r} in {self.place}")
 
 
 class RunListing:

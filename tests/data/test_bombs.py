@@ -99,7 +99,7 @@ def test_a_bomb_in_an_npz(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 40 << 20 and not Path("/tmp/haed-was-here").exists()
-        assert "zeros" not in name or claimed or "decompression bomb? If" in str(caught.value)
+        assert "zeros" not in name or claimed or "decompression bomb. If" in str(caught.value)
 
 
 def test_a_bomb_of_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_a_bomb_of_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         source = ImageSource(SourceOptions(kind="images", path=str(tmp_path / "train.png"), expansion=expansion))
         (item,) = source.inputs(1 << 24, 1)
         with (
-            pytest.raises(ValueError, match="out of proportion: a decompression bomb")
+            pytest.raises(ValueError, match="may be a decompression bomb")
             if expansion == 250
             else contextlib.nullcontext()
         ):

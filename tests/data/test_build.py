@@ -88,7 +88,7 @@ def test_keys_are_unique_over_a_corpus(folder: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(
     ("kind", "name", "needed"),
-    [("audio", "a.wav", "set chunker.kind=fixed, and chunker.k="), ("images", "a.png", "set chunker.kind=pixels")],
+    [("audio", "a.wav", "Set chunker.kind=fixed, and chunker.k="), ("images", "a.png", "Set chunker.kind=pixels")],
 )
 def test_what_is_no_text_says_which_chunker_it_needs(kind: str, name: str, needed: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"looked at by nobody")
@@ -105,10 +105,10 @@ def test_what_is_no_text_says_which_chunker_it_needs(kind: str, name: str, neede
     [
         (
             ["достопримечательность", "слово", "и"],
-            r"33 % of the words .* 1.9 bytes a character. chunker.k=44 would",
+            r"33 % of the words .* 1.9 bytes per character. chunker.k=44 would",
             1.9,
         ),
-        (["中文字符，" * 9], "chunks are pieces of 4 characters; a larger", 3.0),
+        (["中文字符，" * 9], "chunks are pieces of 4 characters. A larger", 3.0),
         (["a", "plain", "text"], None, 1.0),
     ],
 )

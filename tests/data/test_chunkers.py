@@ -107,7 +107,7 @@ def test_characters_of_long_texts_and_no_characters() -> None:
 
 
 def test_a_corpus_that_another_version_cut_is_refused() -> None:
-    with pytest.raises(ValueError, match="cut by version 3 of the chunker 'words', and here is version 1"):
+    with pytest.raises(ValueError, match="cut by version 3 of the chunker 'words', but this is version 1"):
         make_chunker(ChunkerOptions(), version=3)
 
 
@@ -162,7 +162,7 @@ def test_entropy_chunks_begin_where_the_next_byte_is_hard_to_foresee() -> None:
     tokens, lengths = make_chunker(options, learned).split(text)
     ends = np.cumsum(lengths)
     assert {tokens[end - 4 : end].tobytes()[1:] for end in ends[1:-1].tolist()} == {b"fix"}
-    with pytest.raises(ValueError, match="has to be fitted"):
+    with pytest.raises(ValueError, match="must be fitted"):
         make_chunker(options)
 
 

@@ -43,7 +43,7 @@ def test_damaged_notes_break_nothing(
     shutil.move(tmp_path / "gone", texts)
     assert sharded(texts, tmp_path / "shards").folder == corpus.folder
     assert len(json.loads(path.read_text())) >= 3
-    assert (f"{path} is left out" in caplog.text) == (notes is not None)
+    assert (f"{path} is ignored" in caplog.text) == (notes is not None)
 
 
 def test_notes_that_cannot_be_written_break_nothing(texts: Path, tmp_path: Path) -> None:

@@ -37,26 +37,31 @@ CASES = {
         "audio",
         "a.wav",
         wav(np.zeros(0, np.int16)),
-        r"nothing in a.wav \(empty recordings .*: 1\)",
+        r"none was found in a.wav \(empty recordings .*: 1\)",
     ),
-    "an empty tar of sound": ("audio", "a.tar", tar_of(), "there is nothing in a.tar"),
-    "an empty tar of pictures": ("images", "a.tar", tar_of(), "there is nothing in a.tar"),
-    "an empty tar": ("webdataset", "a.tar", tar_of(), "there is nothing in a.tar"),
+    "an empty tar of sound": ("audio", "a.tar", tar_of(), "none was found in a.tar"),
+    "an empty tar of pictures": ("images", "a.tar", tar_of(), "none was found in a.tar"),
+    "an empty tar": ("webdataset", "a.tar", tar_of(), "none was found in a.tar"),
     "empty members": (
         "webdataset",
         "a.tar",
         tar_of(txt=b""),
-        "nothing in a.tar .samples without text were left out: 1",
+        "none was found in a.tar .samples without text were left out: 1",
     ),
     "no pictures": (
         "images",
         "a.tar",
         tar_of(txt=b"a"),
-        "nothing in a.tar .members of tars were left out: .*no pictures: 1",
+        "none was found in a.tar .members of tars were left out: .*not pictures: 1",
     ),
-    "nulls": ("jsonl", "a.jsonl", NULLS, "nothing in a.jsonl .lines of empty text were left out: 2; source.field=text"),
-    "blank lines": ("jsonl", "a.jsonl", b"\n\n\n", "there is nothing in a.jsonl .source.field=text"),
-    "nothing compressed": ("text", "a.txt.gz", gzip.compress(b""), "there is nothing in a.txt.gz"),
+    "nulls": (
+        "jsonl",
+        "a.jsonl",
+        NULLS,
+        "none was found in a.jsonl .lines of empty text were left out: 2; source.field=text",
+    ),
+    "blank lines": ("jsonl", "a.jsonl", b"\n\n\n", "none was found in a.jsonl .source.field=text"),
+    "nothing compressed": ("text", "a.txt.gz", gzip.compress(b""), "none was found in a.txt.gz"),
     "an empty zip": ("text", "a.zip", empty_zip(), "a.zip is an empty zip, not text"),
     "an empty file": ("text", "a.txt", b"", "has no data: a.txt is empty"),
 }
@@ -76,10 +81,10 @@ def test_a_train_split_without_a_document_is_said(tmp_path: Path) -> None:
     for split, text in {"train": None, "valid": "a", "test": "b"}.items():
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}))
     options = SourceOptions(kind="jsonl", path=str(tmp_path))
-    with pytest.raises(ValueError, match="has no document for training: there is nothing in train.jsonl"):
+    with pytest.raises(ValueError, match="has no document for training: none was found in train.jsonl"):
         shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
     (tmp_path / "train.jsonl").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"it all goes to test and valid .train.jsonl: 0 bytes."):
+    with pytest.raises(ValueError, match=r"everything goes to test and valid .train.jsonl: 0 bytes."):
         shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
 
 
@@ -90,7 +95,7 @@ def test_rows_without_text_are_said(tmp_path: Path) -> None:
         datasets.Dataset.from_dict({"body": rows}, features=features).save_to_disk(tmp_path / name)
         options = SourceOptions(kind="datasets", path=str(tmp_path / name), field="body")
         wanted = (
-            "there is nothing in all .rows without text were left out: 3; source.field=body" if rows else "hold no rows"
+            "none was found in all .rows without text were left out: 3; source.field=body" if rows else "have no rows"
         )
         with pytest.raises(ValueError, match=f"has no document: .*{wanted}"):
             shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")

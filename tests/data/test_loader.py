@@ -207,7 +207,7 @@ def test_parts_share_nothing_and_leave_nothing_out(corpus: Corpus) -> None:
 def test_a_split_without_windows_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the valid split of .* has no window"):
         Loader(corpus, "valid", context=4, sequences=1, seed=0)
-    with pytest.raises(ValueError, match="not in a corpus"):
+    with pytest.raises(ValueError, match="outside the corpus"):
         loader(corpus).load_state_dict({"epoch": 0, "windows": 10**9})
 
 
@@ -246,7 +246,7 @@ def test_pictures_stay_whole(tmp_path: Path, context: int, pictures: int) -> Non
         assert batch.starts[0].nonzero()[0].tolist() == list(range(0, count, 256)) and count % 256 == 0
         seen += [batch.tokens[0, at : at + 256].tobytes() for at in range(0, count, 256)]
     assert sorted(seen) == sorted(made.iterate_originals("train"))
-    with pytest.raises(ValueError, match="set batch.context=256"):
+    with pytest.raises(ValueError, match="Set batch.context=256"):
         loader(made, context=255)
 
 

@@ -173,7 +173,7 @@ def test_a_shard_that_is_larger_than_the_cache_and_a_bound_is_not_fetched(
     assert data.remote._ANY_SHARD == 4 << 30
     monkeypatch.setattr(data.remote, "_ANY_SHARD", first.file_bytes - 1)
     served = Unreliable.served.total()
-    with pytest.raises(ValueError, match="train-00000.tar has .* bytes.*: raise loader.cache_gigabytes"):
+    with pytest.raises(ValueError, match="train-00000.tar has .* bytes.*Raise loader.cache_gigabytes"):
         remote.read(first)
     assert Unreliable.served.total() == served
 
@@ -204,7 +204,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
         Corpus.open(server, options(tmp_path)),
     ):  # one that has checked it before, and one that has not
         assert opened.read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
-    assert "its copy in the cache is damaged" in caplog.text and "delete" not in caplog.text
+    assert "the cached copy is damaged" in caplog.text and "delete" not in caplog.text
 
 
 def test_the_cache_removes_nothing_but_its_own(corpus: Corpus, server: str, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, mon
         (folder / path.name).write_bytes(path.read_bytes()[:-1] + b"x" if path.suffix == ".tar" else path.read_bytes())
     remote = Corpus.open(f"file://{folder}", options(tmp_path))
     with pytest.raises(
-        CorruptShardError, match="train-00000.tar is damaged: .*others than the manifest says"
+        CorruptShardError, match="train-00000.tar is damaged: .*other bytes than in the manifest"
     ) as caught:
         remote.read(remote.shards_of("train")[0])
     remote.shards[0].file_bytes = 1 << 60
@@ -302,7 +302,7 @@ def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, mon
     assert "delete" not in str(caught.value) and str(caught.value).startswith(f"shard file://{folder}/train")
     with serving(corpus.folder, Endless) as address:
         endless = Corpus.open(address, options(tmp_path))
-        with pytest.raises(CorruptShardError, match="others than the manifest says"):
+        with pytest.raises(CorruptShardError, match="other bytes than in the manifest"):
             endless.read(endless.shards_of("train")[0])
     assert not list((tmp_path / "cache").rglob("*.partial"))
 

@@ -92,17 +92,17 @@ def test_without_its_source_a_corpus_is_used_and_not_mended(
     corpus = sharded(source, tmp_path / "shards")
     shutil.rmtree(str(source.path))
     assert sharded(source, tmp_path / "shards").digest == corpus.digest
-    assert "no such file or folder; the shards that were made of it are whole" in caplog.text
+    assert "no such file or folder. The shards made from it are complete" in caplog.text
     (corpus.folder / "train-00001.tar").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"lacks train-00001\.tar.*cannot be made anew: .*no such file or folder"
+        FileNotFoundError, match=r"damaged files that cannot be made again \(train-00001\.tar.*no such file or folder"
     ):
         sharded(source, tmp_path / "shards")
     Path(str(source.path)).mkdir()
     (Path(str(source.path)) / "train.txt").write_bytes(b"another text\n" * 1000)
     other = sharded(source, tmp_path / "shards")
     assert other.digest != corpus.digest
-    assert "lacks train-00001.tar, or has them damaged; they cannot be made anew, since the source" in caplog.text
+    assert "has missing or damaged files: train-00001.tar. They cannot be made again, because the source" in caplog.text
 
 
 def test_shards_that_come_out_otherwise_are_refused(source: SourceOptions, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_shards_that_come_out_otherwise_are_refused(source: SourceOptions, tmp_p
     manifest["shards"][1]["sha256"] = "0" * 64
     write_json(corpus.folder / "manifest.json", manifest)
     (corpus.folder / "train-00001.tar").unlink()
-    with pytest.raises(ValueError, match="train-00001.tar comes out otherwise than manifest.json says"):
+    with pytest.raises(ValueError, match="train-00001.tar differs from manifest.json"):
         sharded(source, tmp_path / "shards")
     (corpus.folder / "manifest.json").unlink()  # as the message advises
     assert not find_damaged_shards(sharded(source, tmp_path / "shards"), ShardOptions(verify=True))
@@ -121,7 +121,7 @@ def test_a_damaged_manifest_says_what_to_do(source: SourceOptions, tmp_path: Pat
     corpus = sharded(source, tmp_path / "shards")
     whole = contents(corpus.folder)
     (corpus.folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="is damaged: .*; delete manifest.json and run `haed shard` again"):
+    with pytest.raises(ValueError, match="is damaged: .*. Delete manifest.json and run `haed shard` again"):
         sharded(source, tmp_path / "shards")
     (corpus.folder / "manifest.json").unlink()
     assert contents(sharded(source, tmp_path / "shards").folder) == whole
@@ -130,13 +130,13 @@ def test_a_damaged_manifest_says_what_to_do(source: SourceOptions, tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("format", 99, "is of format 99, not 3. Run `haed shard` again"),
-        ("format", "new", "is of format 'new'"),
-        ("digest", "0" * 12, "is of another corpus: 000000000000"),
+        ("format", 99, "has format 99, not 3. Run `haed shard` again"),
+        ("format", "new", "has format 'new'"),
+        ("digest", "0" * 12, "belongs to another corpus: 000000000000"),
         (
             "chunker",
             {"kind": "words", "k": 8},
-            "is of another corpus: .*k=8.*; delete manifest.json and run `haed shard`",
+            "belongs to another corpus: .*k=8.*. Delete manifest.json and run `haed shard`",
         ),
     ],
 )

@@ -109,17 +109,17 @@ def test_plain_addresses_are_opened(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://h/a b", "has a blank: write %20 for it, as in every URL"),
-        ("file:///a b", "has a blank: write %20 for it"),
-        ("http://h/a#b", "has a #: write %23"),
-        ("file:///a#b", "has a #: write %23"),
-        ("file:///a?b", r"has a \?: write %3F"),
-        ("http://h/a?b", "leave it out, and write %3F for a . of a name"),
-        ("http://h/100%", "a % that begins no code: write %25"),
-        ("file:///%zz", "a % that begins no code: write %25"),
+        ("http://h/a b", "has a blank. Write %20 instead, as in every URL"),
+        ("file:///a b", "has a blank. Write %20 instead"),
+        ("http://h/a#b", "has a #. Write %23"),
+        ("file:///a#b", "has a #. Write %23"),
+        ("file:///a?b", r"has a \?. Write %3F"),
+        ("http://h/a?b", "Leave it out, and write %3F for a . in a name"),
+        ("http://h/100%", "a % that begins no code. Write %25"),
+        ("file:///%zz", "a % that begins no code. Write %25"),
         ("file:///a%00", "NUL byte"),
-        ("file://host/a", "expected file:///, and its path from the root"),
-        ("file://a/b", "expected file:///"),
+        ("file://host/a", "Use file:/// and the absolute path"),
+        ("file://a/b", "Use file:///"),
         ("s3://b/x?versionId=1", "names a version"),
         ("s3://b/x?X-Amz-Signature=hunter2", "has a query or signature"),
         ("gs://b/x?a=1&x-goog-signature=hunter2", "has a query or signature"),
@@ -136,7 +136,7 @@ def test_what_an_address_cannot_hold_has_advice(url: str, message: str) -> None:
 def test_a_run_at_a_url_is_refused_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "finetune.start_from=http://me:hunter2@h/x?sig=hunter2"]) == 2
     said = capsys.readouterr().err
-    assert "got a URL" in said and "hunter2" not in said
+    assert "is a URL. Use a run" in said and "hunter2" not in said
 
 
 def test_what_is_shown_of_an_address() -> None:
@@ -183,7 +183,7 @@ def test_a_data_set_does_not_lead_elsewhere(listener: Listener, tmp_path: Path) 
         files = f'data_files:\n  - split: train\n    path: "{url}"'
         (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {files}\n---\n")
         source = SourceOptions(kind="datasets", path=str(folder))
-        with pytest.raises(ValueError, match="of another kind than http, https"):
+        with pytest.raises(ValueError, match="other schemes than http, https"):
             shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
     assert listener.contacts == 0
 
@@ -224,7 +224,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
 def test_netrc(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     options = LoaderOptions(cache_dir=str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(PermissionError, match="may not be read.*401.*netrc"):
+    with pytest.raises(PermissionError, match="cannot be read.*401.*netrc"):
         Corpus.open(guarded, options)
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
     (tmp_path / "netrc").chmod(0o600)

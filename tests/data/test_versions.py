@@ -52,7 +52,7 @@ def test_a_file_that_is_rewritten_while_sharding(folder: Path, tmp_path: Path, n
         rewritten(path, path.read_bytes()[::-1])
         write(second)
 
-    with pytest.raises(ValueError, match=f"train-{number}.txt changed while it was being sharded: nothing is kept"):
+    with pytest.raises(ValueError, match=f"train-{number}.txt changed during sharding, so nothing is kept"):
         sharded(folder, tmp_path / "shards", mapper)
     assert not list((tmp_path / "shards").rglob("manifest.json")) and not list((tmp_path / "shards").rglob("*.tar"))
     assert b"".join(sharded(folder, tmp_path / "shards").iterate_originals("train")) == b"".join(
@@ -69,7 +69,7 @@ def test_a_file_that_shrinks_while_sharding_leaves_nothing(folder: Path, tmp_pat
         (folder / "train-1.txt").write_bytes(b"short")
         write(second)
 
-    with pytest.raises(ValueError, match="train-1.txt changed while it was being sharded: nothing is kept"):
+    with pytest.raises(ValueError, match="train-1.txt changed during sharding, so nothing is kept"):
         sharded(folder, tmp_path / "shards", mapper)
     assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
 

@@ -110,7 +110,9 @@ def test_no_room_for_temporary_files_is_said(monkeypatch: pytest.MonkeyPatch) ->
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(OSError, match=r"counting distinct chunks needs room in .*Set TMPDIR to another folder\."):
+        with pytest.raises(
+            OSError, match=r"counting distinct chunks needs disk space in .*Set TMPDIR to another folder\."
+        ):
             vocabulary._count_samples([sample], 8)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -58,7 +58,7 @@ def test_an_installed_package_has_no_experiments(
 ) -> None:
     monkeypatch.setattr(commands, "ROOT", str(tmp_path))
     assert main(["experiment"]) == 2
-    assert "experiments are part of a checkout, not of the installed package: clone" in capsys.readouterr().err
+    assert "experiments are not part of the installed package. Clone" in capsys.readouterr().err
 
 
 def test_the_command_offers_the_budgets_that_there_are() -> None:
@@ -105,11 +105,11 @@ def test_a_file_gives_a_variant_for_each_size_that_it_has(tmp_path: Path) -> Non
         ("claim:", "clam:", "clam is not a key; keys are source, question, claim"),
         ("{options: [seed=1]", "{optoins: [seed=1]", "variants.flat.optoins is not a key; keys are options, small"),
         ("small: {options: [seed=2]}", "small: {seed: 2}", "variants.deep.small.seed is not a key; keys are preset"),
-        ("[decoder-alone]", "[decoder]", "'decoder' is neither key=value nor a set: untabled"),
+        ("[decoder-alone]", "[decoder]", "'decoder' is neither key=value nor a set. Sets are untabled"),
         ("preset: flat", "preset: flta", "no preset 'flta'"),
-        ("[deep]", "[wide]", "no variant 'wide'; there are flat, deep"),
+        ("[deep]", "[wide]", "no variant 'wide'. Variants are flat, deep"),
         ("there: 2", "there: two", "variants.flat.paper.there: Input should be a valid number"),
-        ("claim: flat", "by: [speed]\nclaim: flat", "speed must be computed by measures, and there are none"),
+        ("claim: flat", "by: [speed]\nclaim: flat", "speed needs measures, but there are none"),
         ("claim: flat", "measures: [sped]\nclaim: flat", "measures.0: Input should be 'bags'"),
         ("better: {", "better: {{", "while parsing"),
     ],
@@ -163,7 +163,7 @@ def test_a_damaged_result_is_said_and_keeps_nobody_from_the_list(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "budget", "overrides", "message"),
     [
-        ("haed-figure5", "minutes", (), "no experiment 'haed-figure5': choose one of haed-figure2"),
+        ("haed-figure5", "minutes", (), "there is no experiment 'haed-figure5'. Use one of haed-figure2"),
         ("hourglass-copy", "paper", (), "no models of a paper's sizes"),
         ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself; see --seeds"),
         ("haed-table1", "minutes", ("train.seconds=5",), "an experiment sets train.seconds itself; --seconds N"),

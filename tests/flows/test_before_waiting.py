@@ -11,7 +11,7 @@ from pipeline.training.stages import check_run, train
 
 def test_what_would_be_refused_is_said_before_anything_is_waited_for(tiny: list[str], tmp_path: Path) -> None:
     options = load_options("quickstart", [*tiny, "train.steps=1"])
-    with pytest.raises(FileNotFoundError, match="run `haed shard`"):
+    with pytest.raises(FileNotFoundError, match="Run `haed shard`"):
         check_run("train", options)
     shard_source(options)
     check_run("train", options)
@@ -23,9 +23,9 @@ def test_what_would_be_refused_is_said_before_anything_is_waited_for(tiny: list[
         check_run("train", load_options("quickstart", [*tiny, "resume=never"]))
     (tmp_path / "other.txt").write_text("another text, of which nothing was trained. " * 200)
     other = load_options("quickstart", [*tiny, f"source.path={tmp_path / 'other.txt'}"])
-    with pytest.raises(ValueError, match="was trained on another corpus, of source.kind=text"):
+    with pytest.raises(ValueError, match="was trained on another corpus: source.kind=text"):
         check_run("train", other)
-    with pytest.raises(ValueError, match="was trained on another corpus, of source.kind=text"):
+    with pytest.raises(ValueError, match="was trained on another corpus: source.kind=text"):
         train(other)  # nor is it told to shard first what it could not go on with
     copy = tmp_path / "copy"
     copy.mkdir()

@@ -121,7 +121,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         person.watch(run, "Cancelled")
         latest = (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip()
         assert 0 < (step := int(latest.removeprefix("step-"))) < 600
-        assert person.kept(run)["state"]["message"] == f"saved step {step} of train; Retry goes on from there"
+        assert person.kept(run)["state"]["message"] == f"saved step {step} of train; Retry resumes from there"
         person.choose(run, "Retry")
         person.watch(run, "Completed")
         assert (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip() == "step-00000600"
@@ -130,7 +130,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         summary = person.artifact("report-seen")
         assert "bits/char on the test split" in summary and "n-gram, 5 bytes of context" in summary
 
-        page.get_by_role("link", name="the run's page").click()
+        page.get_by_role("link", name="page of the run").click()
         page.get_by_role("heading", name="seen", exact=True).wait_for()
         assert page.url == f"{address}/runs/seen/" and "finetune step" in page.inner_text("main")
         with page.expect_download() as downloading:

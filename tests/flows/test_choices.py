@@ -69,9 +69,9 @@ def test_without_a_preset_the_configuration_is_the_runs_own(
     assert (found.name, found.runs_dir, found.seed, found.batch.context) == ("second", "runs", 8, 16)
     assert asked(preset=None, overrides=["name=second"]).seed == 7
     for empty in ("", "   "):  # nobody names a run, so none is gone on with
-        with pytest.raises(config.ConfigError, match="no preset is chosen, and no run is named: .*runs there: second"):
+        with pytest.raises(config.ConfigError, match="no preset is chosen and no run is named.*runs in .*: second"):
             asked(preset=None, name=empty, overrides=())
-    with pytest.raises(config.ConfigError, match="no preset is chosen, and no run 'third'.*runs there: second"):
+    with pytest.raises(config.ConfigError, match="no preset is chosen, and no run 'third'.*runs in .*: second"):
         asked(preset=None, name="third", overrides=())
 
 

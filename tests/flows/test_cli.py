@@ -69,7 +69,7 @@ def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) 
 @pytest.mark.slow
 def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path, api: str) -> None:
     done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required", PREFECT_API_URL=api)
-    assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
+    assert done.returncode == 1 and "has no checkpoint. Use resume=auto to start" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -93,7 +93,7 @@ def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["run", "iem.correction=none"]) == 2
-    assert "set iem.correction=inclusion, or model.mixture.known=0" in capsys.readouterr().err
+    assert "Set iem.correction=inclusion, or model.mixture.known=0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -103,14 +103,16 @@ def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(
 ) -> None:
     words = [*of_kind("hourglass", tiny), "name=long", "model.hourglass.hierarchy=1@1 1@9999 1@1"]
     done = haed(tmp_path, "run", *words, PREFECT_API_URL=api)
-    assert "factor 9999 is more than the" in done.stderr and not (tmp_path / "shards").exists()
+    assert "factor 9999 exceeds the" in done.stderr and not (tmp_path / "shards").exists()
 
 
 @pytest.mark.slow
 def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path, tmp_path: Path, api: str) -> None:
     (tmp_path / "train.py").write_bytes((text / "train-textwrap.py").read_bytes())
     done = haed(tmp_path, "run", *tiny, "name=empty", "source.path=train.py", PREFECT_API_URL=api)
-    assert done.returncode == 1 and "split test of" in done.stderr and "evaluate.split=test has nothing" in done.stderr
+    assert (
+        done.returncode == 1 and "split test of" in done.stderr and "evaluate.split=test cannot be read" in done.stderr
+    )
     assert "Traceback" not in done.stderr + done.stdout and not (tmp_path / "runs" / "empty").exists()
 
 
@@ -137,7 +139,7 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
             said = process.communicate()[1]
         finally:
             process.kill()
-    assert process.returncode == 143 and "stopped and saved; the same command goes on from there" in said
+    assert process.returncode == 143 and "stopped and saved. Run the same command to resume" in said
     assert "Traceback" not in said and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
     assert not psutil.wait_procs(family, PATIENCE)[1]
 
@@ -160,7 +162,7 @@ def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str],
     for result in (" bits/char, test, finetune step 4", "recall@10", "6 steps in ", "report.html"):
         assert sum(result in line for line in said) == 1, result
     again = haed(tmp_path, "run", *words, "name=whole", PREFECT_API_URL=api)
-    assert "stage 4 of 7: evaluate, done before" in again.stderr.splitlines()
+    assert "stage 4 of 7: evaluate, already done" in again.stderr.splitlines()
 
 
 def test_another_source_for_a_run_is_refused_before_it_is_cut(
@@ -172,5 +174,5 @@ def test_another_source_for_a_run_is_refused_before_it_is_cut(
     capsys.readouterr()
     assert main(["run", *tiny, "name=mine", f"source.path={tmp_path / 'other.txt'}"]) == 1
     said = capsys.readouterr().err
-    assert "was trained on another corpus, of source.kind=text source.path=" in said and "choose another name=" in said
+    assert "was trained on another corpus: source.kind=text source.path=" in said and "Use another name=" in said
     assert sorted(tmp_path.glob("shards/*/manifest.json")) == made

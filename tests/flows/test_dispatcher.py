@@ -109,7 +109,7 @@ def test_a_flow_that_does_not_end_is_killed_and_counted(
 
 
 def test_an_end_that_the_server_did_not_take_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([ConnectionError("the server is gone"), None])
+    answers = iter([ConnectionError("The server is gone"), None])
 
     def settle(*_: object) -> None:
         if error := next(answers):

@@ -113,7 +113,7 @@ def test_cancel_within_a_validation_of_minutes_saves_the_last_step(served: Serve
     call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
     said = call(served.address, f"/flow_runs/{run}")["state"]["message"]
-    assert said == "saved step 1 of train; Retry goes on from there"
+    assert said == "saved step 1 of train; Retry resumes from there"
     latest = served.folder / "runs/validated/train/checkpoints/latest"
     assert latest.read_text().strip() == "step-00000001"
 
@@ -127,12 +127,13 @@ def test_what_a_kill_took_is_said(served: Served) -> None:
     engine(served).kill()
     until(PATIENCE, lambda: served.state(run) == "CRASHED")
     until(
-        PATIENCE, lambda: any("no step of train was saved: steps were lost, to " in line for line in lines(served, run))
+        PATIENCE,
+        lambda: any("no step of train was saved, so its steps are lost" in line for line in lines(served, run)),
     )
 
     state = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
     call(served.address, f"/flow_runs/{run}/set_state", state)
-    until(PATIENCE, lambda: any("steps after 0 were lost, to " in line for line in lines(served, run)))
+    until(PATIENCE, lambda: any("the steps after 0, up to at least " in line for line in lines(served, run)))
     before = steps(metrics)
     until(PATIENCE, lambda: steps(metrics) > before)
     engine(served).send_signal(signal.SIGSTOP)  # as a step that takes longer than Prefect waits
@@ -140,5 +141,5 @@ def test_what_a_kill_took_is_said(served: Served) -> None:
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
     said = call(served.address, f"/flow_runs/{run}")["state"]["message"]
     assert said.startswith(
-        "killed, as it had not ended 30 s after Cancel: no step of train was saved: steps were lost, to "
+        "killed, because it did not end within 30 s after Cancel: no step of train was saved, so its steps are lost"
     )

@@ -66,7 +66,7 @@ def test_a_file_of_profiles_that_is_none_is_said_in_a_line(tmp_path: Path) -> No
     (tmp_path / ".prefect").mkdir()
     (tmp_path / ".prefect/profiles.toml").write_text("active = [")
     done = haed(tmp_path, "deploy", "--pool", "any", HOME=str(tmp_path))
-    assert done.returncode == 2 and "not readable as Prefect's profiles" in done.stderr
+    assert done.returncode == 2 and "not a valid file of Prefect profiles" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

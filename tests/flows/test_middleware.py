@@ -20,8 +20,8 @@ BEYOND = [
     (b'{"parameters": {"x": -92233720368547760001}}', "parameters.x: "),
     (b'{"parameters": {"seconds": 1e400}}', "parameters.seconds: "),
     (b'{"parameters": {"seconds": NaN}}', "parameters.seconds: "),
-    (b'{"parameters": ' + b"[" * 500 + b"]" * 500 + b"}", "levels at most"),
-    (b"[" * 100_000 + b"]" * 100_000, "levels at most"),
+    (b'{"parameters": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply"),
+    (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
     (b'{"parameters": {"x": ' + b"1" * 5000 + b"}}", "digits"),
 ]
 

@@ -139,7 +139,7 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     gone, alive = psutil.wait_procs(training, PATIENCE)
     assert not alive and 0 < (step := int(latest.read_text().strip().removeprefix("step-"))) < 100_000
     cancelled = call(served.address, f"/flow_runs/{run}")["state"]
-    assert cancelled["message"] == f"saved step {step} of train; Retry goes on from there"
+    assert cancelled["message"] == f"saved step {step} of train; Retry resumes from there"
 
     # A worker's own choice is a temporary folder, which it deletes with all that a run has written.
     call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})

@@ -194,7 +194,7 @@ def test_groups_that_leave_ranks_over_are_refused() -> None:
     ranks = Ranks()
     ranks.size = 6
     assert ranks.split_into_groups(None)[0] is ranks and ranks.split_into_groups(8)[0] is ranks
-    with pytest.raises(ValueError, match="6 processes do not divide into groups of 4"):
+    with pytest.raises(ValueError, match="6 processes cannot be divided into groups of 4"):
         ranks.split_into_groups(4)
 
 

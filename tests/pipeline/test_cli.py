@@ -121,10 +121,10 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["pretrain", "--config", "quickstat"], 2, "did you mean quickstart"),
+        (["pretrain", "--config", "quickstat"], 2, "Did you mean quickstart"),
         (["pretrain", "pretrain.stps=1"], 2, "did you mean pretrain.steps=1?"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
-        (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "give sample.temperature= a value"),
+        (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "Give a value after sample.temperature="),
         (
             ["pretrain", "temperature=1"],
             2,
@@ -134,7 +134,7 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
         (
             ["pretrain", "--config", "quickstart", "iem.correction=none"],
             2,
-            "set iem.correction=inclusion, or model.mixture",
+            "Set iem.correction=inclusion, or model.mixture",
         ),
         (["shard", "source.kind=text", "source.path=nowhere"], 1, "source.path=nowhere: no such file or folder"),
         (["shard", "source.kind=text"], 1, "needs source.path="),
@@ -161,7 +161,7 @@ def test_bad_input_ends_in_a_line_or_two(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretrain", "--steps", "3"], "options have no dashes: pretrain.steps=3"),
+        (["pretrain", "--steps", "3"], "options have no dashes. Use pretrain.steps=3"),
         (["sample", "nowhere", "--promt", "x"], "did you mean --prompt?"),
         (["sample", "nowhere", "--zzz"], "unrecognized arguments: --zzz"),
         (["neighbours"], "the following arguments are required: RUN"),
@@ -233,8 +233,8 @@ def test_a_named_pipe_is_a_source(tmp_path: Path, text: Path) -> None:
     ("redirection", "status", "said"),
     [
         ("PYTHONIOENCODING=ascii", 0, ""),
-        (">/dev/full", 1, "error: standard output does not take the result: No space left on device"),
-        (">&-", 1, "error: standard output is closed: the result is not shown"),
+        (">/dev/full", 1, "error: standard output cannot be written: No space left on device"),
+        (">&-", 1, "error: standard output is closed, so the result is not printed"),
         ("2>&-", 0, ""),
         ("2>/dev/full", 0, ""),
         ("<&- RANK=1", 0, ""),  # of some other launcher; torchrun sets more
@@ -257,16 +257,16 @@ def test_streams_that_are_closed_or_full_and_what_is_left_in_the_environment(
 def test_what_a_run_can_lack(trained: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(runs_dir(trained)) / "run"
     assert main(["neighbours", str(folder), "x"]) == 1
-    assert "has no index yet: run `haed index" in capsys.readouterr().err
+    assert "has no index. Run `haed index" in capsys.readouterr().err
     assert main(["index", str(folder)]) == 0
     assert main(["neighbours", str(folder), ""]) == 1
-    assert "the query '' is empty: a chunk has 1 to 12 bytes" in capsys.readouterr().err
+    assert "the query '' is empty. A chunk has 1 to 12 bytes" in capsys.readouterr().err
     index = folder / "index" / "chunks" / "vectors.faiss"
     index.write_bytes(index.read_bytes()[:-1])
     assert main(["neighbours", str(folder), "x"]) == 1
-    assert "is damaged (vectors.faiss is not what" in capsys.readouterr().err
+    assert "is damaged (vectors.faiss was not" in capsys.readouterr().err
     assert main(["evaluate", str(folder), "model.main.layers=2"]) == 2
-    assert "model.main.layers= cannot be changed in a run that is there" in capsys.readouterr().err
+    assert "model.main.layers= cannot be changed in an existing run" in capsys.readouterr().err
 
 
 def test_an_output_folder_that_cannot_be_written(
@@ -302,7 +302,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny: list[str], capsys: pytest.Ca
         error = process.communicate()[1]
     finally:
         process.kill()
-    assert process.returncode in (130, 143) and "the same command goes on from there" in error
+    assert process.returncode in (130, 143) and "Run the same command to resume" in error
     saved = int(latest.read_text().strip().removeprefix("step-"))
     capsys.readouterr()
     assert main(["train", *arguments, f"train.steps={saved + 5}", "--json"]) == 0

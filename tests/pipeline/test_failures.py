@@ -118,7 +118,7 @@ def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, 
         done = limited(words, tmp_path, FSIZE=size)
         said = done.stderr.splitlines()[-1]
         assert done.returncode == 1 and name in said, done.stderr
-        assert "larger than a limit allows (ulimit -f" in said or "could not be written" in said, said
+        assert "exceeds a size limit (of ulimit -f" in said or "could not be written" in said, said
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
@@ -132,7 +132,7 @@ def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
         file.write(b"x")
     assert caught.value.filename == str(path) and caught.value.errno == errno.ENOSPC
     assert format_error(caught.value).startswith(
-        f"{path}: no space left on its disk: free some, or choose another by runs_dir="
+        f"{path}: no space left on the disk. Free some, or choose another disk with runs_dir="
     )
 
 
@@ -149,7 +149,7 @@ def test_shards_on_a_disk_that_is_full(tmp_path: Path, text: Path) -> None:
     finally:
         subprocess.run(["umount", small], check=True)
     message = str(last_error(done.stdout)["message"])
-    assert message.startswith(f"{small}/") and "no space left on its disk: free some" in message, message
+    assert message.startswith(f"{small}/") and "no space left on the disk. Free some" in message, message
 
 
 def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], 
     done = limited(["pretrain", "--config", "quickstart", *tiny, *large, "--json"], tmp_path, AS=3 << 30)
     said = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and said.startswith("error: out of memory of 3.0 GiB (ulimit -v)"), done.stderr
-    assert said.endswith("or take a smaller model") and last_error(done.stdout)["message"] == said.removeprefix(
+    assert said.endswith("or use a smaller model") and last_error(done.stdout)["message"] == said.removeprefix(
         "error: "
     )
     assert format_error(MemoryError()).startswith("out of memory")

@@ -124,7 +124,7 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
 
     monkeypatch.setattr(Metrics, "sync_to_disk", once)
     with pytest.raises(
-        OSError, match=f"no checkpoint of step {3 if stopped else 8}, what belongs to it could not be written"
+        OSError, match=f"step {3 if stopped else 8} has no checkpoint, because its files could not be written"
     ):
         train(often, (lambda: next(steps) == 3) if stopped else (lambda: False))
     assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").load_newest() is None

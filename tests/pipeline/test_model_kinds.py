@@ -111,15 +111,13 @@ def test_every_stage_of_a_model_of_tokens(
 
     asked = ["--config", "quickstart", *chosen]
     for phase in ("pretrain", "finetune"):
-        assert "no phase one and no phase two: train it end to end, by `haed train`" in said(
-            2, phase, *asked, "name=tokens"
-        )
-    assert "train has no limit: set train.seconds" in said(2, "train", *asked, "train.steps=null", "name=tokens")
+        assert "no phase one and no phase two. Train it with `haed train`" in said(2, phase, *asked, "name=tokens")
+    assert "train has no limit. Set train.seconds" in said(2, "train", *asked, "train.steps=null", "name=tokens")
     assert "2 does not divide 3" in said(2, "train", *asked, "model.multiscale.layers=1@3 1@2 1@1", "name=tokens")
     assert not Path(run).exists()
     assert "train: 4 steps" in said(0, "train", *asked, "name=tokens")
-    assert "end to end" in said(2, "finetune", run) and "embeds no chunk by itself" in said(2, "index", run)
-    assert "it has contexts" in said(2, "neighbours", run, "def ")
+    assert "end to end" in said(2, "finetune", run) and "does not embed single chunks" in said(2, "index", run)
+    assert "--space contexts" in said(2, "neighbours", run, "def ")
     assert "predicts tokens, not chunks" in said(2, "next", run, "def ")
     assert "no phase one" in said(2, "profile", run, "--phase", "pretrain")
     assert "index.min_count belongs to model.kind=haed" in said(2, "index", run, "index.min_count=2")

@@ -53,9 +53,7 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
 
     assert main(["next", where, "x def ", "x imp", "--count=1"]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "x␣imp: the chunk after x␣, given that it begins with imp; by part: known" in shown and "(all others)" in shown
-    )
+    assert "x␣imp: the chunk after x␣, if it begins with imp; by part: known" in shown and "(all others)" in shown
 
     options = RunFolder(run).load_options(["sample.prompts=['def ', imp]"])
     written = sample(options)

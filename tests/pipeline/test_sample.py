@@ -36,11 +36,11 @@ def test_the_same_seed_gives_the_same_text(run: Path) -> None:
 def test_the_report_says_of_which_checkpoint_samples_are(run: Path) -> None:
     folder, options = RunFolder(run), RunFolder(run).load_options()
     sample(options)
-    assert "samples are of another" not in write_report(options).read_text()
+    assert "samples belong to another" not in write_report(options).read_text()
     written = json.loads((folder.path / "samples.json").read_text())
     assert written[0]["checkpoint"] == folder.select_checkpoint().digest
     write_json(folder.path / "samples.json", [written[0] | {"checkpoint": "other"}])
-    assert "samples are of another" in write_report(options).read_text()
+    assert "samples belong to another" in write_report(options).read_text()
 
 
 def test_prompts_and_queries_are_those_of_the_corpus_and_shown_whole(tiny: list[str], tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_lower_halves_of_pictures(pictures: Options) -> None:
     run = open_run(pictures.name, pictures.runs_dir)
     upper = np.array([[0] * 12 + [60] * 12])
     assert run.complete(upper, 2, pictures.sample).tolist() == [[120] * 12 + [180] * 12]
-    assert "lower halves completed" in write_report(pictures).read_text()
-    with pytest.raises(ValueError, match=r"takes no --prompt"):
+    assert "lower halves the model completed" in write_report(pictures).read_text()
+    with pytest.raises(ValueError, match=r"sample.pictures= instead of --prompt"):
         sample(pictures, ["x"])
     before = Path(found[0].text).stat().st_mtime_ns
     folder = str(Path(pictures.runs_dir) / pictures.name)

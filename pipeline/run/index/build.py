@@ -69,9 +69,9 @@ def build_index(options: Options) -> IndexSummary:
     if space == "chunks":
         check_chunks(options)
         if limits.space == "predictions":
-            log.info("predictions are asked for among chunks (haed neighbours RUN --after TEXT): chunks are indexed")
+            log.info("predictions are not indexed. Index chunks, and query them with haed neighbours RUN --after TEXT")
         if limits.layer is not None or limits.scale is not None:
-            log.warning("index.layer and index.scale are of contexts, and change nothing here: --space contexts")
+            log.warning("index.layer and index.scale apply to contexts only. Use --space contexts")
     folder = RunFolder.from_options(options)
     run, corpus = Run(folder, options), folder.open_corpus()
     check_split(corpus.split_counts(limits.split).chunks, corpus.location, "index.split", limits.split)
@@ -79,7 +79,7 @@ def build_index(options: Options) -> IndexSummary:
     place.parent.mkdir(exist_ok=True)  # for the lock
 
     def refuse(holder: str) -> None:
-        raise BlockingIOError(f"{place} is being built by {holder}; wait for it or stop it")
+        raise BlockingIOError(f"{place} is being built by {holder}. Wait for it or stop it")
 
     with file_lock(place.with_name(f"{space}.lock"), refuse):
         meta = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
@@ -90,9 +90,9 @@ def build_index(options: Options) -> IndexSummary:
 def describe_index(index: IndexSummary) -> str:
     """Describe a built index in text: its folder, its size and the quality of its search."""
     rest = (
-        "rarer ones left out by index.max_chunks"
+        "rarer chunks left out by index.max_chunks"
         if index.space == "chunks"
-        else "others left out by index.max_contexts"
+        else "other places left out by index.max_contexts"
     )
     left = f" ({index.left_out:,} {rest})" if index.left_out else ""
     how, quality = "exact search", index.found
@@ -103,7 +103,7 @@ def describe_index(index: IndexSummary) -> str:
         f"{how}: recall@10 {quality.recall:.4f}, one query on one core {quality.p50:.2f} ms (p99 {quality.p99:.2f})",
     ]
     if index.floor > 1:
-        lines.append(f"answers occur {index.floor} times or more, unless --min-count says otherwise")
+        lines.append(f"answers occur at least {index.floor} times; --min-count changes this")
     return "\n".join(lines)
 
 
@@ -116,10 +116,10 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
     distinct = count_distinct_chunks(corpus, limits.split, most=limits.max_chunks, at_least=least)
     tokens, lengths, counts = distinct.tokens, distinct.lengths, distinct.counts
     if not len(counts):
-        raise ConfigError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
+        raise ConfigError(f"no chunk of the {limits.split} split occurs {least} times. Lower index.min_count")
     if distinct.left_out:
-        rest = f"{distinct.left_out:,} rarer or equally rare ones are left out"
-        log.warning("index.max_chunks=%d: of the distinct chunks %s", limits.max_chunks, rest)
+        rest = f"{distinct.left_out:,} of the rarest distinct chunks are left out"
+        log.warning("index.max_chunks=%d: %s", limits.max_chunks, rest)
     norms, distances = np.empty((2, len(counts)), np.float32)
     log.info("embedding %s chunks of %s by %s step %s", f"{len(counts):,}", limits.split, run.phase, f"{run.step:,}")
     progress = ProgressCounter("index", len(counts), "chunks")
@@ -184,15 +184,15 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
     wanted = min(total, limits.max_contexts or total)
     if wanted < total:
         log.warning(
-            "index.max_contexts=%d: of %s places of %s about so many are drawn, in windows, by the seed %d",
+            ("index.max_contexts=%d: of %s places of %s about this many are drawn in windows, with seed %d"),
             wanted,
             f"{total:,}",
             limits.split,
             run.options.seed,
         )
     if limits.scale is not None and limits.scale not in (scales := run.system.scale_outputs()):
-        there = f"set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "leave it out"
-        raise ConfigError(f"index.scale={limits.scale}: this model has no such scale; {there}")
+        there = f"Set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "leave it out"
+        raise ConfigError(f"index.scale={limits.scale}: this model has no such scale. {there}")
     width = run.context(b"a", limits.layer, limits.scale).shape[0]
     with write_vectors(space_folder(run.folder, "contexts"), width, metric) as file:
 
@@ -207,7 +207,7 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
 
         _write_table(run, "contexts", tables())
     if not file.rows:
-        raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn, raise it")
+        raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn. Raise it")
     more = {"left_out": total - file.rows, "layer": limits.layer, "scale": limits.scale}
     return _build_search(run, "contexts", metric, np.zeros((0, width), np.float32), file.rows, **more)
 

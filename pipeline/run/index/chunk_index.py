@@ -39,8 +39,8 @@ def check_chunks(options: Options) -> None:
     kind = options.model.kind
     if not SYSTEMS[kind].chunks:
         raise ConfigError(
-            f"model.kind={kind} embeds no chunk by itself, so there is no index of chunks: it has contexts; "
-            "`haed index RUN --space contexts`, then `haed neighbours RUN --context TEXT`"
+            f"model.kind={kind} does not embed single chunks, so it has no index of chunks. Use `haed index "
+            "RUN --space contexts` and `haed neighbours RUN --context TEXT`"
         )
 
 
@@ -80,7 +80,7 @@ class ChunkIndex:
         )
         tokens, lengths, counts = columns["tokens"], columns["length"], columns["count"]
         if not ((1 <= lengths) & (lengths <= tokens.shape[1])).all() or (np.diff(counts) > 0).any():
-            raise ValueError(f"the index in {files.place} is damaged (lengths or counts): {files.again}")
+            raise ValueError(f"the index in {files.place} is damaged (lengths or counts). {files.again}")
         chunks = DistinctChunks(tokens, lengths.astype(np.uint8), counts)
         return cls(files.meta, chunks, columns["norm"], columns.get("from_mean"), Vectors.open(files))
 
@@ -119,7 +119,8 @@ class ChunkIndex:
         among = self.count_known(least)
         if not among:
             raise ValueError(
-                f"no chunk of the index occurs {least:,} times: the most frequent has {self.chunks.counts[0]:,}"
+                f"no chunk of the index occurs {least:,} times: the most frequent occurs {self.chunks.counts[0]:,} "
+                "times"
             )
         return among, least
 
@@ -170,7 +171,7 @@ class ChunkIndex:
             results.append(QueryResult(text, chunk.hex(), [self._neighbour_at(*pair) for pair in pairs], note))
         log_notes(results)
         rest = f", of {len(self):,} (--min-count 1)" if among < len(self) else ""
-        often = f" that occur {least:,} times or more in {self.meta.split}" if rest or least > 1 else ""
+        often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
         chance = "" if are_predictions else self.meta.chance_note
         about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{chance}"
         return SearchResults(results, about, SCORES[metric])
@@ -179,10 +180,10 @@ class ChunkIndex:
         """Return a note for a result with fewer neighbours than requested; None if there are enough."""
         if returned >= count:
             return None
-        often = f" that occur {least:,} times or more" if least > 1 else ""
-        without = ", what is asked for left out" if returned < among else ""
+        often = f" that occur at least {least:,} times" if least > 1 else ""
+        without = ", without the query" if returned < among else ""
         more = f"; --min-count 1 searches all {len(self):,}" if among < len(self) else ""
-        return f"{returned:,} of {count:,} neighbours: the index has {among:,} chunks{often}{without}{more}"
+        return f"only {returned:,} of {count:,} neighbours: the index has {among:,} chunks{often}{without}{more}"
 
     def _neighbour_at(self, row: int, score: float) -> Neighbour:
         chunk = self.chunk_at(row)

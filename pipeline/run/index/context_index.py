@@ -47,7 +47,7 @@ class ContextIndex:
         columns = files.read_columns(**_TEXT, **dict.fromkeys(_NUMBERS, "INT64"))
         widths = {"before": BEFORE, "length": BEFORE + AFTER, "named": NAMED}
         if any(columns[name].min() < 0 or columns[name].max() > most for name, most in widths.items()):
-            raise ValueError(f"the index in {files.place} is damaged (lengths of passages): {files.again}")
+            raise ValueError(f"the index in {files.place} is damaged (lengths of passages). {files.again}")
         return cls(files.meta, columns, Vectors.open(files))
 
     def __len__(self) -> int:
@@ -66,7 +66,10 @@ class ContextIndex:
         scores, rows = self.search.find_nearest(prepare_vectors(states, meta.metric), min(wanted, len(self)))
         note = None
         if count is not None and count > len(self):
-            note = f"{len(self):,} of {count:,} places: the index has no more; raise index.max_contexts for others"
+            note = (
+                f"only {len(self):,} of {count:,} places: the index has no more. Raise index.max_contexts and "
+                "build it again"
+            )
         results = []
         for text, near, near_scores in zip(texts, rows.tolist(), scores.tolist(), strict=True):
             passages: list[Neighbour] = [self.passage_at(*each) for each in zip(near, near_scores, strict=True)]

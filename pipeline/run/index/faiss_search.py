@@ -85,7 +85,10 @@ class Vectors:
             return cls(files.vectors, meta.metric)
         if not ChecksumCache(files.place).is_built_here(SEARCH):
             log.warning(
-                "%s was not built here by you: it is not read, and answers come from exact search, which takes longer; %s",
+                (
+                    "%s was not built by you on this machine, so it is not read. Exact search is used, which is "
+                    "slower. %s"
+                ),
                 files.place / SEARCH,
                 files.again,
             )
@@ -93,7 +96,7 @@ class Vectors:
         path = files.place / SEARCH
         if (size := path.stat().st_size) > (free := free_memory()):
             log.warning(
-                "%s has %.1f GB, but %.1f GB of memory are free: answers come from exact search, which takes longer",
+                "%s has %.1f GB, but only %.1f GB of memory are free. Exact search is used, which is slower",
                 path,
                 size / 1e9,
                 free / 1e9,
@@ -102,7 +105,7 @@ class Vectors:
         try:
             return cls(files.vectors, meta.metric, meta.kind, read_index(path), meta.found.effort)
         except ValueError as error:
-            raise ValueError(f"the index in {files.place} is damaged ({error}): {files.again}") from error
+            raise ValueError(f"the index in {files.place} is damaged ({error}). {files.again}") from error
 
     def __len__(self) -> int:
         return len(self.exact)
@@ -234,7 +237,7 @@ def read_index(path: Path) -> Any:
         try:
             return faiss.read_index(faiss.PyCallbackIOReader(file.read))
         except RuntimeError as error:  # with FAISS's own place in its code
-            raise CorruptFileError(f"{path} is damaged: it ends too early, or holds something else") from error
+            raise CorruptFileError(f"{path} is damaged: it is truncated or not an index") from error
 
 
 @contextmanager
@@ -362,7 +365,7 @@ def tune_effort(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) 
             if tried[0].recall >= recall:
                 break
     if curve[-1].recall < recall:
-        log.warning("%s: index.recall=%g was not reached, but %.4f", vectors.kind, recall, curve[-1].recall)
+        log.warning("%s: index.recall=%g was not reached; the recall is %.4f", vectors.kind, recall, curve[-1].recall)
     return TuningResult(vectors.kind, curve[-1], curve, {"rows": len(indexed), "unseen": len(unseen)})
 
 

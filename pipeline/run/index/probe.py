@@ -101,7 +101,7 @@ class Probe:
         _check_space(space)
         if space == "contexts":
             if min_count is not None:
-                raise ValueError("min_count is of chunks: a place in the text is there once. Leave it out.")
+                raise ValueError("min_count applies to chunks only. Leave it out.")
             rows = [asdict(self.places.passage_at(row, 0.0)) for row in range(len(self.places))]
             frame = data_frame([{"row": number} | row for number, row in enumerate(rows)])
             return np.array(self.places.search.exact), frame.drop(columns=["score", "count"])
@@ -167,7 +167,7 @@ class Probe:
         """
         parts = [to_texts(x, 'run.probe.analogy("for ", minus="while ", plus="if ")') for x in (like, minus, plus)]
         if not (parts[0] or parts[2]):
-            raise ValueError("nothing is added: --minus goes with --like or --plus")
+            raise ValueError("--minus needs --like or --plus")
         signs = [sign for sign, part in zip((1.0, -1.0, 1.0), parts, strict=True) for _ in part]
         chunks = self._parse_chunks([text for part in parts for text in part])
         vector = np.array([signs], np.float32) @ self._embed_chunks(chunks)
@@ -187,7 +187,7 @@ class Probe:
             parse_text(text, self._chunker, lambda: self._corpus, split) for text in _flatten_texts(texts, example)
         ]
         if not prefixes:
-            raise ValueError(f"nothing is asked. Use {example}.")
+            raise ValueError(f"the query is empty. Use {example}.")
         model = self._open_model(index.meta.stage)
         vectors = np.stack([model.expected(prefix) for prefix in prefixes])
         labelled = [(self._display(prefix) if prefix else START, prefix) for prefix in prefixes]
@@ -215,7 +215,7 @@ class Probe:
             text = query.decode(errors="replace")
             plain = unescape_query(text)
             if is_copied := plain != text and self.index.find_row(text.encode(errors="replace")) is None:
-                log.info("%s stands for %r: signs for white space are taken as such", text, plain)
+                log.info("%s is read as %r: signs for white space are replaced", text, plain)
             try:
                 meant = plain if is_copied else query
                 chunks.append(parse_chunk(meant, self._chunker, lambda: self._corpus, self.index.meta.split))
@@ -242,7 +242,7 @@ class Probe:
             ]
             hint = f"; the index has {escape_control_characters(self._display(near[0]))}" if near else ""
             shown = escape_control_characters(self._display(chunk))
-            log.info("%s is not in the index, its own embedding is searched with%s", shown, hint)
+            log.info("%s is not in the index, so its own embedding is used%s", shown, hint)
         pairs = zip(chunks, rows, strict=True)
         return np.stack([embedded[chunk] if row is None else index.vectors[row] for chunk, row in pairs])
 
@@ -251,14 +251,14 @@ class Probe:
         meta = self.places.meta
         passages = [parse_text(text, self._chunker, lambda: self._corpus, meta.split) for text in texts]
         if not all(passages):
-            raise ValueError("the query is empty: give a text, whose end is searched for")
+            raise ValueError("the query is empty. Give the text to search for")
         if not passages:
             return [], np.zeros((0, meta.width), np.float32)
         model = self._open_model(meta.stage)
         for passage in passages:
             if meta.scale is not None and len(passage) < meta.scale:
                 log.warning(
-                    "%s has %d bytes, and scale %d reads whole groups of so many: it knows nothing of it, give more text",
+                    "%s has %d bytes, fewer than one group of scale %d. Give more text",
                     escape_control_characters(self._display(passage)),
                     len(passage),
                     meta.scale,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 PIXELS = "pixels"
 _SHOWN = 6  # chunks of a query that is several
-START = "‹where a document begins›"
+START = "‹beginning of a document›"
 PLACE = re.compile(r"(\d{1,12}):(\d{1,12})")
 Text = str | bytes | bytearray | memoryview
 Texts = Text | Sequence[Text]
@@ -59,7 +59,7 @@ def to_bytes(text: Text, example: str = 'run.neighbours("return ")') -> bytes:
         try:
             return text.encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
-            raise ValueError(f"{text!r} is no text: {error.reason} at character {error.start}") from None
+            raise ValueError(f"{text!r} is not a text: {error.reason} at character {error.start}") from None
     if isinstance(text, bytes | bytearray | memoryview):
         return bytes(text)
     raise TypeError(f"a text must be a str or bytes, not {type(text).__name__}. Use {example}.")
@@ -91,14 +91,16 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
     if chunker.name == PIXELS:
         return _parse_pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
     if not raw:
-        raise ValueError(f"the query '' is empty: a chunk has 1 to {chunker.k} bytes")
+        raise ValueError(f"the query '' is empty. A chunk has 1 to {chunker.k} bytes")
     tokens, lengths = chunker.split(raw)
     pieces = [tokens[end - length : end].tobytes() for length, end in zip(lengths, lengths.cumsum(), strict=True)]
     shown = " ".join(_show_chunk(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
     if len(raw) > chunker.k:
         log.warning(
-            "the query %s has %d bytes, a chunk of this run has up to %d: %s is taken, the first of its %d chunks (%s); "
-            "--context takes passages",
+            (
+                "the query %s has %d bytes, but a chunk of this run has at most %d. Using %s, the first of "
+                "its %d chunks (%s). Use --context for passages"
+            ),
             _show_chunk(raw),
             len(raw),
             chunker.k,
@@ -109,7 +111,7 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
         return pieces[0]
     if len(pieces) > 1:
         log.warning(
-            "the query %s is %d chunks of this run (%s), and is embedded as if it were one; --context takes passages",
+            ("the query %s is %d chunks of this run (%s). It is embedded as one chunk. Use --context for passages"),
             _show_chunk(raw),
             len(pieces),
             shown,
@@ -130,8 +132,8 @@ def _parse_pixels(query: str, chunker: Chunker, corpus: Callable[[], Corpus], sp
     if place := PLACE.fullmatch(query.strip()):
         return picture_chunks(corpus(), split, int(place[1]), int(place[2]))[-1]
     raise ValueError(
-        f"the query {query!r} is no chunk of pixels: give a colour such as #4080c0, or {k} values in hexadecimal, or "
-        "PICTURE:CHUNK such as 12:340; without queries chunks of the corpus are taken"
+        f"the query {query!r} is not a chunk of pixels. Give a colour such as #4080c0, {k} values in "
+        "hexadecimal, or PICTURE:CHUNK such as 12:340. Without queries, chunks of the corpus are used"
     )
 
 
@@ -143,10 +145,12 @@ def picture_chunks(corpus: Corpus, split: str, number: int, chunk: int) -> list[
     """
     pictures = corpus.split_counts(split).documents
     if number >= pictures:
-        raise ValueError(f"there is no picture {number}: the {split} split has {pictures:,}, counted from 0")
+        raise ValueError(f"there is no picture {number}. The {split} split has {pictures:,}, counted from 0")
     tokens, lengths = next(itertools.islice(corpus.iterate_documents(split), number, None))
     if chunk >= len(lengths):
-        raise ValueError(f"picture {number} of the {split} split has no chunk {chunk}: it has {len(lengths):,}, from 0")
+        raise ValueError(
+            f"picture {number} of the {split} split has no chunk {chunk}. It has {len(lengths):,}, counted from 0"
+        )
     ends = lengths[: chunk + 1].cumsum(dtype=int).tolist()
     return [tokens[begin:end].tobytes() for begin, end in itertools.pairwise([0, *ends])]
 
@@ -162,7 +166,7 @@ def parse_text(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spli
         return raw
     shown = raw.decode(errors="backslashreplace")
     if not (place := PLACE.fullmatch(shown.strip())):
-        raise ValueError(f"{shown!r} is no place in a picture: give PICTURE:CHUNK such as 12:340, counted from 0")
+        raise ValueError(f"{shown!r} is not a place in a picture. Use PICTURE:CHUNK, such as 12:340, counted from 0")
     return b"".join(picture_chunks(corpus(), split, int(place[1]), int(place[2]))[:-1])
 
 
@@ -271,7 +275,7 @@ def data_frame(columns: Any) -> "pandas.DataFrame":
     try:
         import pandas
     except ImportError:
-        raise ImportError("data frames need pandas: pip install 'haed[pandas]'") from None
+        raise ImportError("data frames need pandas. Install it with pip install 'haed[pandas]'") from None
     return pandas.DataFrame(columns)
 
 

@@ -73,7 +73,7 @@ class RandomPairScores:
     rare: float
 
     def __str__(self) -> str:
-        return f"at random {self.mean:.3f} ± {self.deviation:.3f}, 1 in 100 beyond {self.rare:.3f}"
+        return f"random pairs have {self.mean:.3f} ± {self.deviation:.3f}, 1 in 100 beyond {self.rare:.3f}"
 
 
 @dataclass(kw_only=True)
@@ -162,7 +162,9 @@ def choose_metric(limits: IndexOptions, space: Space) -> Metric:
     if limits.metric == "auto":
         return "centred" if space == "chunks" else "cosine"
     if limits.metric == "centred" and space != "chunks":
-        raise ConfigError(f"index.metric=centred is of chunks, not of {space}: set cosine, ip or l2, or leave it out")
+        raise ConfigError(
+            f"index.metric=centred applies to chunks, not to {space}. Set cosine, ip or l2, or leave it out"
+        )
     return limits.metric
 
 
@@ -223,34 +225,35 @@ class IndexFiles:
             StaleIndexError: it is of another checkpoint.
             ValueError: it is damaged.
         """
-        place, again = space_folder(folder, space), f"run `{index_command(folder, space)}` again"
+        place, again = space_folder(folder, space), f"Run `{index_command(folder, space)}` again"
         if not has_index(folder, space):
             others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
             there = f" (it has {', '.join(others)})" if others else ""
             of = "" if space == "chunks" else f" of {space}"
             raise FileNotFoundError(
-                f"{folder.path} has no index{of} yet{there}: run `{index_command(folder, space)}` first"
+                f"{folder.path} has no index{of}{there}. Run `{index_command(folder, space)}` first"
             )
         try:
             meta = read_as(IndexMetadata, place / META)
         except (OSError, ValueError) as error:
-            raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
+            raise ValueError(f"the index in {place} is damaged ({error}). {again}") from error
         present = folder.select_checkpoint(meta.asked_stage)
         if meta.checkpoint != (digest or present.digest):
             why = f", since {present.fallback}" if present.fallback else ""
-            wanted = f"the run's present one ({present.path}{why})"
-            again = f"run `{index_command(folder, space, _find_stage(folder, digest, meta))}` again"
+            wanted = f"the run's present checkpoint ({present.path}{why})"
+            again = f"Run `{index_command(folder, space, _find_stage(folder, digest, meta))}` again"
             if meta.checkpoint == present.digest:  # another phase was asked for
-                wanted = "what is asked for"
+                wanted = "the requested one"
             raise StaleIndexError(
-                f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than {wanted}: {again}"
+                f"the index in {place} belongs to another checkpoint ({meta.stage} step {meta.step}) than {wanted}. "
+                f"{again}"
             )
         try:  # at last, as it may note what it found: what is refused changes nothing
             _check_mean(meta)
             vectors = open_vectors(place / VECTORS, meta)
             _check_sums(place, meta)
         except (OSError, ValueError) as error:
-            raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
+            raise ValueError(f"the index in {place} is damaged ({error}). {again}") from error
         return cls(place, meta, vectors, again)
 
     def read_columns(self, **wanted: str) -> dict[str, np.ndarray]:
@@ -277,9 +280,9 @@ class IndexFiles:
                 table = file.read(list(wanted))
             columns = {name: _as_array(table[name], there[name].length) for name in wanted}
             if any(len(column) != rows for column in columns.values()):
-                raise ValueError(f"{TABLE} has other rows than it says")
+                raise ValueError(f"{TABLE} has the wrong number of rows")
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise ValueError(f"the index in {self.place} is damaged ({error}): {self.again}") from error
+            raise ValueError(f"the index in {self.place} is damaged ({error}). {self.again}") from error
         return columns
 
 
@@ -349,7 +352,7 @@ def open_vectors(path: Path, meta: IndexMetadata | None = None) -> np.ndarray | 
     )
     fits = min(number, width) > 0 and size == HEADER + 4 * width * number
     if not (agrees and fits and header == flat_header(number, width, metric)):
-        raise ValueError(f"{path.name} is not what `haed index` writes")
+        raise ValueError(f"{path.name} was not written by `haed index`")
     rows = VectorFile(opened, (number, width))
     return rows[:] if size <= SMALL else rows
 
@@ -358,7 +361,7 @@ def _check_mean(meta: IndexMetadata) -> None:
     """Raise ValueError unless a mean is stored if, and only if, the metric uses one."""
     mean = np.array(meta.mean or (), np.float32)
     if len(mean) != (meta.width if meta.metric == "centred" else 0) or not np.isfinite(mean).all():
-        raise ValueError(f"{META} has no mean that goes with metric {meta.metric} and width {meta.width}")
+        raise ValueError(f"{META} has no mean for metric {meta.metric} and width {meta.width}")
 
 
 def _check_sums(place: Path, meta: IndexMetadata) -> None:

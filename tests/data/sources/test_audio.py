@@ -74,7 +74,7 @@ def test_recordings(tmp_path: Path, packed: bool, channels: int) -> None:
     ]
     assert whole.manifest["form"] == {"rate": 8000, "channels": channels}
     said = str(whole.manifest["splits"])
-    assert ("left out: hidden, or no recordings: 2" if packed else "notes.txt") in said
+    assert ("left out: they are hidden, or not recordings: 2" if packed else "notes.txt") in said
     codes = list(sharded(folder, tmp_path / "shards").iterate_originals("train"))
     assert codes == [encode_mulaw(SAMPLES).tobytes(), encode_mulaw(SAMPLES[:4000]).tobytes()]
 
@@ -140,7 +140,7 @@ def test_the_end_of_a_frame_that_is_not_whole_is_noted(tmp_path: Path, packed: b
     content = content[:4] + (len(content) - 8).to_bytes(4, "little") + content[8:40] + b"\x41\x9c\0\0" + content[44:]
     put(tmp_path, {"train-a.wav": content, "train-b.wav": wav(SAMPLES[:50])}, packed)
     corpus = sharded(tmp_path, tmp_path / "shards")
-    assert "recordings lost bytes at their end, of a frame that is not whole: 1" in corpus.manifest["splits"]["notes"]
+    assert "recordings lost incomplete frames at their end: 1" in corpus.manifest["splits"]["notes"]
     assert corpus.split_counts("train").source_bytes == len(SAMPLES) + 50
 
 
@@ -237,7 +237,7 @@ def test_floats_are_rounded_clipped_and_never_nan(tmp_path: Path, kind: str, typ
     samples, notes = read(tmp_path, riff(header, floats.tobytes()))
     assert samples.tolist() == [0, 32767, -32768, 16384, 32767, -32768, 1]
     assert notes == [
-        "recordings of floats had samples beyond -1 to 1, which were clipped: 1",
+        "recordings of floats had samples outside -1 to 1, which were clipped: 1",
         "recordings of floats were rounded to 16 bits: 1",
     ]
     exact = (SAMPLES / 32768).astype(type_)
@@ -245,7 +245,7 @@ def test_floats_are_rounded_clipped_and_never_nan(tmp_path: Path, kind: str, typ
     assert np.array_equal(read(tmp_path / "a", riff(header, exact.tobytes()))[0], SAMPLES)
     for number, odd in enumerate((np.nan, np.inf)):
         (tmp_path / str(number)).mkdir()
-        with pytest.raises(ValueError, match="train.wav cannot be read as WAV: some of its samples are no numbers"):
+        with pytest.raises(ValueError, match="train.wav cannot be read as WAV: some of its samples are NaN"):
             read(tmp_path / str(number), riff(header, np.array([0, odd], type_).tobytes()))
 
 
@@ -260,19 +260,19 @@ def test_companded_recordings_are_decoded(tmp_path: Path, subtype: str, law: str
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (riff(fmt(2, bits=4), bytes(100)), r"a coding that is not read \(tag 0x0002\): convert it into plain PCM"),
-        (riff(fmt(bits=64), bytes(800)), "it has 64 bits a sample: convert it into plain PCM"),
-        (riff(fmt(3, bits=16), bytes(800)), "it has 16 bits a sample: convert"),
-        (riff(extensible(b"\1\0" + bytes(14)), bytes(800)), "its format is extended by one that is not known here"),
-        (riff(fmt(0xFFFE), bytes(800)), "its format is extended by one that is not known here"),
+        (riff(fmt(2, bits=4), bytes(100)), r"an unsupported coding \(tag 0x0002\): convert it into plain PCM"),
+        (riff(fmt(bits=64), bytes(800)), "it has 64 bits per sample: convert it into plain PCM"),
+        (riff(fmt(3, bits=16), bytes(800)), "it has 16 bits per sample: convert"),
+        (riff(extensible(b"\1\0" + bytes(14)), bytes(800)), "its extended format is not supported"),
+        (riff(fmt(0xFFFE), bytes(800)), "its extended format is not supported"),
         (riff(fmt(channels=0), bytes(800)), "its header contradicts itself"),
         (riff(fmt(rate=0), bytes(800)), "its header contradicts itself"),
-        (riff(b"\1\0", bytes(800)), "its format is not whole"),
+        (riff(b"\1\0", bytes(800)), "its format chunk is incomplete"),
         (b"RIFX" + wav(SAMPLES)[4:], "does not begin with RIFF"),
-        (wav(SAMPLES)[:30], "it ends inside of its header: it was truncated"),
+        (wav(SAMPLES)[:30], "it was truncated: it ends inside its header"),
         (b"RIFF\x28\0\0\0WAVEdata\x04\0\0\0abcd", "its sound comes before its format"),
-        (b"RIFF\xff\xff\xff\xffWAVELIST\xff\xff\xff\xffabcd", "it ends inside of its header"),
-        (b"RIFF", "it ends inside of its header"),
+        (b"RIFF\xff\xff\xff\xffWAVELIST\xff\xff\xff\xffabcd", "it ends inside its header"),
+        (b"RIFF", "it ends inside its header"),
         (b"not sound, whatever its name", "does not begin with RIFF"),
         (b"fLaC" + bytes(100), "does not begin with RIFF"),
     ],

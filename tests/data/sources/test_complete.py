@@ -60,7 +60,7 @@ def test_a_png_of_fewer_rows_than_it_says_is_refused(depth: int, colour: int, la
         for rows, said in (
             (whole[: size // 2], "truncated"),
             (whole[:-1], "truncated"),
-            (whole + b"\0", "go on behind"),
+            (whole + b"\0", "data continue after"),
         ):
             with pytest.raises(ValueError, match=said):
                 read(png(rows, width, height, depth, colour, palette, laced))
@@ -76,15 +76,13 @@ def test_any_valid_png_of_some_rows_is_equal_or_refused(rows: int, width: int, p
         assert rows < len(NOISE)
     else:
         assert rows == len(NOISE) and found == NOISE[:, :width].tobytes()
-    with pytest.raises(
-        ValueError, match="a pixel has the colour 9 of its palette, which has" if palette else "palette"
-    ):
+    with pytest.raises(ValueError, match="a pixel has colour 9 of a palette with" if palette else "palette"):
         read(png(b"\0" + bytes(range(10)), 10, 1, 8, 3, palette))
 
 
 def test_a_picture_without_its_palette_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.png").write_bytes(png(b"\0\1\1" * 2, 2, 2, 8, 3))
-    with pytest.raises(ValueError, match="train.png cannot be read as a picture: .* a palette, and it has none"):
+    with pytest.raises(ValueError, match="train.png cannot be read as a picture: .* a palette, but it has none"):
         sharded(tmp_path, tmp_path / "shards")
     good = png(b"\0\1\1" * 2, 2, 2, 8, 3, palette=2)
     assert read(good)[0] == bytes([53, 54, 55] * 4)
@@ -108,7 +106,7 @@ def test_a_damaged_png_is_refused() -> None:
 def test_bytes_behind_a_picture_are_noted() -> None:
     good = png(b"\0\1\2\3", 1, 1)
     assert read(good)[1] == {}
-    assert read(good + good) == (b"\1\2\3", {"bytes behind the end of pictures were left out, in": 1})
+    assert read(good + good) == (b"\1\2\3", {"bytes after the end of pictures were left out, in": 1})
 
 
 def jpeg(mode: str = "RGB", **options: object) -> bytes:

@@ -41,10 +41,10 @@ def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:
     [
         (b'{"text": ', "the line at byte 13 is not JSON"),
         (b'{"txt": "a"}', "no field 'text' .it has 'txt'.: set source.field="),
-        (b"[1]", "no field 'text' .no object."),
+        (b"[1]", "no field 'text', because it is not an object"),
         (b'{"text": 3}', "no text in the field 'text', but 3: set source.field=, or write texts there"),
         (b'{"text": 3, "body": "x"}', "no text in the field 'text', but 3: set source.field= to 'body'"),
-        (b"[" * 100_000, "is JSON in too many brackets"),
+        (b"[" * 100_000, "is nested too deeply"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -56,7 +56,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> Non
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data.sources.text.LARGEST_DOCUMENT", 1000)
     (tmp_path / "train.jsonl").write_bytes(b'{"text": "' + b"x" * 5000)
-    with pytest.raises(ValueError, match="longer than the 1,000 bytes"):
+    with pytest.raises(ValueError, match="longer than 1,000 bytes"):
         documents(source("jsonl", tmp_path))
 
 
@@ -65,10 +65,10 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     [
         (
             b"text,id\nhello,1\n",
-            "is no JSON, it begins with 'text,id': .*source.pattern=.*for CSV source.kind=datasets",
+            "is not JSON: it begins with 'text,id'. .*source.pattern=.*for CSV, source.kind=datasets",
         ),
-        (b"<html>", "is no JSON, it begins with '<html>'"),
-        (b"[\n]\n", "is a JSON array with nothing in it"),
+        (b"<html>", "is not JSON: it begins with '<html>'"),
+        (b"[\n]\n", "is an empty JSON array"),
     ],
 )
 def test_a_file_that_is_no_json_is_named_beside_others(tmp_path: Path, content: bytes, message: str) -> None:
@@ -81,8 +81,8 @@ def test_a_file_that_is_no_json_is_named_beside_others(tmp_path: Path, content: 
 RECORDS = [{"id": number, "text": f"record {number} says é"} for number in range(60)]
 PRETTY = "\n".join(json.dumps(record, indent=1) for record in RECORDS)
 NO_LINES: dict[str, tuple[bytes, str]] = {
-    "an array": (json.dumps(RECORDS).encode(), "is one JSON array, not an object per line"),
-    "an array in lines": (json.dumps(RECORDS, indent=2).encode(), "is one JSON array, not an object per line"),
+    "an array": (json.dumps(RECORDS).encode(), "is one JSON array instead of one object per line"),
+    "an array in lines": (json.dumps(RECORDS, indent=2).encode(), "is one JSON array instead of one object per line"),
     "an array of strings": (json.dumps([r["text"] for r in RECORDS]).encode(), "is one JSON array"),
     "an array of lists": (json.dumps([[r["text"]] for r in RECORDS]).encode(), "is one JSON array"),
     "commas between": (",\n".join(map(json.dumps, RECORDS)).encode(), "has commas between its JSON objects"),
@@ -90,13 +90,19 @@ NO_LINES: dict[str, tuple[bytes, str]] = {
         "".join(f"\x1e{json.dumps(r)}\n" for r in RECORDS).encode(),
         "has a separator .0x1E. before",
     ),
-    "objects over lines": (PRETTY.encode(), "has a JSON object over several lines, not one per line"),
+    "objects over lines": (PRETTY.encode(), "has a JSON object over several lines instead of one per line"),
     "one behind the other": ("".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
     "old Mac": ("\r".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
     "in a field": (json.dumps({"version": 1, "my data": RECORDS}).encode(), "make a line of each in 'my data'"),
-    "strings": ("\n".join(json.dumps(r["text"]) for r in RECORDS).encode(), "has no field 'text' .no object."),
-    "UTF-16": ("\n".join(map(json.dumps, RECORDS)).encode("utf-16"), "is text in UTF-16LE with a mark"),
-    "UTF-16 without a mark": ("\n".join(map(json.dumps, RECORDS)).encode("utf-16-be"), "is text in UTF-16BE without a"),
+    "strings": (
+        "\n".join(json.dumps(r["text"]) for r in RECORDS).encode(),
+        "has no field 'text', because it is not an object",
+    ),
+    "UTF-16": ("\n".join(map(json.dumps, RECORDS)).encode("utf-16"), "is text in UTF-16LE with a byte order mark"),
+    "UTF-16 without a byte order mark": (
+        "\n".join(map(json.dumps, RECORDS)).encode("utf-16-be"),
+        "is text in UTF-16BE without a",
+    ),
 }
 
 
@@ -130,7 +136,7 @@ def test_all_that_is_json_is_read(tmp_path: Path, line: bytes, text: bytes) -> N
     (tmp_path / "train.json").write_bytes(line)
     read = source("jsonl", tmp_path)
     assert [data for _, data in documents(read)["train"]] == [text]
-    twice = {"lines have the field twice: its last value was taken": 1}
+    twice = {"lines have the field twice; the last value was used": 1}
     assert +read.remarks == (twice if text == b"b" else {})
 
 
@@ -138,7 +144,7 @@ def test_all_that_is_json_is_read(tmp_path: Path, line: bytes, text: bytes) -> N
 def test_json_in_another_encoding_is_refused(tmp_path: Path, late: int) -> None:
     content = b'{"text": "a"}\n' * late + '{"text": "né à côté"}\n'.encode("latin-1") * 9
     (tmp_path / "train.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match="train.jsonl.* is no(t UTF-8, as JSON has to be| text in UTF-8: another enc)"):
+    with pytest.raises(ValueError, match="train.jsonl.* is not (UTF-8, as JSON must be|text in UTF-8: it is binary)"):
         documents(source("jsonl", tmp_path))
 
 
@@ -208,7 +214,9 @@ def test_wikitext_with_ends_of_lines_as_in_windows_and_files_without_headings(tm
     (tmp_path / "wiki.test.raw").write_bytes(b"none here\n" * 300)
     read = source("wikitext", tmp_path)
     documents(read, 500)
-    assert list((+read.remarks).items()) == [("files have no heading such as ` = Title = `: each is one document", 2)]
+    assert list((+read.remarks).items()) == [
+        ("files have no heading such as ` = Title = `, so each is one document", 2)
+    ]
 
 
 @settings(max_examples=20)

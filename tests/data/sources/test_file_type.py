@@ -56,7 +56,7 @@ def test_wide_encodings_are_named_and_the_advice_converts_them(tmp_path: Path, t
     path = tmp_path / "my book.txt"
     path.write_bytes((mark + TEXTS[text]).encode(ENCODINGS[name]))
     with pytest.raises(
-        ValueError, match=f"my book.txt is text in {name} {'with' if mark else 'without'} a mark"
+        ValueError, match=f"my book.txt is text in {name} {'with' if mark else 'without'} a byte order mark"
     ) as error:
         list(make_source(SourceOptions(kind="text", path=str(tmp_path))).inputs(1000, 1))
     new = advised(error, tmp_path)
@@ -68,7 +68,7 @@ def test_wide_encodings_are_named_and_the_advice_converts_them(tmp_path: Path, t
 def test_the_advice_reads_through_a_compression(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(TEXTS["Russian"].encode("utf-16-be")))
-    with pytest.raises(ValueError, match="a.txt.gz is text in UTF-16BE without a mark") as error:
+    with pytest.raises(ValueError, match="a.txt.gz is text in UTF-16BE without a byte order mark") as error:
         check_text(str(path), 250)
     assert advised(error, tmp_path).read_bytes() == TEXTS["Russian"].encode()
 
@@ -112,7 +112,7 @@ def test_a_binary_member_is_refused_and_one_in_another_encoding_is_not() -> None
     rng = np.random.default_rng(0)
     noise, floats = rng.bytes(HEAD), rng.normal(0, 1, 99).astype("<f4").tobytes()
     for content in (bytes(range(256)), noise, floats, zlib.compress(b"text" * 99)):
-        with pytest.raises(ValueError, match="its .bin is binary, not text .*: name the member .* by source.field="):
+        with pytest.raises(ValueError, match="its .bin is binary, not text .*Name the member .* in source.field="):
             check_head(content, "its .bin", "")
         assert check_head(content, "a.bin", "a.bin")  # files may be binary, which is said
     for encoding, text in (
@@ -211,7 +211,7 @@ def test_a_text_in_many_parts_is_one() -> None:
     first = look([Piece("a", "train", b"one\r\n")])
     second = look([Piece("a", "train", b"two\r\n", continues=True), Piece("b", "train", b"three\n")])
     (note,) = describe_findings([first, second])
-    assert note.startswith("a: of all 3 lines 2 end in CRLF (Windows).")
+    assert note.startswith("a: of 3 lines, 2 end in CRLF (Windows).")
     many = [look([Piece(f"{part} {n}", "train", b"\r") for n in range(500)]) for part in range(3)]
     (note,) = describe_findings(many)
-    assert note.startswith("0 0, 0 1, 0 2, … (1,500 texts): of all 1,500 lines 1,500 end in CR alone (old Mac).")
+    assert note.startswith("0 0, 0 1, 0 2, … (1,500 texts): of 1,500 lines, 1,500 end in CR alone (old Mac).")

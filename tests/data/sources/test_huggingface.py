@@ -76,7 +76,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"text": ["a"], "title": ["b"], "label": [1]})
     labels = datasets.ClassLabel(names=["no", "yes"])
     rows.cast_column("label", labels).save_to_disk(tmp_path / "saved")
-    there = "It has 'text': Value.*string.*, 'title': Value.*string.*, 'label': ClassLabel.*'yes'.*"
+    there = "Its columns are 'text': Value.*string.*, 'title': Value.*string.*, 'label': ClassLabel.*'yes'.*"
     with pytest.raises(ValueError, match=f"has no column 'body'. {there}. Set source.field=text, or 'title'"):
         sharded(tmp_path / "saved", tmp_path / "shards", field="body")
     with pytest.raises(ValueError, match="column 'label' holds ClassLabel.*, not strings. Set source.field=text"):
@@ -133,7 +133,7 @@ def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: 
 
 def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match="it has no source.config= and no source.revision="):
+    with pytest.raises(ValueError, match="source.config= and source.revision= do not apply"):
         sharded(tmp_path / "saved", tmp_path / "shards", revision="v1")
 
 
@@ -142,8 +142,8 @@ def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
     [
         ("a.csv", "text\nné à\n".encode("latin-1"), "cannot be read as a data set: 'utf-8' codec.*iconv -f"),
         ("a.csv", "text\nwords\n".encode("utf-16"), "cannot be read as a data set: 'utf-8' codec.*iconv -f"),
-        ("a.parquet", None, "has no document: its files hold no rows"),
-        ("a.bin", b"words", "has no file of a data set: expected .parquet, "),
+        ("a.parquet", None, "has no document: its files have no rows"),
+        ("a.bin", b"words", "has no data set files .*.parquet, "),
         ("a.csv", b"text;id\nwords;1\n", "Set 'source.field=text;id'"),
     ],
 )

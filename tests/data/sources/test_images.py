@@ -87,7 +87,7 @@ class Malicious:
 @pytest.mark.parametrize("where", ["data", "labels"])
 def test_a_pickle_runs_nothing(tmp_path: Path, where: str) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": PLANES, where: Malicious()}))
-    with pytest.raises(ValueError, match="data_batch_1 is not a batch file of pictures: .* it asks for posix.system"):
+    with pytest.raises(ValueError, match="data_batch_1 is not a batch file of pictures: .* it needs posix.system"):
         sharded(tmp_path / "data_batch_1", tmp_path / "shards")
     assert not Path("/tmp/haed-was-here").exists()
 
@@ -141,7 +141,9 @@ def test_pictures_of_other_sizes_and_modes(tmp_path: Path) -> None:
     (folder / "train-a.png").write_bytes(png(PICTURES[0]))
     (folder / "train-b.png").write_bytes(png(PICTURES[1][:, :, 0]))
     (folder / "train-c.png").write_bytes(png(np.repeat(np.repeat(PICTURES[2], 3, 0), 3, 1)))
-    with pytest.raises(ValueError, match="train-c.png has height 96, width 96, channels 3: set source.image_size="):
+    with pytest.raises(
+        ValueError, match="train-c.png has height 96, width 96, channels 3. To fix it, set source.image_size="
+    ):
         sharded(folder, tmp_path / "shards")
     found = rasters(sharded(folder, tmp_path / "shards", image_size=32))
     grey = np.repeat(PICTURES[1][:, :, :1], 3, 2)
@@ -167,7 +169,7 @@ def deep_png(colour: int) -> bytes:
 def test_pictures_of_16_bits_are_refused(tmp_path: Path, colour: int) -> None:
     (tmp_path / "train.png").write_bytes(deep_png(colour))
     assert Image.open(io.BytesIO(deep_png(colour))).size == (4, 4)
-    with pytest.raises(ValueError, match="train.png cannot be read as a picture: it has 16 bits a value, expected 8"):
+    with pytest.raises(ValueError, match="train.png cannot be read as a picture: it has 16 bits per value, expected 8"):
         sharded(tmp_path / "train.png", tmp_path / "shards")
 
 
@@ -187,12 +189,12 @@ def test_what_is_converted_is_said(tmp_path: Path) -> None:
     notes = sharded(tmp_path, tmp_path / "shards", image_size=32, pattern="train/*").manifest["splits"]["notes"]
     assert notes == [
         "CMYK pictures became RGB: 1",
-        "animations gave their first frame only: 1",
         "grey pictures became RGB: 1",
+        "only the first frame of animations was read: 1",
         "pictures lost their transparency: 1",
+        "pictures were read as stored, without their EXIF rotation: 1",
+        "pictures were read as stored, without their colour profile: 1",
         "pictures were resampled to 32 × 32: 1",
-        "pictures were taken as stored, not as EXIF turns them: 1",
-        "pictures were taken as stored, without their colour profile: 1",
         "valid is empty",
         "test is empty",
     ]
@@ -206,7 +208,7 @@ def test_pictures_of_other_shapes_are_refused_also_across_parts(tmp_path: Path) 
         shard(options, ChunkerOptions(kind="pixels"), ShardOptions(megabytes=1), tmp_path / "shards")
     assert not list((tmp_path / "shards").glob("*/manifest.json"))
     np.savez(tmp_path / "train-a.npz", data=PLANES[:, :3000])
-    with pytest.raises(ValueError, match="rows of 3000 values are no square RGB pictures"):
+    with pytest.raises(ValueError, match="rows of 3000 values are not square RGB pictures"):
         sharded(tmp_path / "train-a.npz", tmp_path / "shards")
 
 

@@ -169,7 +169,7 @@ def test_names_that_nearly_state_a_split_are_said_to_state_none(
     assert said["by"] == "cut" and any(
         note.startswith("testset.txt and trainset.txt and validset.txt state no split") for note in said["notes"]
     )
-    assert "state no split: as a word of its own" in caplog.text
+    assert "state no split. Name files train.txt" in caplog.text
     other = put(tmp_path / "other", "text", "training", "stories")
     assert not any("state no split" in note for note in sharded(other, tmp_path / "shards").manifest["splits"]["notes"])
 
@@ -177,7 +177,7 @@ def test_names_that_nearly_state_a_split_are_said_to_state_none(
 @each_kind
 def test_an_empty_train_split_is_refused(tmp_path: Path, kind: str) -> None:
     folder = put(tmp_path / "source", kind, "valid", "test")
-    with pytest.raises(ValueError, match="nothing is left for training, it all goes to test and valid"):
+    with pytest.raises(ValueError, match="nothing is left for training, because everything goes to test and valid"):
         sharded(folder, tmp_path / "shards", kind)
     with pytest.raises(ValueError, match="nothing is left for training"):
         sharded(folder, tmp_path / "shards", kind, test_pattern=".")
@@ -187,7 +187,7 @@ def test_an_empty_train_split_is_refused(tmp_path: Path, kind: str) -> None:
 def test_an_empty_train_split_is_refused_where_documents_decide(tmp_path: Path) -> None:
     held_out = next(str(n) for n in range(999) if hashed_split(str(n).encode(), 5) == "test")
     (tmp_path / "all.jsonl").write_text(json.dumps({"text": held_out}))
-    with pytest.raises(ValueError, match="nothing is left for training: every document fell to valid or test"):
+    with pytest.raises(ValueError, match="every document fell to valid or test, so nothing is left for training"):
         sharded(tmp_path / "all.jsonl", tmp_path / "shards", "jsonl")
     assert not list((tmp_path / "shards").glob("*/manifest.json"))
 
@@ -201,7 +201,7 @@ def test_train_and_one_other(tmp_path: Path, kind: str, other: str) -> None:
     assert all(corpus.split_counts(split).documents for split in SPLITS)
     assert names(corpus, "test") == [f"{other}{MAKERS[kind][0]}"]
     (note,) = corpus.manifest["splits"]["notes"]
-    renamed = "valid is test, and " if other == "valid" else ""
+    renamed = "valid is used as test, and " if other == "valid" else ""
     assert note == f"only train and {other} are stated: {renamed}valid is taken out of train"
     literal = sharded(folder, tmp_path / "shards", kind, valid_percent=0)
     assert (
@@ -260,7 +260,7 @@ def test_a_split_that_a_hash_made_too_large_is_said(tmp_path: Path) -> None:
     large = next(f"{n} " * 2000 for n in range(999) if hashed_split((f"{n} " * 2000).encode(), 5) == "valid")
     (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"text": large})]))
     (note,) = sharded(tmp_path / "all.jsonl", tmp_path / "shards", "jsonl").manifest["splits"]["notes"]
-    assert note.startswith("valid has 9") and "% of the bytes, where 5 % of the documents were meant for it" in note
+    assert note.startswith("valid has 9") and "% of the bytes instead of 5 %" in note
 
 
 def test_another_way_of_splitting_is_said_and_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -315,7 +315,7 @@ def test_every_sharding_says_which_file_went_where(tmp_path: Path, caplog: pytes
         caplog.clear()
         manifest = sharded(folder, tmp_path / "shards").manifest["splits"]
         assert [record.getMessage() for record in caplog.records if record.name == "data.build"] == [
-            "splits: as the paths state",
+            "splits: as stated by the paths",
             "  test: test.txt",
             "  train: train-0.txt, train-1.txt, train-2.txt, … (5 files)",
             "  valid: valid.txt",
@@ -330,7 +330,7 @@ def test_a_readme_among_texts_is_pointed_at(tmp_path: Path) -> None:
     folder = put(tmp_path / "source", "text", "input")
     (folder / "README.md").write_text("# About\n\nThis is about the corpus.\n")
     (note,) = sharded(folder, tmp_path / "shards").manifest["splits"]["notes"]
-    assert note == "README.md: taken for texts of the corpus, which source.pattern= prevents"
+    assert note == "README.md: read as texts of the corpus. Use source.pattern= to leave them out"
     alone = sharded(folder, tmp_path / "shards", pattern="*.txt")
     assert alone.manifest["splits"]["notes"] == [] and alone.split_counts("train").documents == 1
 

@@ -63,7 +63,7 @@ def test_pictures(tmp_path: Path) -> None:
         samples.append({"png": content.getvalue(), "cls": 1})
     corpus = sharded(tars(tmp_path / "mine", samples), "pixels")
     assert texts(corpus) == sorted(raster.tobytes() for raster in rasters)
-    with pytest.raises(ValueError, match="source.kind=webdataset gives no text, .* set chunker.kind=pixels"):
+    with pytest.raises(ValueError, match="source.kind=webdataset gives no text, .* Set chunker.kind=pixels"):
         sharded(corpus.folder.parents[1] / "mine")
     assert corpus.chunks_per_raster("train") == 4 and corpus.manifest["form"] == {
         "height": 4,
@@ -95,12 +95,12 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
             {"field": "json.title"},
             "its .json has no field 'title' .it has 'caption', 'n'.: set source.field=json.FIELD",
         ),
-        (SAMPLES, {"field": "jpg"}, "sample deep/000000 has no .jpg .it has .*.cls.*: set source.field="),
-        ([{"cls": 1}], {}, "has no .txt .it has .cls.: set source.field= to the one to read"),
+        (SAMPLES, {"field": "jpg"}, "sample deep/000000 has no .jpg .it has .*.cls.*. Set source.field="),
+        ([{"cls": 1}], {}, "has no .txt .it has .cls.. Set source.field= to the one to read"),
         ([{"txt": "a"}, {"cls": 1}], {}, "sample deep/000001 has no .txt"),
         ([{"json": b"{"}], {}, "its .json is not JSON"),
-        ([{"png": b"II*\0"}], {}, "it is no PNG and no JPEG, whatever its name: it is a TIFF, convert it into PNG"),
-        ([{"png": b"no picture"}], {}, "cannot be read as a picture: it is no PNG and no JPEG, whatever its name$"),
+        ([{"png": b"II*\0"}], {}, "it is neither PNG nor JPEG, whatever its name: it is a TIFF. Convert it into PNG"),
+        ([{"png": b"no picture"}], {}, "cannot be read as a picture: it is neither PNG nor JPEG, whatever its name$"),
     ],
 )
 def test_what_is_no_document(
@@ -122,16 +122,14 @@ def test_compressed_members_are_read_through_their_compression(suffix: str, tmp_
     assert texts(sharded(folder)) == texts(sharded(folder, field=f"txt{suffix}")) == wanted
     captions = sorted(each["json"]["caption"].encode() for each in SAMPLES)
     assert texts(sharded(folder, field=f"json{suffix}.caption")) == captions
-    with pytest.raises(ValueError, match=f"no .txt .it has .json{suffix}, .txt{suffix}.: set source.field="):
+    with pytest.raises(ValueError, match=f"no .txt .it has .json{suffix}, .txt{suffix}.. Set source.field="):
         sharded(folder, field="txt")
 
 
 def test_members_that_were_compressed_twice_are_refused(tmp_path: Path) -> None:
     """The writer of webdataset compresses what is called .gz, also what is compressed already."""
     folder = tars(tmp_path / "mine", [{"txt.gz": gzip.compress(b"words")}])
-    with pytest.raises(
-        ValueError, match="txt.gz is compressed by gzip inside of its compression.*: decompress it once"
-    ):
+    with pytest.raises(ValueError, match="txt.gz is compressed by gzip inside its compression.*: decompress it once"):
         sharded(folder)
 
 
@@ -140,7 +138,7 @@ def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("data.sources.webdataset.FREE", 1 << 20)
     bomb = gzip.compress(bytes(3 << 20) + b"end")
     for name, samples in {"one": [{"txt.gz": bomb}], "many": [{"txt.gz": gzip.compress(bytes(800_000))}] * 9}.items():
-        with pytest.raises(ValueError, match="txt.gz holds more than .* a decompression bomb.*source.expansion"):
+        with pytest.raises(ValueError, match="txt.gz expands to more than .* a decompression bomb.*source.expansion"):
             sharded(tars(tmp_path / name, samples, 1, encoder=False), expansion=1)
 
 
@@ -161,9 +159,9 @@ def array() -> bytes:
     [
         ("webp", picture("WEBP"), "its .webp is a WebP picture, not text"),
         ("gif", picture("GIF"), "its .gif is a GIF, not text"),
-        ("png.gz", gzip.compress(picture("PNG"), mtime=0), "its .png.gz is a PNG inside of its compression, not text"),
+        ("png.gz", gzip.compress(picture("PNG"), mtime=0), "its .png.gz is a PNG inside its compression, not text"),
         ("pdf", b"%PDF-1.7\n", "its .pdf is a PDF, not text"),
-        ("npy", array(), "its .npy is an array of NumPy, not text"),
+        ("npy", array(), "its .npy is a NumPy array, not text"),
         ("wav", wav(np.zeros(3, np.int16)), "its .wav is a WAV, not text"),
         ("pyd", pickle.dumps({"a": 1}), "its .pyd is a pickle, not text"),
         ("mp3", b"\xff\xfa\x90\x64" + bytes(99), "its .mp3 is MP3, not text"),
@@ -171,12 +169,20 @@ def array() -> bytes:
         (
             "bin",
             np.random.default_rng(0).bytes(999),
-            "its .bin is binary, not text .*: name the member .* by source.field=",
+            "its .bin is binary, not text .*Name the member .* in source.field=",
         ),
         ("z", zlib.compress(b"a text " * 99), "its .z is binary, not text"),
         ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text"),
-        ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a mark, not UTF-8"),
-        ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a mark, not UTF-8"),
+        (
+            "txt",
+            "Привет, мир\n".encode("utf-16-le"),
+            "its .txt is text in UTF-16LE without a byte order mark, not UTF-8",
+        ),
+        (
+            "json",
+            '{"text": "Привет"}'.encode("utf-32"),
+            "its .json is text in UTF-32LE with a byte order mark, not UTF-8",
+        ),
     ],
 )
 def test_members_that_are_no_text(extension: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -191,8 +197,8 @@ def test_members_that_are_no_text(extension: str, content: bytes, message: str, 
 def test_odd_members_are_said(tmp_path: Path) -> None:
     samples = [{"txt": b"a\0b %d" % number} for number in range(50)] + [{"txt": "né".encode("latin-1")}]
     notes = sharded(tars(tmp_path / "mine", samples)).manifest["splits"]["notes"]
-    assert "members .txt are no text (NUL bytes); the bytes are read as they are: 50" in notes
-    assert any("members .txt are no text in UTF-8: another encoding" in note and note.endswith(": 1") for note in notes)
+    assert "members .txt are not text (NUL bytes); the bytes are read as they are: 50" in notes
+    assert any("members .txt are not text in UTF-8: it is binary" in note and note.endswith(": 1") for note in notes)
 
 
 def test_a_member_twice(tmp_path: Path) -> None:
@@ -202,7 +208,7 @@ def test_a_member_twice(tmp_path: Path) -> None:
             info = tarfile.TarInfo("0.txt")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    with pytest.raises(ValueError, match="two members are called 0.txt"):
+    with pytest.raises(ValueError, match="two members have the name 0.txt"):
         sharded(tmp_path / "mine")
 
 

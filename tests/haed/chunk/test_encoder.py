@@ -128,8 +128,8 @@ def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("lstm", {"width": 9}, r"model\.encoder\.hidden is 8, expected at least 9 \(model\.encoder\.width\)"),
-        ("transformer", {"heads": 3}, r"model\.encoder\.hidden 8 is not a multiple of model\.encoder\.heads 3"),
+        ("lstm", {"width": 9}, r"model\.encoder\.hidden=8 must be at least model\.encoder\.width=9"),
+        ("transformer", {"heads": 3}, r"model\.encoder\.hidden=8 must be a multiple of model\.encoder\.heads=3"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(kind: str, changes: dict[str, int], message: str) -> None:

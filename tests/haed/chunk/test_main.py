@@ -57,10 +57,14 @@ def test_cached_steps_of_any_length_give_the_same(kind: str) -> None:
 @pytest.mark.parametrize(
     ("main", "iem", "message"),
     [
-        ({"kind": "lstm", "units": 5}, {}, r"model\.main\.units is 5, expected at least 6 \(model\.main\.width\)"),
-        ({"kind": "lstm", "positions": "learned"}, {}, "positions=learned is of the transformer: set model.main.kind="),
-        ({"width": 3}, {}, r"model\.main\.width is 3, expected at least 4 \(model\.encoder\.width\)"),
-        ({"kind": "lstm", "width": 3}, {"head": "none"}, "iem.head=none: ŷ has 3 coordinates.* set iem.head=linear"),
+        ({"kind": "lstm", "units": 5}, {}, r"model\.main\.units=5 must be at least model\.main\.width=6"),
+        (
+            {"kind": "lstm", "positions": "learned"},
+            {},
+            "positions=learned applies to the transformer. Set model.main.kind=",
+        ),
+        ({"width": 3}, {}, r"model\.main\.width=3: expected at least 4 \(model\.encoder\.width\)"),
+        ({"kind": "lstm", "width": 3}, {"head": "none"}, "iem.head=none needs .*but it is 3. Set iem.head=linear"),
     ],
 )
 def test_what_does_not_fit_is_refused(main: dict[str, object], iem: dict[str, str], message: str) -> None:
@@ -71,5 +75,7 @@ def test_what_does_not_fit_is_refused(main: dict[str, object], iem: dict[str, st
 
 def test_what_is_of_the_transformer_decoder_is_refused_of_the_lstm() -> None:
     for option in ({"previous": True}, {"context": "each"}):
-        with pytest.raises(ValueError, match=f"model.decoder.{next(iter(option))} is of the transformer decoder: set "):
+        with pytest.raises(
+            ValueError, match=f"model.decoder.{next(iter(option))} applies to the transformer decoder. Set "
+        ):
             make_system(ModelOptions(decoder=DecoderOptions(**option)), IEMOptions(), ChunkingSpec(3, 3, False, 9))

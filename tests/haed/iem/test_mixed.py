@@ -204,6 +204,6 @@ def test_a_batch_without_chunks_is_defined() -> None:
 def test_a_score_that_is_no_likelihood_is_refused() -> None:
     model, every = mixed()
     with pytest.raises(
-        ValueError, match=r"iem\.correction=none: the score is no likelihood.*set iem\.correction=inclusion"
+        ValueError, match=r"iem\.correction=none: the score is not a likelihood.*Set iem\.correction=inclusion"
     ):
         ChunkObjective(model, IEMOptions(correction="none"), 1.0, 0.5, lexicon=ChunkVocabulary(every))

@@ -182,18 +182,18 @@ def test_linear_cost_is_what_the_matrices_cost(hierarchy: str) -> None:
         ("(2@1 4@4 2@1", "entries are layers@factor"),
         (")2@1 4@4 2@1(", "entries are layers@factor"),
         ("２@1 4@4 2@1", "entries are layers@factor"),
-        ("2@1 1025@4 2@1", "a level has 1,024 layers at most"),
+        ("2@1 1025@4 2@1", "a level has at most 1,024 layers"),
         ("9" * 5000 + "@1", "entries are layers@factor"),
         ("0@1", "no scale has a layer"),
         ("0@1 0@4 0@1", "no scale has a layer"),
-        ("2@1 4@4", "rise to one in the middle"),
-        ("2@1 4@4 2@2", "rise to one in the middle"),
-        ("2@1 2@4 2@4 2@1", "rise to one in the middle"),
-        ("2@2 4@4 2@2", "set 0@1 2@2 4@4 2@2 0@1"),
-        ("2@1 1@4 1@6 1@4 2@1", "6 is no larger multiple of 4"),
-        ("2@1 1@4 1@2 1@4 2@1", "2 is no larger multiple of 4"),
-        ("2@1 1@4 1@4 1@4 2@1", "4 is no larger multiple of 4"),
-        ("2@1 1@65 2@1", "factor 65 is more than the 64 tokens of a window"),
+        ("2@1 4@4", "rise to the middle"),
+        ("2@1 4@4 2@2", "rise to the middle"),
+        ("2@1 2@4 2@4 2@1", "rise to the middle"),
+        ("2@2 4@4 2@2", "Use 0@1 2@2 4@4 2@2 0@1"),
+        ("2@1 1@4 1@6 1@4 2@1", "6 is not a larger multiple of 4"),
+        ("2@1 1@4 1@2 1@4 2@1", "2 is not a larger multiple of 4"),
+        ("2@1 1@4 1@4 1@4 2@1", "4 is not a larger multiple of 4"),
+        ("2@1 1@65 2@1", "factor 65 exceeds the 64 tokens of a window"),
     ],
 )
 def test_hierarchies_that_cannot_be_built_are_told_why(hierarchy: str, message: str) -> None:
@@ -203,7 +203,7 @@ def test_hierarchies_that_cannot_be_built_are_told_why(hierarchy: str, message: 
 
 
 def test_more_kinds_of_attention_than_levels_are_refused() -> None:
-    with pytest.raises(ValueError, match="hourglass.attention has 3 kinds, model.hourglass.hierarchy 2 levels"):
+    with pytest.raises(ValueError, match="hourglass.attention has 3 kinds, but model.hourglass.hierarchy has 2 levels"):
         made(HourglassOptions(hierarchy="1@1 1@2 1@1", attention=["lsh", "local", "rotary"]))
 
 

@@ -182,14 +182,14 @@ def test_scales_are_read_with_commas_and_parentheses_too(notation: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "told"),
     [
-        ("2*4 4@1", r"'2\*4' does not say what is at which scale; set something like 2@16 2@4 4@1"),
-        ("２@4 4@1", "'２@4' does not say"),
-        ("(2@4 4@1", r"'\(2@4' does not say"),
-        ("", "no scale is there"),
-        ("2@4 1@4 1@1", "scale 4 is there twice"),
-        ("0@4 4@1", "0@4 must be from 1 to 1,024 at scale 4, or be left out"),
+        ("2*4 4@1", r"'2\*4' is not of the form WHAT@SCALE. Use something like 2@16 2@4 4@1"),
+        ("２@4 4@1", "'２@4' is not of the form"),
+        ("(2@4 4@1", r"'\(2@4' is not of the form"),
+        ("", "there is no scale"),
+        ("2@4 1@4 1@1", "scale 4 is given twice"),
+        ("0@4 4@1", "0@4 must be from 1 to 1,024 at scale 4, or left out"),
         ("2@4 1025@1", "1025@1 must be from 1 to 1,024"),
-        ("2@4", "the finest scale must be 1, the tokens; add something like 4@1"),
+        ("2@4", r"the finest scale must be 1 \(tokens\). Add something like 4@1"),
         ("2@6 2@4 4@1", "4 does not divide 6"),
         ("2@64 4@1", r"a window has 32 tokens \(batch.context × chunker.k\)"),
     ],
@@ -204,7 +204,7 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
     ("kind", "options", "told"),
     [
         ("top_down", {"multiscale": MultiscaleOptions(heads="3@4")}, "heads='3@4': top_down has no heads per scale"),
-        ("bottom_up", {"multiscale": MultiscaleOptions(upsampling="repeat")}, "repeat: bottom_up lengthens nothing"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(upsampling="repeat")}, "repeat: bottom_up does not upsample"),
         (
             "top_down",
             {
@@ -214,23 +214,31 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
             "rows=8: a bag of tokens",
         ),
         ("bottom_up", {"multiscale": MultiscaleOptions(layers="4@1")}, "layers='4@1': bottom_up needs a coarse scale"),
-        ("bottom_up", {"multiscale": MultiscaleOptions(heads="3@2")}, r"heads='3@2'.* at the scales \[4\].*; set 3@4"),
-        ("bottom_up", {"multiscale": MultiscaleOptions(heads="2@4")}, r"heads='2@4'.*3 in all.*; set 3@4"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(heads="3@2")}, r"heads='3@2'.* at the scales \[4\].*Use 3@4"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(heads="2@4")}, r"heads='2@4'.*3 in all.*Use 3@4"),
         (
             "retina",
             {"retina": RetinaOptions(windows="8:64@4 0:8")},
-            "windows=.*'0:8' does not say .* like 256:512@16 8:256@4 0:8@1",
+            "windows=.*'0:8' is not of the form .* like 256:512@16 8:256@4 0:8@1",
         ),
-        ("retina", {"retina": RetinaOptions(windows="8:8@4 0:8@1")}, "8:8@4 must end after it begins"),
-        ("retina", {"retina": RetinaOptions(windows="8:64@4 1:8@1")}, "1:8@1 must .* that of scale 1 begin at 0"),
-        ("retina", {"retina": RetinaOptions(windows="1:3@4 0:8@1")}, "1:3@4 must end after it begins, at 4 or later"),
+        ("retina", {"retina": RetinaOptions(windows="8:8@4 0:8@1")}, "8:8@4 must end after its begin"),
+        (
+            "retina",
+            {"retina": RetinaOptions(windows="8:64@4 1:8@1")},
+            "1:8@1 must .* The window of scale 1 must begin at 0",
+        ),
+        (
+            "retina",
+            {"retina": RetinaOptions(windows="1:3@4 0:8@1")},
+            "1:3@4 must end after its begin and at 4 or later",
+        ),
         (
             "retina",
             {"retina": RetinaOptions(windows="8:64@4")},
-            "the finest scale must be 1, the tokens; add something like 0:8@1",
+            r"the finest scale must be 1 \(tokens\). Add something like 0:8@1",
         ),
-        ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: 3 scales need a head each"),
-        ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has windows of its own"),
+        ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: each of the 3 scales needs a head"),
+        ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has its own windows"),
     ],
 )
 def test_heads_and_windows_that_cannot_be_are_told_in_a_line(kind: str, options: dict[str, object], told: str) -> None:

@@ -80,7 +80,7 @@ def test_coarse_scales_of_retina_and_top_down_are_pooled_by_hand() -> None:
 @every
 def test_scales_that_are_not_there(case: str) -> None:
     made, given = system(case), windows(1, 2, 3, 3)
-    with pytest.raises(ValueError, match=r"has no scale 17 of contexts, only: (\d|none)"):
+    with pytest.raises(ValueError, match=r"has no scale 17 of contexts. Its scales are: (\d|none)"):
         made.extract_vectors(given, "contexts", scale=17)
     if case not in SCALED:
         assert not made.collect_scale_outputs(given) and not made.scale_outputs()

@@ -81,5 +81,5 @@ def test_letters_that_cannot_be_are_told_in_a_line(letters: str) -> None:
 
 
 def test_larger_layers_are_not_narrower() -> None:
-    with pytest.raises(ValueError, match="model.spacebyte.width=6: less than model.token.width=8; set at least that"):
+    with pytest.raises(ValueError, match="model.spacebyte.width=6 must be at least model.token.width=8"):
         made(width=6)

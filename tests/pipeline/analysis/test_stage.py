@@ -53,7 +53,7 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
-    assert "What the embeddings know" in page and 'href="analysis/map.html"' in page and 'alt="map.png"' in page
+    assert "Analysis of the embeddings" in page and 'href="analysis/map.html"' in page and 'alt="map.png"' in page
     assert "Passages by layer" in page and page.count("data:image/png;base64") == sum(
         name.endswith(".png") for name in found["files"]
     )
@@ -87,14 +87,17 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
     assert len((folder / "projector" / "metadata.tsv").read_text().splitlines()) == 21
     assert np.fromfile(folder / "projector" / "vectors.bytes", "<f4").size == 20 * 16
     assert main(["report", str(run)]) == 0
-    assert "The analysis is of another checkpoint (pretrain step 6) and not shown" in (run / "report.html").read_text()
+    assert (
+        "The analysis belongs to another checkpoint (pretrain step 6), so it is not shown"
+        in (run / "report.html").read_text()
+    )
 
 
 def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = run.parent / "other"
     shutil.copytree(run, other)
     assert main(["analyse", str(run), "analyse.against=other"]) == 2
-    assert "analyse.against=other: that is the checkpoint which is analysed" in capsys.readouterr().err
+    assert "analyse.against=other is the analysed checkpoint itself" in capsys.readouterr().err
     shutil.rmtree(other / "finetune")
     assert main(["analyse", str(run), "analyse.against=other", "analyse.projector=0"]) == 0
     assert "From other pretrain step 6 to run finetune step 4" in capsys.readouterr().out
@@ -107,7 +110,7 @@ def test_pixels_have_a_map_of_their_colours(pictures: Options, capsys: pytest.Ca
     where = f"{pictures.runs_dir}/{pictures.name}"
     assert main(["analyse", where]) == 0
     said = capsys.readouterr().out
-    assert "4 chunks are too few" in said and "run `haed evaluate" in said
+    assert "4 chunks are too few" in said and "Run `haed evaluate" in said
     page = (Path(where) / "analysis" / "map.html").read_text()
     assert '"pixels":true' in page and "#3c3c3c" in page
     assert (Path(where) / "analysis" / "projector" / "sprites.png").is_file()
@@ -122,8 +125,8 @@ def test_what_cannot_be_analysed_is_said_in_a_line(
     where = next(word for word in tiny if word.startswith("runs_dir=")).split("=")[1]
     capsys.readouterr()
     for expected, words in (
-        ("no embeddings to analyse: `haed evaluate` tells", [f"{where}/tokens"]),
-        ("too few to analyse: lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
+        ("no embeddings to analyse. Use `haed evaluate`", [f"{where}/tokens"]),
+        ("too few to analyse. Lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
         ("haed analyse takes", [str(run), "index.min_count=3"]),
     ):
         assert main(["analyse", *words]) > 0

@@ -186,22 +186,22 @@ def test_a_path_that_exists_as_it_is_typed_is_that_path(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("name=${HOME}", r"there is no option HOME to put in: write \\\$\{HOME\} for the text itself"),
-        ("name=${oc.env:HOME}", "no environment variable either"),
-        ("name=${oc.${name}:HOME}", "no environment variable either"),
-        ("seed=${oc.env:HOME}", "no environment variable either"),
-        ("name=${", "is not the name of an option"),
-        ("name=x-${pretrain.steps}", "pretrain.steps is null, which cannot be put into a text"),
-        ("name=x-${source.offsets}", "source.offsets is a list, which cannot be put into a text"),
+        ("name=${HOME}", r"there is no option HOME. Write \\\$\{HOME\} for the literal text"),
+        ("name=${oc.env:HOME}", "Environment variables are not expanded"),
+        ("name=${oc.${name}:HOME}", "Environment variables are not expanded"),
+        ("seed=${oc.env:HOME}", "Environment variables are not expanded"),
+        ("name=${", "is not an option"),
+        ("name=x-${pretrain.steps}", "pretrain.steps is null, which cannot be part of a text"),
+        ("name=x-${source.offsets}", "source.offsets is a list, which cannot be part of a text"),
         ("name=${name}", r"name=\$\{name\}: it refers to itself"),
-        ("name=x-${model}", "model is a section of options, no text: write"),
-        ("name=${model}", "model is a section of options, no text: write"),
+        ("name=x-${model}", "model is a section of options, not a value. Write"),
+        ("name=${model}", "model is a section of options, not a value. Write"),
         ("name=${pretrain.steps}", r"name=\$\{pretrain.steps\} is name=null: expected a value"),
         (
             "train.steps=${batch.context}k",
             r"train.steps=\$\{batch.context\}k is train.steps=128k: is not a whole number. Write train.steps=128000",
         ),
-        ("model.encoder=${model.decoder}", "model.encoder is a section of options; set one of those in it"),
+        ("model.encoder=${model.decoder}", "model.encoder is a section of options. Set one option of it"),
         ("seed=${name}", r"seed=\$\{name\} is seed=run: is not a whole number"),
     ],
 )
@@ -216,7 +216,7 @@ def test_what_cannot_be_put_in_is_refused(override: str, message: str, monkeypat
 def test_a_file_reads_no_environment_variable(config: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config)
-    with pytest.raises(ConfigError, match="no environment variable either"):
+    with pytest.raises(ConfigError, match="Environment variables are not expanded"):
         load_options(path)
 
 
@@ -250,10 +250,10 @@ def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     for content in ("seed: 1\nseed: 2\n", "pretrain: {steps: 3, steps: 4}\n"):
         path.write_text(content)
-        with pytest.raises(ConfigError, match="mine.yaml: .*line .* stands here a second time: leave one of them out"):
+        with pytest.raises(ConfigError, match="mine.yaml .*line .* is a duplicate key. Remove one of them"):
             load_options(path)
     path.write_text("train.steps: 5\ntrain: {steps: 6}\n")
-    with pytest.raises(ConfigError, match="mine.yaml: train.steps stands there a second time: leave one of them out"):
+    with pytest.raises(ConfigError, match="mine.yaml has train.steps twice. Remove one of them"):
         load_options(path)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"seed": 3, "source": {"path": "1e3", "cut": True}, "threads": None}))
@@ -266,6 +266,6 @@ def test_references_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
     keys = ("name", "runs_dir", "shards_dir", "source.field", "source.path")
     lines = [f"{key}: '{f'${{{below}}}' * 1000}'" for key, below in zip(keys, keys[1:], strict=False)]
     path.write_text("\n".join([*lines, f"source.path: {'x' * 100}"]))
-    with pytest.raises(ConfigError, match="source.field=.* stands for more than 65,536 letters") as caught:
+    with pytest.raises(ConfigError, match="source.field=.* expands to more than 65,536 characters") as caught:
         load_options(path)
     assert len(str(caught.value)) < 300

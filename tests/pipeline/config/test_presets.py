@@ -69,7 +69,7 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
 @pytest.mark.parametrize(
     ("preset", "overrides", "message"),
     [
-        ("quickstat", [], "did you mean quickstart"),
+        ("quickstat", [], "Did you mean quickstart"),
         ("nowhere.yaml", [], "no configuration file at nowhere.yaml"),
         (None, ["pretrain.stps=3"], "there is no option pretrain.stps; did you mean pretrain.steps=3"),
         (None, ["pretrain.steps=many"], "pretrain.steps=many: is not a whole number"),
@@ -77,8 +77,8 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
         (None, ["pretrain.decode_fraction=2"], "pretrain.decode_fraction=2.*less than or equal to 1"),
         (None, ["model.main.width"], "not of the form key=value"),
         (None, ["name=a/b"], "name of a folder"),
-        (None, ["name=a\x1bb"], r"a.x1bb.*no other control characters"),
-        (None, ["name=a\nb"], "no line ends"),
+        (None, ["name=a\x1bb"], r"a.x1bb.*control characters"),
+        (None, ["name=a\nb"], "invisible characters are not allowed"),
         (None, ["source.path=\udcff"], "is not UTF-8"),
         (None, ["iem.duplicates=true"], "iem.duplicates=true needs iem.correction=none"),
         (None, ["pretrain.part_from=0.6", "pretrain.part_to=0.5"], "pretrain.part_from=0.6 must be below"),
@@ -130,7 +130,7 @@ def test_options_of_another_kind_are_refused(kind: str, override: str, message: 
 def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "quickstart", "model.kind=hourglass", "model.token.width=8"]) == 0
     found = capsys.readouterr()
-    assert "hourglass has no use for these options of quickstart: model.encoder.rows, model.main.layers, " in found.err
+    assert "hourglass ignores these options of quickstart: model.encoder.rows, model.main.layers, " in found.err
     assert found.err.count("\n") == 1 and "width: 8" in found.out
     assert not any(line.startswith(("iem:", "pretrain:", "analyse:")) for line in found.out.splitlines())
     options = load_options("quickstart", ["model.kind=hourglass"])
@@ -158,19 +158,19 @@ def test_another_kind_needs_no_second_word(preset: str) -> None:
 def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "spacebyte", "model.kind=retina"]) == 0
     found = capsys.readouterr()
-    assert "model.kind=retina needs a head for each scale: model.token.heads=3\n" in found.err
+    assert "model.kind=retina needs one head per scale, so model.token.heads=3 is set\n" in found.err
     assert "heads: 3" in found.out
     own = [["model.token.heads=2"], ["model.retina.windows=8:256@4 0:8@1"], ["model.retina.windows=9:99@9,8:9@4,0:8@1"]]
     assert [load_options("spacebyte", ["model.kind=retina", *words]).model.token.heads for words in own] == [2, 2, 3]
     assert main(["config", "spacebyte", "model.kind=hourglass", "model.token={heads: 8}"]) == 0
-    assert "needs a head" not in capsys.readouterr().err
+    assert "needs one head" not in capsys.readouterr().err
 
 
 def test_phases_of_another_kind_share_the_limits_of_a_preset(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["config", "top-down", "model.kind=haed", "pretrain.steps=9"]) == 0
-    assert "model.kind=haed shares the limits of top-down: finetune.seconds=240\n" in capsys.readouterr().err
+    assert "model.kind=haed uses these limits of top-down: finetune.seconds=240\n" in capsys.readouterr().err
     options = load_options("top-down", ["model.kind=haed", "pretrain.steps=9"])
     assert (options.pretrain.seconds, options.pretrain.steps, options.finetune.seconds) == (None, 9, 240)
     check_training("finetune", options)
@@ -182,7 +182,7 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(
         load_options(path).train.steps is None
         and load_options("quickstart", ["model.kind=retina"]).train.seconds == 135
     )
-    with pytest.raises(ConfigError, match=r"^train has no limit: set train.seconds, train.steps or train.epochs$"):
+    with pytest.raises(ConfigError, match=r"^train has no limit. Set train.seconds, train.steps or train.epochs$"):
         check_training("train", load_options(path))
 
 
@@ -318,23 +318,23 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("seed=1e400", "seed=1e400: is not a whole number"),
         ("sample.prompts={a: 1}", r"sample.prompts=\{'a': '1'\}: expected a list, such as \[a, b\]"),
         ("index.queries=3", "index.queries=3: expected a list"),
-        ("index.queries=[null]", r"index.queries\[0\]: null is no value here"),
-        ("model=3", "model=3: model is a section of options; set one of those in it"),
+        ("index.queries=[null]", r"index.queries\[0\] must not be null"),
+        ("model=3", "model=3: model is a section of options. Set one option of it"),
         ("model={main: 3}", "model.main=3: model.main is a section of options"),
         ("model=null", "model=null: expected a value"),
         ("seed=???", r"seed=\?\?\?: is not a whole number"),
         ("source.pattern=/x", "source.pattern='/x': expected a glob relative to source.path"),
-        ("source.pattern=**a", "source.pattern='.*a': it is no glob"),
-        ("source.valid_pattern=(", r"source.valid_pattern='\(': it is no regular expression: missing \)"),
+        ("source.pattern=**a", "source.pattern='.*a': this is not a glob"),
+        ("source.valid_pattern=(", r"source.valid_pattern='\(': this is not a regular expression: missing \)"),
         ("name=   ", "name='   ' is blank. Use name=my-run."),
         ("name=\u3000\u00a0", r"is blank. Use name=my-run."),
-        ("name=a\u200bb", r"name='a\\u200bb': must have no line ends and no other .*, and no invisible ones"),
-        ("name=a\u200db", "and no invisible ones"),
-        ("name=\u3164", "and no invisible ones"),
-        ("name=\u202eabc", "and no invisible ones"),
-        ("source.offsets=[-1]", r"source.offsets=\[-1\]: expected places in a file"),
+        ("name=a\u200bb", r"name='a\\u200bb': line ends, .* invisible characters are not allowed"),
+        ("name=a\u200db", "invisible characters are not allowed"),
+        ("name=\u3164", "invisible characters are not allowed"),
+        ("name=\u202eabc", "invisible characters are not allowed"),
+        ("source.offsets=[-1]", r"source.offsets=\[-1\] must be two byte positions in a file"),
         ("device=foo", "device='foo': expected auto .*, cpu, cuda, or cuda:1 for the second GPU$"),
-        ("runs_dir=a\0b", "runs_dir='a.x00b': holds a NUL character"),
+        ("runs_dir=a\0b", "runs_dir='a.x00b': a NUL character is not allowed"),
         (f"name={'x' * 300}", "name='xxx.*…: string should have at most 200 characters"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
     options = load_options(
         "quickstart", [f"finetune.trains={trains}", "finetune.decode_fraction=0", "finetune.iem_weight=1"]
     )
-    with pytest.raises(ConfigError, match="finetune.decode_fraction=0 gives it nothing to decode: raise that"):
+    with pytest.raises(ConfigError, match="finetune.decode_fraction=0 decodes nothing. Raise finetune.decode_fraction"):
         check_training("finetune", options)
     check_training("pretrain", options)
 

@@ -56,7 +56,7 @@ def test_xz_characters_and_edges() -> None:
     assert measure_baselines(b"", held_out, [0])[0].bits_per_byte == pytest.approx(8)
     with pytest.raises(ValueError, match="no held-out bytes"):
         measure_baselines(b"abc", b"")
-    with pytest.raises(ValueError, match="from 0 to 6"):
+    with pytest.raises(ValueError, match="0 to 6"):
         measure_baselines(b"abc", b"a", [7])
 
 

@@ -57,7 +57,7 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str, monkeypa
     assert found.bits_per_token == pytest.approx(bits / found.tokens, rel=1e-4)
     assert found.decoder_bits_per_token == pytest.approx(exact / found.tokens, rel=1e-4)
     result = evaluate_run(options)
-    assert result.iem == found and "as a softmax over all" in format_evaluation(result)
+    assert result.iem == found and "IEM softmax over all" in format_evaluation(result)
     options.evaluate.closed_set = 5
     assert evaluate_run(options).iem is None
     with pytest.raises(FileNotFoundError, match="no checkpoint of finetune"):

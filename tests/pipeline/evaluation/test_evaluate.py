@@ -101,7 +101,7 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
         assert row.unit == "bits/dim"
         run = Run(RunFolder.from_options(made))
         assert run.score("éé".encode()).characters == 4
-        with pytest.raises(ValueError, match="not of text: give the values as bytes"):
+        with pytest.raises(ValueError, match="not of text. Give the values as bytes"):
             run.score("éé")
 
 
@@ -143,7 +143,11 @@ def test_the_parts_of_a_mixture(mixed: Options) -> None:
     assert read_as(Evaluation, path) == found
     mixed.evaluate.likelihood = "decoder"
     alone = evaluate_run(mixed)
-    assert alone.likelihood == "decoder" and alone.parts is None and "By the decoder alone" in format_evaluation(alone)
+    assert (
+        alone.likelihood == "decoder"
+        and alone.parts is None
+        and "These bits are of the decoder alone" in format_evaluation(alone)
+    )
     assert alone.bits == pytest.approx(float(decoder.sum())) and found.decoder_metric == pytest.approx(
         alone.bits_per_char
     )

@@ -73,9 +73,9 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
     assert "no run 'nobody'" in capsys.readouterr().err
     stages.RunFolder.create(options)
     assert main(["compare", "tiny", "--runs-dir", options.runs_dir]) == 1
-    assert "was not trained yet" in capsys.readouterr().err
+    assert "is not trained" in capsys.readouterr().err
     assert main(["compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}"]) == 2
-    assert "seed=3: runs are compared as they are" in capsys.readouterr().err
+    assert "seed=3: haed compare takes no options but runs_dir=" in capsys.readouterr().err
 
 
 def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
@@ -94,14 +94,14 @@ def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Option
 
     rows = compare_runs(["tiny", "patches"], options.runs_dir, output).rows
     assert rows[0].corpus != rows[1].corpus and rows[0].text == rows[1].text
-    assert "needs the fewest bits" in remark() and remark().endswith("so validations do not compare.")
+    assert "needs the fewest bits" in remark() and remark().endswith("So validations are not comparable.")
     patches.evaluate = replace(patches.evaluate, split="valid")
     evaluate_run(patches)
-    assert "not evaluated on the same bytes: their bits do not compare" in remark()
+    assert "were not evaluated on the same bytes. Their bits are not comparable" in remark()
     for run in ("tiny", "patches"):
         path = Path(options.runs_dir) / run / "evaluation.json"
         write_json(path, json.loads(path.read_text()) | {"text": None})
-    assert "not evaluated on the same bytes: their bits do not compare" in remark()
+    assert "were not evaluated on the same bytes. Their bits are not comparable" in remark()
 
 
 def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
@@ -119,14 +119,14 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     rows = {row.run: row for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows}
     assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
     assert (
-        "not evaluated yet (`haed evaluate`); till then compare the validation"
+        "not evaluated. Run <code>haed evaluate</code>, or compare the validation"
         in (output / "comparison.html").read_text()
     )
     assert "pretrain of tiny 6 steps" in write_report(other).read_text()
     shutil.rmtree(Path(options.runs_dir) / "tiny")
     (row,) = compare_runs(["other"], options.runs_dir, output).rows
     assert (row.phases, row.steps) == (["finetune"], 4)
-    assert "other began with the phase one of tiny, which is not there and not counted" in caplog.text
+    assert "other started from phase one of tiny, which is missing. It is not counted" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     found, text, page = compared(two[0], capsys)
     for shown in (text, page):
         assert "needs the fewest bits" not in shown
-        assert "No verdict: budgets differ by more than a tenth, 4 steps of tiny against 5 of other" in shown
+        assert "No verdict: the budgets differ by more than a tenth. tiny has 4 steps, other has 5" in shown
     assert found["verdict"] is None and found["refused"].endswith("higher train.steps=, and evaluate them again.")
     differing = {each["what"]: each["values"] for each in found["differing"]}
     assert differing["steps"] == differing["train.steps"] == {"tiny": 4, "other": 5}
@@ -188,7 +188,7 @@ def test_no_run_wins_by_nothing(two: tuple[Options, Options]) -> None:
     shutil.copytree(runs / "tiny", runs / "copy")
     found = compare_runs(["tiny", "copy", "./tiny"], two[0].runs_dir, runs / "comparison")
     assert found.verdict is not None and "fewest" not in found.verdict_summary
-    assert found.verdict.endswith("need the same bits, to four places.")
+    assert found.verdict.endswith("need the same bits, to four decimals.")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     assert found["verdict"] is None
     for shown in (text, page):
         assert "(test, train, of an earlier checkpoint)" in shown
-        assert "other: trained on since it was evaluated; run `haed evaluate` again to compare." in shown
+        assert "other: trained further after the evaluation. Run " in shown
     evaluate_run(two[1])  # the advice is taken
     assert compared(two[0], capsys)[0]["verdict"]
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from data.statistics import DocumentLengths, Summary
 from pipeline.reporting.charts import draw_corpus, draw_curves
-from pipeline.reporting.plots import Point, draw_pictures, drawable_label, plot_comparison
+from pipeline.reporting.plots import Point, draw_pictures, drawable_label, fit_axis, plot_comparison
 
 
 def test_pictures_keep_their_shape() -> None:
@@ -42,6 +42,30 @@ def test_curves_stay_small_and_inside(points: int) -> None:
     assert draw_curves({}) == ""
 
 
+def drawn_points(drawn: str) -> list[tuple[float, float]]:
+    pairs = " ".join(re.findall(r"points='([^']*)'", drawn)).split()
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in pairs)]
+
+
+def test_the_first_losses_do_not_flatten_the_curves() -> None:
+    """Not even those of the second phase, which begins anew in the middle of the chart."""
+    phase = [{"step": n, "seconds": float(n), "bits_per_token": 2 - n / 100} for n in range(2, 101)]
+    first = {"step": 1, "seconds": 1.0, "bits_per_token": 50.0}
+    drawn = draw_curves({"pretrain": [first, *phase], "finetune": [first, *phase]})
+    heights = [y for _, y in drawn_points(drawn)]
+    assert max(heights) - min(heights) > 120
+
+
+def test_a_comparison_fits_the_best_run() -> None:
+    def points(*bits: float) -> list[Point]:
+        return [Point(10 * step, step, step, each) for step, each in enumerate(bits, 1)]
+
+    best = points(9.0, *(2 - n / 20 for n in range(12)))
+    low, high = fit_axis({"best": best, "near": points(9.0, 2.1), "far": points(8.0, 7.0)})
+    assert 1.3 < low < 1.45 < 2.1 < high < 2.2
+    assert fit_axis({"none": []}) == (0.0, 1.0) and fit_axis({"one": points(2.0)})[0] < 2.0
+
+
 @pytest.mark.parametrize("distinct", [0, 1, 1000])
 def test_a_split_of_any_size_has_charts_with_all_points_inside(distinct: int) -> None:
     ranks = [(rank, max(1, 9000 // rank)) for rank in (1, 2, 5, 10, 100) if rank <= distinct]
@@ -49,4 +73,12 @@ def test_a_split_of_any_size_has_charts_with_all_points_inside(distinct: int) ->
     drawn = draw_corpus(Summary([0] + [distinct] * 5, distinct, False, ranks, documents))
     places = [float(x) for pair in re.findall(r"points='([^']*)'", drawn) for x in re.split("[ ,]", pair)]
     assert places and 0 <= min(places) and max(places) <= 460 and "nan" not in drawn
-    assert (f"about {distinct:,} distinct" in drawn) == bool(ranks)
+    assert (f"about {distinct:,} distinct" in drawn) == (len(ranks) >= 3)
+
+
+def test_a_histogram_of_three_documents_is_left_out() -> None:
+    def charts(documents: dict[str, int]) -> str:
+        return draw_corpus(Summary([0, 0, 9], 1, True, [(1, 9)], DocumentLengths(4, 900, documents)))
+
+    assert charts({"4": 1, "64": 1, "512": 1}) == ""
+    assert "number of documents" in charts({"4": 9, "64": 9, "512": 9})

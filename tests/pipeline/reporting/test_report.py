@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -14,6 +15,7 @@ from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting.comparison import compare_runs
 from pipeline.reporting.comparison import format_markdown as compared
 from pipeline.reporting.report import load_run_report, summarise_configuration, summarise_report, write_report
+from pipeline.reporting.terms import TERMS
 from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.run_directory import RunFolder
 
@@ -29,6 +31,17 @@ def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
     assert markdown_text(found.likelihood_note) in summary and all(
         markdown_text(cell) in summary for row in rows for cell in row
     )
+
+
+def test_every_marked_term_has_its_footnote(mixed: Options) -> None:
+    evaluate_run(mixed)
+    page = write_report(mixed).read_text()
+    links, notes = (re.findall(pattern, page) for pattern in (r'href="#note-(\d+)"', r'<li id="note-(\d+)">'))
+    assert set(links) == set(notes) and notes == [str(number) for number in range(1, len(notes) + 1)]
+    for term in ("bits/char", "context", "known chunk", "gate", "mixture", "validation"):
+        assert f"<b>{term}</b> {TERMS[term]}" in html.unescape(page)
+    facts = page[page.index('class="facts"') : page.index("</ul>")]
+    assert f"seed {mixed.seed}" in facts and "parameters" in facts and f"corpus: {mixed.source.kind}" in facts
 
 
 def test_the_model_stands_among_its_baselines(run: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_damaged_one_is_made_anew(name: str, run: Run, caplog: pytest.LogCaptu
         damage(run.folder.path / name)
         caplog.clear()
         assert score(run) == right
-        assert f"{name} is damaged" in caplog.text and "made anew" in caplog.text
+        assert f"{name} is damaged" in caplog.text and "made again" in caplog.text
         caplog.clear()
         assert score(run) == right and caplog.text == ""
 

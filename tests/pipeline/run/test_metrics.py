@@ -22,7 +22,7 @@ def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: py
             metrics.write_record({"step": step, "loss": step / 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "are kept for later" in caplog.text and len(read_metrics(tmp_path / "metrics.jsonl")) < 100
+    assert "are kept in memory" in caplog.text and len(read_metrics(tmp_path / "metrics.jsonl")) < 100
     metrics.close()
     assert threading.active_count() == threads
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, 101))

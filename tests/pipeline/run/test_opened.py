@@ -54,7 +54,7 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     assert len(lengths) <= 16 and score.bits == pytest.approx(-float(nats.sum()) / math.log(2), rel=1e-5)
     assert run.sample("def ", samples=2) == run.sample("def ", samples=2)
     assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
-    with pytest.raises(ValueError, match="a chunk of this run has 1 to 12"):
+    with pytest.raises(ValueError, match="A chunk of this run has 1 to 12"):
         run.embed([b"x" * 13])
     for wrong in (
         {"temperature": -1},
@@ -91,7 +91,7 @@ def test_a_run_reads_other_windows_than_it_was_trained_with(
         other = replace(made, batch=replace(made.batch, context=context))
         read = Run(run.folder, other)
         if context > made.batch.context and "positions=learned" in own[0]:
-            with pytest.raises(ValueError, match="this model has positions for: set a batch.context up to the one"):
+            with pytest.raises(ValueError, match="positions of this model. Set batch.context to at most"):
                 read.score(text)
         else:
             assert 0 < read.score(text).bits_per_char < 20
@@ -119,10 +119,10 @@ def test_validation_is_as_long_as_its_text(options: Options) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda o: setattr(o.model.main, "ffn", 2**33), r"at least model\.\* for [\d,.]+ GB.* GB are free"),
+        (lambda o: setattr(o.model.main, "ffn", 2**33), r"at least model\.\* \([\d,.]+ GB.* GB are free"),
         (
             lambda o: vars(o.batch).update(sequences=65_536, context=65_536),
-            r"at least batch\.sequences × batch\.context for",
+            r"at least batch\.sequences × batch\.context \(",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.
         found = json.loads((folder / "evaluation.json").read_text())
         assert found["precision"] == precision and found["processor"]
     assert main(["evaluate", str(folder), "precision=bf16"]) == 2
-    assert "evaluate.precision=bf16 computes what is read" in capsys.readouterr().err
+    assert "Use evaluate.precision=bf16" in capsys.readouterr().err
 
 
 def test_an_evaluation_of_a_split_agrees_with_scores_of_its_documents(mixed: Options) -> None:

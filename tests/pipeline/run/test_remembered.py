@@ -111,10 +111,10 @@ def test_recall_and_gate_are_built_once_and_made_anew_where_they_are_damaged(
     run = opened(mixed)
     first = run.score("def f(self):\n").bits
     gate, recall = run.folder.path / GATE, run.folder.open_corpus().folder / RECALL
-    assert "fitting the gate" in caplog.text and "to recall them" in caplog.text
+    assert "fitting the gate" in caplog.text and "for the recalled part" in caplog.text
     caplog.clear()
     assert opened(mixed).score("def f(self):\n").bits == first and caplog.text == ""
-    for path, line in ((gate, "fitting the gate"), (recall, "to recall them")):
+    for path, line in ((gate, "fitting the gate"), (recall, "for the recalled part")):
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)
@@ -144,7 +144,7 @@ def test_tensors_that_do_not_fit_are_made_anew(mixed: Options, caplog: pytest.Lo
         metadata.pop("sha256")
         write_cache(path, tensors | {name: change(tensors[name])}, metadata)
         caplog.clear()
-        assert opened(mixed).score("def f(self):\n").bits == first and "made anew" in caplog.text
+        assert opened(mixed).score("def f(self):\n").bits == first and "made again" in caplog.text
 
 
 def test_a_corpus_that_cannot_be_read_is_said_each_time(mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +159,7 @@ def test_a_corpus_that_cannot_be_read_is_said_each_time(mixed: Options, caplog: 
     broken = opened(mixed)
     broken.folder.open_corpus = fail  # type: ignore[method-assign, assignment]
     assert broken.score("import os\n").remembered is None and calls
-    assert "nothing is remembered: no access" in caplog.text
+    assert "scoring without memory: no access" in caplog.text
 
 
 def test_parts_named_twice_are_one(mixed: Options) -> None:
@@ -191,7 +191,7 @@ def test_without_shards_nothing_is_remembered_which_is_said(options: Options, ca
     assert opened(options).score("import os\n").bits != alone
     shutil.rmtree(options.shards_dir)
     assert opened(options).score("import os\n").bits == alone
-    assert "nothing is remembered" in caplog.text
+    assert "scoring without memory" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -68,21 +68,21 @@ REFUSED = {
     "another context": (
         "pretrain",
         ["batch.context=8"],
-        "this run has batch.context=8: set it back, or choose another",
+        "this run has batch.context=8: set it back, or use another",
     ),
     "heads that do not fit": ("pretrain", ["model.decoder.kind=transformer", "model.decoder.heads=3"], "decoder"),
     "another corpus": (
         "pretrain",
         ["source.path={more}"],
-        "changed: source.kind=shards source.path=/.* goes on with its own, or",
+        "changed. source.kind=shards source.path=/.* resumes with its own corpus, or",
     ),
     "no shards": ("pretrain", ["chunker.k=7"], "was trained on another corpus"),
     "never": ("finetune", ["resume=never"], "resume=never, but"),
     "required": ("train", ["resume=required"], "resume=required, but"),
     "no such device": ("finetune", ["device=foo"], "device"),
-    "no such device here": ("finetune", ["device=cuda:99"], "device=cuda:99 is not available here"),
+    "no such device here": ("finetune", ["device=cuda:99"], "device=cuda:99 is not available"),
     "another phase one": ("finetune", ["finetune.start_from={runs}/run", "name=new", "model.main.ffn=64"], "ffn=32"),
-    "no phase one": ("finetune", ["name=new"], "no phase one to start from"),
+    "no phase one": ("finetune", ["name=new"], "has no phase one"),
     "two names": ("finetune", ["RUN", "name=new"], "both name a run"),
 }
 
@@ -122,7 +122,7 @@ def test_a_refused_command_changes_no_byte_in_many_processes(run: Path, capsys: 
     config = ["--config", str(run / "config.yaml"), f"runs_dir={run.parent}", "launcher.processes=2"]
     before = digest(run)
     assert main(["finetune", *config, "model.main.layers=2"]) == 1
-    assert "was trained with model.main.layers=1, this run has model.main.layers=2" in capsys.readouterr().err
+    assert "was trained with model.main.layers=1, but this run has model.main.layers=2" in capsys.readouterr().err
     assert digest(run) == before
 
 
@@ -130,7 +130,7 @@ def test_a_new_run_that_is_refused_leaves_no_folder(whole: Path, tmp_path: Path)
     options = load_options(
         whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}/a/b", "name=new", "device=cuda:99"]
     )
-    with pytest.raises(ValueError, match="not available here"):
+    with pytest.raises(ValueError, match="not available"):
         train(options)
     assert not list(tmp_path.iterdir())
 
@@ -160,7 +160,7 @@ SPOILT = {
     "heads": (configured("heads: 2\n    head_width: 8", "heads: 1\n    head_width: 16"), "heads=2, .* but .* says .*heads=1"),
     "similarity": (configured("similarity: cosine", "similarity: dot"), "iem.similarity=cosine, but .*iem.similarity=dot"),
     "context": (configured("context: 16", "context: 8"), "batch.context=16, but .* says batch.context=8"),
-    "chunker": (configured("k: 12", "k: 11"), "chunker.k=12, but .* says chunker.k=11: it was changed since, set it back"),
+    "chunker": (configured("k: 12", "k: 11"), "chunker.k=12, but .* says chunker.k=11. Set it back"),
     "corpus": (remembers(digest="0" * 64), "corpus.json says corpus=000"),
 }  # fmt: skip
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -201,7 +201,7 @@ def test_no_page_answers_for_a_run_that_is_not_what_was_trained(run: Path) -> No
 def test_a_run_is_opened_from_python_only_as_what_was_trained(run: Path, whole: Path) -> None:
     options = RunFolder(run).load_options()
     options.model.main.heads, options.model.main.head_width = 1, 16
-    with pytest.raises(ValueError, match=r"with model\.main\.heads=2.*, which model\.main\.heads=1.* cannot change"):
+    with pytest.raises(ValueError, match=r"with model\.main\.heads=2.*\. model\.main\.heads=1.* cannot change"):
         evaluate_run(options)
     configured("similarity: cosine", "similarity: dot")(run)
     with pytest.raises(ValueError, match="iem.similarity=cosine, but"):
@@ -240,7 +240,7 @@ def test_another_corpus_at_the_place_of_the_run_s_own(run: Path, tmp_path: Path)
     options = RunFolder(run).load_options(["source.kind=stdlib", "source.pattern=bisect.py"])
     options.shards_dir, options.source.path = str(tmp_path / "shards"), None
     remembers(location=shard_source(options).location)(run)
-    with pytest.raises(ValueError, match="holds another corpus than .* was trained on"):
+    with pytest.raises(ValueError, match="is not the corpus that .* was trained on"):
         evaluate_run(RunFolder(run).load_options())
 
 
@@ -254,7 +254,7 @@ def test_another_corpus_at_the_place_of_the_run_s_own(run: Path, tmp_path: Path)
 )  # fmt: skip
 def test_what_cannot_apply_is_refused(reader: str, given: str, run: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"{given.split('=')[0]}= cannot be changed .*; haed {reader} takes .*device"
+        ConfigError, match=rf"{given.split('=')[0]}= cannot be changed .*\. haed {reader} takes .*device"
     ):
         RunFolder(run).load_options([given], reader)
 
@@ -266,19 +266,19 @@ def test_an_index_of_another_run_or_checkpoint_is_not_asked(run: Path, whole: Pa
     other.name, other.shards_dir = "other", options.shards_dir
     train(other)
     shutil.copytree(run / "index", run.parent / "other" / "index")
-    stale = f"is of another checkpoint .*run `haed index {run.parent}/"
+    stale = f"belongs to another checkpoint .*Run `haed index {run.parent}/"
     with pytest.raises(ValueError, match=rf"{stale}other` again"):
         find_neighbours(other, ["def "])
     (run / "finetune" / "checkpoints" / "best").unlink()
     finetune(options)
     with pytest.raises(
-        ValueError, match=rf"\(finetune step 4\) .*step-00000008.*\): .*{stale.split('.*')[1]}run` again"
+        ValueError, match=rf"\(finetune step 4\) .*step-00000008.*\)\. .*{stale.split('.*')[1]}run` again"
     ):
         find_neighbours(options, ["def "])
-    with pytest.raises(ValueError, match="is of another checkpoint"):
+    with pytest.raises(ValueError, match="belongs to another checkpoint"):
         open_run(run).neighbours("def ")
     page = html.unescape(write_report(options).read_text())
-    assert "The likelihood is of finetune step 4, the run's present checkpoint is finetune step 8" in page
+    assert "finetune step 4). The run's present checkpoint is " in page
     assert "No neighbours are shown: the index in" in page
     options.evaluate.stage = "pretrain"  # an index that was asked for of another phase
     build_index(options)
@@ -290,7 +290,7 @@ def test_an_opened_run_reads_its_index_once(run: Path) -> None:
     first = opened.neighbours("def ", "zq")
     shutil.rmtree(run / "index")
     assert opened.neighbours("def ", "zq") == first
-    with pytest.raises(FileNotFoundError, match="has no index yet"):
+    with pytest.raises(FileNotFoundError, match="has no index"):
         open_run(run).neighbours("def ")
 
 
@@ -309,9 +309,9 @@ def lost(pattern: str) -> Callable[[Path], None]:
     [
         (
             lost("finetune/checkpoints/step-*/state.json"),
-            "no checkpoint in .* is whole; move them away to start afresh",
+            "all checkpoints in .* are damaged. Move them away to start from the beginning",
         ),
-        (lost("finetune/checkpoints/step-*"), "is gone, which .*latest names: bring it back, or remove latest"),
+        (lost("finetune/checkpoints/step-*"), "is missing, but .*latest names it. Restore it, or delete latest"),
     ],
 )
 def test_a_phase_whose_checkpoints_are_lost_does_not_start_over(
@@ -332,7 +332,7 @@ def test_what_is_there_suffices(run: Path, caplog: pytest.LogCaptureFixture) -> 
     options = RunFolder(run).load_options()
     assert evaluate_run(options).stage == "finetune" and finetune(options).resumed_from == 4
     (run / "finetune" / "checkpoints" / "best").write_text("step-00000077\n")
-    assert open_run(run).step == 4 and "using the newest instead" in caplog.text
+    assert open_run(run).step == 4 and "using the newest checkpoint instead" in caplog.text
     renamed = run.rename(run.with_name("renamed"))
     assert finetune(RunFolder(renamed).load_options()).run == str(renamed)
 
@@ -362,7 +362,7 @@ def test_what_may_not_be_read_is_not_called_damaged(place: str, run: Path, caplo
             os.seteuid(65534)
         try:
             for read in (Checkpoints(folder).load_newest, Checkpoints(folder).load_best):
-                with pytest.raises(PermissionError, match=rf"{folder}.*: permission denied; it belongs to \w+"):
+                with pytest.raises(PermissionError, match=rf"{folder}.*: permission denied. Its owner is \w+"):
                     read()
         finally:
             os.seteuid(me)

@@ -21,10 +21,10 @@ def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCa
     with caplog.at_level("INFO"):
         again = pretrain(options)
     assert (again.resumed_from, again.steps) == (6, 9)
-    for line in ("pretrain.steps=9, was 6", "optimizer.learning_rate=0.001, was 0.002"):
-        assert f"changed since then: {line}" in caplog.text
+    for line in ("pretrain.steps=9 (before: 6)", "optimizer.learning_rate=0.001 (before: 0.002)"):
+        assert f"changed since the checkpoint: {line}" in caplog.text
     assert (
-        "67 % of the phase is done, it was 100 %; the learning rate goes on at 58.8 % of its peak, was 45.0 %"
+        "67 % of the phase is done (before: 100 %). The learning rate continues at 58.8 % of its peak (before: 45.0 %)"
         in caplog.text
     )
     assert pretrain(options).resumed_from == 9
@@ -44,13 +44,13 @@ def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest
     path = RunFolder.from_options(options).path / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 5"))  # nor is what somebody wrote there
     with caplog.at_level("INFO"):
-        assert "finished before, nothing was trained now" in format_outcome(pretrain(given))
+        assert "it was finished already, nothing was trained" in format_outcome(pretrain(given))
     kept = RunFolder.from_options(options).load_options()
     assert (kept.seed, kept.pretrain, kept.finetune) == (options.seed, options.pretrain, options.finetune)
     assert kept.sample.temperature == 0.5 and kept.validation == options.validation
     for line in (
-        "pretrain is finished: seed=7 does not change it, it was trained with 0",
-        "pretrain is finished: pretrain.iem_weight=0.5 does not change it, it was trained with 1.0",
+        "pretrain is finished: seed=7 has no effect, it was trained with 0",
+        "pretrain is finished: pretrain.iem_weight=0.5 has no effect, it was trained with 1.0",
         "config.yaml keeps finetune.steps=4 until `haed finetune` trains with 50",
     ):
         assert line in caplog.text
@@ -102,16 +102,14 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
         assert list(found) == at
     best = min(found, key=lambda step: found[step])
     assert best > 4 and (newest(options, "train").parent / "best").read_text() == f"step-{best:08d}\n"
-    assert f"The likelihood is of train step 4, the run's present checkpoint is train step {best}" in html.unescape(
-        write_report(options).read_text()
-    )
-    assert evaluate_run(options).step == best and "The likelihood is of" not in write_report(options).read_text()
+    assert "train step 4). The run's present checkpoint is " in html.unescape(write_report(options).read_text())
+    assert evaluate_run(options).step == best and "The likelihood belongs to" not in write_report(options).read_text()
 
     options.train.steps, options.validation.times, options.validation.windows = 22, 0, 2
     with caplog.at_level("INFO"):
         train(options)
-    assert f"without validation step-{best:08d} stays the best checkpoint" in caplog.text
-    assert "validation.windows changed: validations are not compared" in caplog.text
+    assert f"validation is off, so step-{best:08d} stays the best checkpoint" in caplog.text
+    assert "validation.windows changed, so earlier validations are not compared" in caplog.text
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -132,7 +130,7 @@ def test_phase_two_starts_from_the_checkpoint_of_phase_one_that_validated_best(
         finetune(options)
     assert started[0].path == first and started[0].training  # moments of the optimizer, too
     assert (
-        f"finetune starts from {first}: the best one of phase one by its validations, which ended at step-00000003"
+        f"finetune starts from {first}: the best checkpoint of phase one by validation, which ended at step-00000003"
         in caplog.text
     )
 
@@ -179,7 +177,7 @@ def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(
     options.pretrain.steps, options.pretrain.seconds, options.optimizer.warmup_steps = fewest, None, 1
     assert pretrain(options).remark == ""
     options.optimizer.warmup_steps, options.pretrain.steps = 200, fewest + 1
-    assert "in fewer than 200 a model learns next to nothing: pretrain.steps=200" in pretrain(options).remark
+    assert "a model learns almost nothing in fewer than 200. Use pretrain.steps=200" in pretrain(options).remark
 
 
 def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,8 +185,8 @@ def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, cap
     finetune(options)
     options.finetune.steps = 6
     finetune(options)
-    assert "trained on" not in caplog.text
+    assert "trained further" not in caplog.text
     options.pretrain.steps, options.finetune.steps = 8, 8
     pretrain(options)
     finetune(options)
-    assert "phase one was trained on to " in caplog.text and "step-00000008 since" in caplog.text
+    assert "phase one was trained further, to " in caplog.text and "step-00000008. finetune continues" in caplog.text

@@ -52,7 +52,7 @@ def test_a_signal_before_the_first_step_ends_it_at_once(tiny: list[str], monkeyp
     monkeypatch.setattr(stages, "build_trainer", endless)
     with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
         train(options, stop)
-    assert "before a step of train was done: there is nothing to save" in ended.value.words
+    assert "before the first step of train, so there is nothing to save" in ended.value.words
 
 
 def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -66,4 +66,4 @@ def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCapt
     options.train.steps = 5
     with caplog.at_level("WARNING"):
         train(options)
-    assert "steps after 2 were lost, to 4 at least" in caplog.text
+    assert "the steps after 2, up to at least 4, were lost" in caplog.text

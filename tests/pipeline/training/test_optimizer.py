@@ -142,7 +142,7 @@ def test_a_phase_without_decoding_is_validated_by_the_iem_loss(
     options.pretrain.patience, options.pretrain.decode_fraction = 0, 0.5
     with caplog.at_level(logging.INFO):
         pretrain(options)
-    assert "validated by another loss than before" in caplog.text
+    assert "earlier validations are not compared" in caplog.text
     assert (folder / "best").read_text().strip() != "step-00000012"  # bits are more than nats, and not compared
 
 
@@ -156,7 +156,7 @@ def test_bits_of_the_decoder_are_not_compared_with_those_of_the_mixture(
     mixed.finetune.steps += 4
     with caplog.at_level(logging.INFO):
         finetune(mixed)
-    assert "validated by another loss than before" in caplog.text
+    assert "earlier validations are not compared" in caplog.text
     assert (folder / "best").read_text() > before  # the mixture had fewer bits
 
 
@@ -167,11 +167,11 @@ def test_a_phase_ends_when_validation_does_not_improve(options: Options, caplog:
     with caplog.at_level(logging.INFO):
         found = train(options)
     bits = [line[key] for line in stripped(options, "train") if (key := "validation/bits_per_token") in line]
-    assert found.steps == 2 * len(bits) < 40 and min(bits) == bits[-3] and "the phase ends here" in caplog.text
+    assert found.steps == 2 * len(bits) < 40 and min(bits) == bits[-3] and "so the phase ends" in caplog.text
     recorded = [line["step"] for line in stripped(options, "train") if "loss" in line]
     assert recorded[-1] == found.steps and recorded == sorted(set(recorded))  # its last steps too, once
     with caplog.at_level(logging.INFO):
         assert train(options).steps == found.steps  # it stays ended
-    assert "the phase ended by train.patience=2; raise that for it to go on" in caplog.text
+    assert "the phase ended early by train.patience=2. Raise it to continue" in caplog.text
     options.train.patience = 0
     assert train(options).steps == 40

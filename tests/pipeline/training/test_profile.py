@@ -26,7 +26,7 @@ def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: 
     stages.pretrain(options)
     found = profile_phase(options, "pretrain", 2)
     assert list(found.milliseconds) == PARTS and all(spent > 0 for spent in found.milliseconds.values())
-    assert 0 < found.utilisation < 1 and "model GFLOP a step" in format_profile(found)
+    assert 0 < found.utilisation < 1 and "model GFLOP per step" in format_profile(found)
     options.finetune.iem_weight = 0
     assert profile_phase(options, "finetune", 1).milliseconds["loss"] == 0
     run = f"{options.runs_dir}/{options.name}"

@@ -92,7 +92,7 @@ def test_a_run_that_is_gone_is_saved_beside_and_goes_on_there(
     there = {path.name for path in run.parent.iterdir()}
     assert there == {"tiny-rescued-1", *(() if change is remove else ("tiny",))}
     rescued = run.with_name("tiny-rescued-1")
-    assert f"saved in {rescued}: `haed train {rescued}` goes on" in str(error.value)
+    assert f"saved in {rescued}. Run `haed train {rescued}` to resume" in str(error.value)
     if change is remove_and_begin_anew:
         assert content(run) == {"config.yaml": b"of another process"}
     assert open_run(rescued).step == 3
@@ -140,7 +140,7 @@ def test_files_that_a_cleaner_took_are_written_again(lasting: Options, caplog: p
 
 def test_where_no_place_is_left_nothing_is_made(lasting: Options) -> None:
     run = RunFolder.from_options(lasting).path
-    with pytest.raises(FolderLostError, match="could not be saved beside it either: No such file or directory"):
+    with pytest.raises(FolderLostError, match="could not be saved beside the run either: No such file or directory"):
         stages.train(lasting, once(remove_all_runs, run))
     assert not run.parent.exists()
 
@@ -188,5 +188,5 @@ def test_a_training_in_its_own_process_ends_with_an_error(lasting: Options, tmp_
         error = process.communicate()[1].splitlines()[-1]
     finally:
         process.kill()
-    assert process.returncode == 1 and error.startswith("error: ") and "goes on from there" in error
+    assert process.returncode == 1 and error.startswith("error: ") and "to resume" in error
     assert not run.exists()

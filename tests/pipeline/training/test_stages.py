@@ -114,13 +114,13 @@ def test_phase_two_reads_on_where_phase_one_stopped(
         trained = finetune(options)
     assert read_at == [step * options.batch.sequences for step in range(7)]
     epoch = 3 / pretrain(options).epochs
-    assert trained.epochs == pytest.approx(4 / epoch) and "reads on" not in caplog.text
+    assert trained.epochs == pytest.approx(4 / epoch) and "continues reading" not in caplog.text
     again = replace(options, name="again", seed=1, finetune=replace(options.finetune, start_from=options.name))
     caplog.clear()
     with caplog.at_level("INFO"):
         finetune(again)
     assert read_at[7:] == read_at[:4]
-    assert "finetune reads from the beginning of its order: seed" in caplog.text and "reads on" not in caplog.text
+    assert "finetune reads its data from the beginning: seed" in caplog.text and "continues reading" not in caplog.text
 
 
 def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
@@ -180,10 +180,10 @@ def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest
     path.write_bytes(content)
     checkpoints = Checkpoints(path.parent.parent)
     found = checkpoints.load_newest()
-    assert found is not None and found.state["step"] == 2 and "trying the one before" in caplog.text
+    assert found is not None and found.state["step"] == 2 and "The checkpoint before it is tried" in caplog.text
     for other in path.parent.parent.glob("step-*/model.safetensors"):
         other.write_bytes(b"")
-    with pytest.raises(CorruptCheckpointError, match="is whole"):
+    with pytest.raises(CorruptCheckpointError, match="are damaged"):
         checkpoints.load_newest()
 
 
@@ -203,13 +203,13 @@ def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.L
     shard_source(far)
     train(far)
     (said,) = [line for line in caplog.messages if "model.retina.windows" in line]
-    assert said.startswith("model.retina.windows: 400:999@8 begins behind windows of at most")
+    assert said.startswith("model.retina.windows: 400:999@8 begins beyond windows of at most")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
     with pytest.raises(
-        NonFiniteLossError, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
+        NonFiniteLossError, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* Lower optimizer"
     ):
         train(options)
 

@@ -173,7 +173,7 @@ def test_questions_that_wait_are_told_that_the_server_ends(serving: Serving) -> 
     ended(serving.thread)  # though the held one still is
     for each in asked:
         ended(each)
-    assert [status for status, _ in answers] == [503] * 5 and "the server ends" in answers[0][1]["error"]
+    assert [status for status, _ in answers] == [503] * 5 and "the server is stopping" in answers[0][1]["error"]
     assert serving.warm.begun == 1
     serving.held.set()
     assert serving.warm.close(300)
@@ -184,7 +184,7 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
     clients = [serving.send(SHORT) for _ in range(MOST_WAITING - 1)]
     wait_for(lambda: serving.warm.waiting == MOST_WAITING)
     status, answer = serving.ask(SHORT)
-    assert status == 503 and "wait already" in answer["error"]
+    assert status == 503 and "questions are waiting" in answer["error"]
     for client in clients:
         client.close()
     wait_for(lambda: serving.warm.waiting == 1)

@@ -85,7 +85,7 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
         assert expected in page
     for name, start in (
         ("report.html", "<!doctype html>"),
-        ("config.yaml", "# Every option"),
+        ("config.yaml", "# All options"),
         ("evaluation.json", "{"),
     ):
         found = site.get(f"/runs/run/files/{name}")

@@ -81,4 +81,4 @@ def test_what_is_wrong_is_said_before_anything_is_served(run: Path, capsys: pyte
     assert len(said) == 2 and all(line.startswith("error: ") for line in said) and "--port" in said[1]
     with pytest.raises(SystemExit):
         main(["explore", str(run), "--port", "70000"])
-    assert "--port: 70000 is no port" in capsys.readouterr().err
+    assert "--port: 70000 is not a port" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def check(where: Path, layer: int | None = None, scale: int | None = None) -> No
 def test_contexts_are_states_at_places(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = str(run)
     assert main(["neighbours", where, "--context", "x"]) == 1
-    assert f"has no index of contexts yet (it has chunks): run `haed index {where} --space" in capsys.readouterr().err
+    assert f"has no index of contexts (it has chunks). Run `haed index {where} --space" in capsys.readouterr().err
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
     total = RunFolder(run).open_corpus().split_counts("train").chunks
@@ -89,7 +89,7 @@ def test_so_many_are_drawn_by_the_seed(run: Path, caplog: pytest.LogCaptureFixtu
         found = build_index(options)
         total = RunFolder(where).open_corpus().split_counts("train").chunks
         assert found.chunks <= 100 and found.chunks + found.left_out == total
-        assert f"of {total:,} places of train about so many are drawn" in caplog.text
+        assert f"of {total:,} places of train about this many are drawn" in caplog.text
         vectors.append(np.array(ContextIndex.open(RunFolder(where)).search.exact))
     assert vectors[0].shape == vectors[1].shape and (vectors[0] == vectors[1]).all()
     assert vectors[0].shape != vectors[2].shape or (vectors[0] != vectors[2]).any()
@@ -103,7 +103,7 @@ def test_a_model_of_tokens_has_contexts_only(
     made.precision = "fp32"
     train(made)
     folder = RunFolder.from_options(made).path
-    assert main(["index", str(folder)]) == 2 and "it has contexts" in capsys.readouterr().err
+    assert main(["index", str(folder)]) == 2 and "--space contexts" in capsys.readouterr().err
     assert main(["index", str(folder), "--space", "contexts"]) == 0
     check(folder)
     assert main(["neighbours", str(folder), "def "]) == 2 and main(["neighbours", str(folder), "--after", "x"]) == 2
@@ -139,9 +139,9 @@ def test_contexts_of_a_scale(
     assert main(["index", str(folder), "--space", "contexts", "index.scale=4"]) == 0
     capsys.readouterr()
     assert main(["neighbours", str(folder), "--context", "x", "--count", "2"]) == 0
-    assert "x has 1 bytes, and scale 4 reads whole groups of so many" in capsys.readouterr().err
+    assert "x has 1 bytes, fewer than one group of scale 4" in capsys.readouterr().err
     assert main(["index", str(folder), "--space", "contexts", "index.scale=3"]) == 2
-    assert "index.scale=3: this model has no such scale; set one of 1, 4" in capsys.readouterr().err
+    assert "index.scale=3: this model has no such scale. Set one of 1, 4" in capsys.readouterr().err
 
 
 def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +155,8 @@ def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str
     (item,) = json.loads(capsys.readouterr().out)
     assert {each["chunk"] for each in item["neighbours"]} == {2}  # after two rows
     for query, message in (
-        ("60:0", "there is no picture 60: the train split has 60"),
-        ("7:4", "has no chunk 4: it has 4"),
+        ("60:0", "there is no picture 60. The train split has 60"),
+        ("7:4", "has no chunk 4. It has 4"),
     ):
         assert main(["neighbours", where, query]) == 1 and message in capsys.readouterr().err
     assert main(["neighbours", where, "--context", "7:0"]) == 1 and "the query is empty" in capsys.readouterr().err

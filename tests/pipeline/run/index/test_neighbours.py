@@ -69,7 +69,7 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     shutil.rmtree(run / "index")
     folder = RunFolder(run)
     assert main(["index", str(folder.path), "index.min_count=1000000"]) == 2
-    assert "lower index.min_count" in capsys.readouterr().err and not (folder.path / "index" / "chunks").exists()
+    assert "Lower index.min_count" in capsys.readouterr().err and not (folder.path / "index" / "chunks").exists()
     tables = []
     for most in ("null", "20"):
         assert main(["index", str(folder.path), f"index.max_chunks={most}"]) == 0
@@ -80,8 +80,8 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     meta = read_json(folder.path / "index" / "chunks" / "meta.json")
     assert (meta["chunks"], meta["left_out"]) == (20, rest)
     shown = capsys.readouterr()
-    assert f"20 chunks ({rest:,} rarer ones left out by index.max_chunks)" in shown.out
-    assert f"of the distinct chunks {rest:,} rarer" in shown.err
+    assert f"20 chunks ({rest:,} rarer chunks left out by index.max_chunks)" in shown.out
+    assert f": {rest:,} of the rarest" in shown.err
     assert len(find_neighbours(folder.load_options(), ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
 
 
@@ -93,11 +93,11 @@ def test_rare_chunks_are_no_answers_if_enough_are_frequent(
     for enough, asked in ((5, []), (5, ["--min-count", "1"]), (10**6, [])):
         monkeypatch.setattr("pipeline.run.index.chunk_index.ENOUGH", enough)
         assert main(["index", where]) == 0
-        assert ("answers occur 10 times or more" in capsys.readouterr().out) == (enough == 5)
+        assert ("answers occur at least 10 times" in capsys.readouterr().out) == (enough == 5)
         assert main(["neighbours", where, "zq", "--count", "9", *asked]) == 0
         said, _, *lines = capsys.readouterr().out.splitlines()
         counts = [int(line.split()[1]) for line in lines]
-        assert ("that occur 10 times or more" in said) == (min(counts) >= 10) == (enough == 5 and not asked)
+        assert ("that occur at least 10 times" in said) == (min(counts) >= 10) == (enough == 5 and not asked)
         found[enough, bool(asked)] = counts
     assert found[5, True] == found[10**6, False] and len(found[5, False]) == 9
 
@@ -116,7 +116,7 @@ def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     drawn = np.asarray(Image.open(io.BytesIO((folder.path / "neighbours.png").read_bytes())).convert("RGB"))
     assert all((drawn == value).all(-1).any() for value in (0, 60, 120, 180))
     assert main(["neighbours", str(folder.path), "def "]) == 1
-    assert "give a colour such as #4080c0, or 12 values in hexadecimal" in capsys.readouterr().err
+    assert "Give a colour such as #4080c0, 12 values in hexadecimal" in capsys.readouterr().err
     page = Path(write_report(pictures)).read_text()  # whose queries are meant for text
     assert 'fill="#3c3c3c"' in page and "def " not in page.split("Configuration and versions")[0]
 
@@ -164,16 +164,18 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
     asked = ["neighbours", str(run), "--after", "import "]  # with the mean, whatever the metric of chunks
     assert main(asked) == 0
     told = capsys.readouterr().out.partition("\n")[0]
-    assert told.startswith("cosine, count, chunk") and "at random" not in told  # which is of chunks with each other
+    assert (
+        told.startswith("cosine, count, chunk") and "random pairs have" not in told
+    )  # which is of chunks with each other
     assert main([*asked[:2], "for "]) == 0
     assert capsys.readouterr().out.startswith("centred cosine," if metric == "centred" else "cosine,")
     assert main(["neighbours", str(run), "--minus", "for "]) == 1
-    assert "nothing is added" in capsys.readouterr().err
+    assert "--minus needs" in capsys.readouterr().err
 
 
 def test_passages_have_no_centred_cosine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(run), "--space", "contexts", "index.metric=centred"]) == 2
-    assert "index.metric=centred is of chunks, not of contexts" in capsys.readouterr().err
+    assert "index.metric=centred applies to chunks, not to contexts" in capsys.readouterr().err
 
 
 def test_queries_from_files_and_answers_as_values(
@@ -209,19 +211,19 @@ def test_queries_from_files_and_answers_as_values(
         (
             ["def ", "--min-count", "99999", "--count", "1"],
             1,
-            "no chunk of the index occurs 99,999 times: the most frequent has",
+            "no chunk of the index occurs 99,999 times: the most frequent occurs",
         ),
         (["--file", "nowhere"], 1, "--file nowhere: no such file"),
         (["--file", "."], 1, "--file .: a folder, not a file"),
-        (["--file", "/dev/null"], 2, "there is no query in it"),
-        (["--file", sys.executable], 2, "no text, since byte"),
-        (["--context-file", sys.executable], 2, "no text, since byte"),
+        (["--file", "/dev/null"], 2, "the file has no query"),
+        (["--file", sys.executable], 2, "so the file is not text"),
+        (["--context-file", sys.executable], 2, "so the file is not text"),
         (["--context-file", "nowhere"], 1, "--context-file nowhere: no such file"),
-        (["--context", "x"], 1, "run `haed index"),
-        (["--context", "x", "--min-count", "2"], 2, "--min-count is of chunks"),
-        (["x", "--after", "y"], 2, "one question at a time"),
-        (["x", "--like", "y"], 2, "one question at a time"),
-        (["x", "--csv", "--json"], 2, "choose one of them"),
+        (["--context", "x"], 1, "Run `haed index"),
+        (["--context", "x", "--min-count", "2"], 2, "--min-count applies to chunks"),
+        (["x", "--after", "y"], 2, "only one kind of query"),
+        (["x", "--like", "y"], 2, "only one kind of query"),
+        (["x", "--csv", "--json"], 2, "exclude each other"),
     ],
 )
 def test_what_is_no_question(
@@ -246,12 +248,12 @@ def test_a_chunk_may_be_typed_as_it_is_shown(run: Path, caplog: pytest.LogCaptur
     options = RunFolder(run).load_options()
     with caplog.at_level("INFO"):
         assert find_neighbours(options, ["for␣"], 3) == find_neighbours(options, ["for "], 3)
-        assert "for␣ stands for 'for '" in caplog.text
+        assert "for␣ is read as 'for '" in caplog.text
         assert find_neighbours(options, ["zq␣"], 3) == find_neighbours(options, ["zq "], 3)
         find_neighbours(options, ["for"], 3)
     for line in (
-        "zq␣ stands for 'zq '",
-        "for is not in the index, its own embedding is searched with; the index has for␣",
+        "zq␣ is read as 'zq '",
+        "for is not in the index, so its own embedding is used; the index has for␣",
     ):
         assert line in caplog.text
 
@@ -265,9 +267,7 @@ def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is
     ask = {"count": every, "min_count": 1}
     own, strange = probe.neighbours("def ", "zqzq", **ask)
     assert (len(own.neighbours), len(strange.neighbours)) == (every - 1, every) and strange.note is None
-    assert (
-        own.note == f"{every - 1:,} of {every:,} neighbours: the index has {every:,} chunks, what is asked for left out"
-    )
+    assert own.note == f"only {every - 1:,} of {every:,} neighbours: the index has {every:,} chunks, without the query"
     assert own.note in caplog.messages
     (summed,) = probe.analogy("for ", minus="in ", plus="if ", **ask)
     assert len(summed.neighbours) == every - 3 and summed.note
@@ -279,7 +279,7 @@ def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is
     assert probe.neighbours("def ", count=every - 1, min_count=1)[0].note is None and not caplog.messages
     (few,) = probe.neighbours("def ", count=every, min_count=20)
     assert 0 < len(few.neighbours) == probe.index.count_known(20) - 1 and few.note
-    assert "that occur 20 times or more" in few.note and "--min-count 1 searches all" in few.note
+    assert "that occur at least 20 times" in few.note and "--min-count 1 searches all" in few.note
     for asked in ([], ["--json"], ["--csv"]):
         capsys.readouterr()
         assert main(["neighbours", str(run), "def ", "--count", str(every), "--min-count", "1", *asked]) == 0

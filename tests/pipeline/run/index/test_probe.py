@@ -110,7 +110,7 @@ def test_vectors_of_places_are_those_that_questions_are_answered_from(run: Path)
     assert {(row.document, row.chunk) for row in table.iloc[best].itertuples()} == {
         (near.document, near.chunk) for near in wanted.neighbours if isinstance(near, Passage)
     }
-    with pytest.raises(ValueError, match="min_count is of chunks"):
+    with pytest.raises(ValueError, match="min_count applies to chunks"):
         probe.vectors(min_count=2, space="contexts")
 
 
@@ -155,7 +155,7 @@ def test_text_is_taken_as_str_or_bytes_wherever_there_is_a_question(run: Path) -
         for wrong in (1, None, [["a list"]], 1.5):
             with pytest.raises(TypeError, match=r"must be .* not (int|NoneType|list|float)\. Use \w+.*\."):
                 ask(wrong)
-        with pytest.raises(ValueError, match="is no text: surrogates not allowed"):
+        with pytest.raises(ValueError, match="is not a text: surrogates not allowed"):
             ask("\ud800")
         assert ask("\udcff") == ask(b"\xff"), name  # as Python has bytes in names of files
     for question in (opened.neighbours, probe.neighbours, probe.expected, probe.contexts):
@@ -177,9 +177,9 @@ def test_text_is_taken_as_str_or_bytes_wherever_there_is_a_question(run: Path) -
 def test_of_pictures_a_str_is_a_colour_or_no_text(pictures: Options) -> None:
     opened = open_run(Path(pictures.runs_dir) / pictures.name)
     assert (opened.embed("#3c3c3c") == opened.embed([bytes([60] * 12)])).all()
-    with pytest.raises(ValueError, match="is no chunk of pixels"):
+    with pytest.raises(ValueError, match="is not a chunk of pixels"):
         opened.embed(["return "])
     for ask in (opened.score, opened.sample, opened.context, opened.expected):
-        with pytest.raises(ValueError, match="not of text: give the values as bytes"):
+        with pytest.raises(ValueError, match="not of text. Give the values as bytes"):
             ask("#3c3c3c")
     assert opened.sample("")

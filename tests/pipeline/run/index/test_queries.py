@@ -17,9 +17,9 @@ def nothing() -> Corpus:
 
 @pytest.mark.parametrize("query", ["#12345", "12345g", "00" * 11, "", "1:", ":2", "1:2:3"])
 def test_what_is_no_chunk_of_pixels(query: str) -> None:
-    with pytest.raises(ValueError, match="is no chunk of pixels"):
+    with pytest.raises(ValueError, match="is not a chunk of pixels"):
         parse_chunk(query, PIXELS, nothing, "train")
-    with pytest.raises(ValueError, match="is no place in a picture"):
+    with pytest.raises(ValueError, match="is not a place in a picture"):
         parse_text(query, PIXELS, nothing, "train")
     eight = make_chunker(ChunkerOptions(kind="pixels", k=8))
     assert parse_chunk("#FF0080", eight, nothing, "train") == bytes.fromhex("ff0080ff0080ff00")
@@ -34,9 +34,9 @@ def test_what_is_cut_and_what_is_several_chunks_is_said(caplog: pytest.LogCaptur
         (
             "internationalisation",
             b"internationa",
-            "has 20 bytes, a chunk of this run has up to 12: internationa is taken",
+            "has 20 bytes, but a chunk of this run has at most 12. Using internationa",
         ),
-        ("for i in range(10)", b"for ", "for␣ is taken, the first of its 5 chunks (for␣ i␣ in␣ range( 10))"),
+        ("for i in range(10)", b"for ", "Using for␣, the first of its 5 chunks (for␣ i␣ in␣ range( 10))"),
     ):
         caplog.clear()
         assert parse_chunk(query, WORDS, nothing, "train") == meant

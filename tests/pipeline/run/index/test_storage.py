@@ -59,7 +59,7 @@ def test_sums_are_worked_out_once_and_again_when_a_file_changed(run: Path, place
     content = bytearray((place / "vectors.faiss").read_bytes())
     content[200] ^= 1
     (place / "vectors.faiss").write_bytes(content)
-    with pytest.raises(ValueError, match=r"is damaged \(vectors.faiss\): run `haed index .*` again"):
+    with pytest.raises(ValueError, match=r"is damaged \(vectors.faiss\). Run `haed index .*` again"):
         ChunkIndex.open(folder)
 
 
@@ -79,7 +79,7 @@ def test_an_approximate_index_of_somebody_else_is_not_read(
     caplog.clear()
     for _ in range(2):
         theirs = ChunkIndex.open(RunFolder(copied))
-        assert theirs.search.kind == "flat" and "was not built here by you: it is not read" in caplog.text
+        assert theirs.search.kind == "flat" and "was not built by you on this machine, so it is not read" in caplog.text
     queries = mine.vectors[:20]
     np.testing.assert_allclose(
         theirs.search.find_nearest(queries, 3)[0], mine.search.find_nearest(queries, 3)[0], atol=1e-4
@@ -114,9 +114,9 @@ def test_a_header_that_asks_for_more_than_there_is(
     content[at : at + len(new)] = new
     (place / "vectors.faiss").write_bytes(content[:30] if header == "short" else content)
     forged(place)
-    assert "vectors.faiss is not what `haed index` writes" in refused(run, capsys)
+    assert "vectors.faiss was not written by `haed index`" in refused(run, capsys)
     forged(place, chunks=2**40, width=1, mean=[0.0])
-    assert "vectors.faiss is not what `haed index` writes" in refused(run, capsys)
+    assert "vectors.faiss was not written by `haed index`" in refused(run, capsys)
 
 
 @pytest.mark.parametrize("mean", [None, [], [0.5], [float("nan")] * 16])
@@ -124,7 +124,7 @@ def test_a_mean_that_is_none(
     mean: list[float] | None, run: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forged(place, mean=mean)
-    assert "meta.json has no mean that goes with metric centred and width 16" in refused(run, capsys)
+    assert "meta.json has no mean for metric centred and width 16" in refused(run, capsys)
 
 
 def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
