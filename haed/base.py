@@ -114,8 +114,8 @@ class SequenceModel(nn.Module, ABC):
         cut: how its data is cut.
         kind: its name in `haed.registry`.
         parts: names of its children in the order of the data, which profiles and gradient norms report.
-        spaces: names of the spaces that `vectors` supports.
-        remarks: warnings about unusual but valid options.
+        vector_spaces: names of the spaces that `vectors` supports.
+        option_warnings: warnings about unusual but valid options.
         mark: function called with the name of each part of a step and the tensor that ends it; returns the tensor. A
             profiler replaces it by its clock. A model that marks no part in `total_log_likelihood` is one part,
             "system".
@@ -174,7 +174,7 @@ class SequenceModel(nn.Module, ABC):
         return windows
 
     def total_log_likelihood(self, laid: object) -> Tensor:
-        """Return log p, in nats, of everything that `lay_out` was given, as a scalar; waits for no device."""
+        """Return log p, in nats, of everything that `prepare_inputs` was given, as a scalar; waits for no device."""
         assert isinstance(laid, TokenBatch)
         return self.mark("system", self.log_likelihood(laid).sum())
 
@@ -187,13 +187,13 @@ class SequenceModel(nn.Module, ABC):
         return {}
 
     def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
-        """Return the outputs (B, J, W) of the `outlets`, by scale, for windows on the CPU."""
+        """Return the outputs (B, J, W) of `scale_outputs`, by scale, for windows on the CPU."""
         return {}
 
     def extract_vectors(
         self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
     ) -> Tensor:
-        """Return vectors (M, E) of the real chunks of windows, in one of `spaces`.
+        """Return vectors (M, E) of the real chunks of windows, in one of `vector_spaces`.
 
         Args:
             windows: on the CPU.

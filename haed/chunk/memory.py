@@ -2,10 +2,10 @@
 
     P(c | before) = Σ_j g_j · p_j(c),    g = softmax over the parts present of (w_j · φ + b_j)
 
-The parts are *known* (the IEM score over the vocabulary) and *spelled* (the decoder), and any that remember: *copied* from
-the document (`copied.py`), *recalled* from the train split (`recalled.py`). φ is ŷ, the logit of the model's own gate, and
-what each part says of itself before it sees the chunk. Each p_j sums to one over what it knows, and so does P over all
-strings.
+The parts are *known* (the IEM score over the vocabulary) and *spelled* (the decoder), and any that remember: *copied* and
+*repeated* from the document (`copied.py`, `repeated.py`), *recalled* from the train split (`recalled.py`). φ is ŷ, the
+logit of the model's own gate, and what each part says of itself before it sees the chunk. Each p_j sums to one over what it
+knows, and so does P over all strings.
 
 The gate is linear and is fitted on held-out chunks by maximum likelihood: what memory is worth cannot be seen in
 training, where everything was read before. Cf. Grave et al. 2017 and Khandelwal et al. 2020, who choose the weight and

@@ -6,11 +6,9 @@ S is the set of known chunks of the train split, q the softmax over S of the IEM
 = σ(w · ŷ + b). q sums to one over S and the decoder over all strings, so P sums to one. Related work: word models that
 spell unknown words (Kawakami et al. 2017; Mielke and Eisner 2019).
 
-Legend: N chunks, K tokens of a chunk, W width of ŷ.
+The embeddings of known chunks are stored as rows of the implicit matrix, over which the IEM score is normalised exactly.
 
-Known chunks with stored embeddings: rows of the implicit matrix over which the IEM score is normalised exactly.
-
-Legend: C chunks of the set, K tokens of a chunk, E width of an embedding, N queries, or chunks that are looked up.
+Legend: N chunks (or queries), C known chunks, K tokens of a chunk, W width of ŷ, E width of an embedding.
 """
 
 from collections.abc import Iterator

@@ -41,6 +41,8 @@ from haed.distributed import Ranks
 from haed.layers.ngram_embedding import SortedIntegers
 from haed.options import IEMOptions
 
+log = logging.getLogger(__name__)
+
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
     0xC2B2AE3D27D4EB4F - (1 << 64),
@@ -94,9 +96,6 @@ class CountMin:
         else:
             cells, counts = (state[name].to(self.table.device) for name in ("cells", "counts"))
             self.table.zero_().view(-1)[cells] = counts
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass

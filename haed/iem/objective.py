@@ -43,6 +43,8 @@ from haed.iem.sampled_softmax import SoftmaxLoss, blockwise_cross_entropy
 from haed.layers.lstm import gather_rows
 from haed.options import LOSS_TERMS, IEMOptions
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class MicroBatch:
@@ -143,9 +145,6 @@ def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tenso
     first = float(torch.rand((), dtype=torch.float64, generator=generator))
     passed = (first + F.pad(share[order].cumsum(0), (1, 0))).floor()
     return torch.empty_like(share, dtype=torch.bool).scatter_(0, order, passed[1:] > passed[:-1])
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_origin
@@ -687,3 +687,21 @@ def dump_options(options: Options, scheduler: bool = False) -> str:
         values["launcher.dask"] = None
     text = yaml.dump(nest_values(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
     return f"{RESOLVED}\n{make_printable(text)}"
+
+
+@dataclass
+class Difference:
+    """A dotted key with different values in two nested dictionaries, and both values."""
+
+    key: str
+    was: Any
+    now: Any
+
+
+def diff_trees(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
+    """Yield the differences between two nested dictionaries, in order."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in [*now, *(name for name in was if name not in now)]:
+            yield from diff_trees(was.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif was != now:
+        yield Difference(key, was, now)

@@ -23,7 +23,7 @@ _BOUNDS = ("ge", "gt", "le", "lt", "max_length", "pattern")  # attributes of wha
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is declared of an option.
+    """The declaration of an option.
 
     Attributes:
         key: its dotted key.

@@ -829,24 +829,6 @@ def nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-@dataclass
-class Difference:
-    """A dotted key with different values in two nested dictionaries, and both values."""
-
-    key: str
-    was: Any
-    now: Any
-
-
-def diff_trees(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
-    """Yield the differences between two nested dictionaries, in order."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for name in [*now, *(name for name in was if name not in now)]:
-            yield from diff_trees(was.get(name), now.get(name), f"{key}.{name}" if key else name)
-    elif was != now:
-        yield Difference(key, was, now)
-
-
 def models_with_option(key: str) -> list[str]:
     """Return the kinds of models that use an option or section."""
     option, section = schema_options().get(key), key.split(".")[1] if "." in key else ""

@@ -139,8 +139,8 @@ class NextChunk:
         text: the chunk as readable text.
         hex: its exact bytes.
         probability: probability that it is next, by all parts of the likelihood.
-        parts: share of that probability by each part: `known` from the vocabulary, `copied` from the prompt, `recalled`
-            from the train split, `spelled` by the decoder.
+        parts: share of that probability by each part: `known` from the vocabulary, `copied` and `repeated` from
+            the prompt, `recalled` from the train split, `spelled` by the decoder.
         count: its count in the train split; None if the chunk is not known.
     """
 
