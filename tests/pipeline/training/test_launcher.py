@@ -65,7 +65,7 @@ def test_torchrun_by_hand_and_on_in_one_process(
     together.launcher.processes, together.pretrain.steps = 1, 8
     with caplog.at_level("INFO"):
         assert stages.pretrain(together).resumed_from == 6
-    assert "ranks: 1 now, 2 then" in caplog.text
+    assert "ranks: 1 (before: 2)" in caplog.text
     assert stages.finetune(together).steps == together.finetune.steps
 
 
