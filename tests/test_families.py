@@ -100,7 +100,7 @@ def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tin
     with pytest.raises(ConfigError, match="unigram has no phase one and no phase two. .* with `haed train`"):
         pretrain(made)
     assert not (Path(made.runs_dir) / "unigram").exists()
-    with pytest.raises(ValueError, match="Unigram has no space 'chunks', only: none"):
+    with pytest.raises(ValueError, match="Unigram has no space 'chunks'. Its spaces are: none"):
         open_run(train(made).run).embed([b"a"])
 
 

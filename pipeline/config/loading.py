@@ -594,7 +594,7 @@ def check_phase(phase: Phase, options: Options) -> None:
         ConfigError: it has no such phase, nothing would be trained, or the IEM options do not fit the mixture.
     """
     if not applies_to(phase, kind := options.model.kind):
-        raise ConfigError(f"model.kind={kind} has no phase one and no phase two. Train it with `haed train`")
+        raise ConfigError(f"model.kind={kind} has no phase one and no phase two. Train it end to end with `haed train`")
     limits = getattr(options, phase)
     if isinstance(limits, FinetuneOptions) and limits.trains != "everything" and not limits.decode_fraction:
         raise ConfigError(

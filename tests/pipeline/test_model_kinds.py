@@ -111,7 +111,9 @@ def test_every_stage_of_a_model_of_tokens(
 
     asked = ["--config", "quickstart", *chosen]
     for phase in ("pretrain", "finetune"):
-        assert "no phase one and no phase two. Train it with `haed train`" in said(2, phase, *asked, "name=tokens")
+        assert "no phase one and no phase two. Train it end to end with `haed train`" in said(
+            2, phase, *asked, "name=tokens"
+        )
     assert "train has no limit. Set train.seconds" in said(2, "train", *asked, "train.steps=null", "name=tokens")
     assert "2 does not divide 3" in said(2, "train", *asked, "model.multiscale.layers=1@3 1@2 1@1", "name=tokens")
     assert not Path(run).exists()
