@@ -31,6 +31,7 @@ from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ATTEMPTS = 8
+_NO_KEYS = ("NoCredentialsError", "NoAuthTokenError")  # of botocore, which is imported for s3:// alone
 _BLOCK = 1 << 20
 _LARGEST_MANIFEST = 256 << 20
 _ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
@@ -258,7 +259,8 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
             status = getattr(error, "status", None)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
-            if isinstance(error, PermissionError) or status in (401, 403, 407):
+            denied = isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS
+            if denied or status in (401, 403, 407):
                 raise PermissionError(f"{where} cannot be read: {_describe_error(error)}. {CREDENTIALS}") from None
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise

@@ -16,7 +16,8 @@ _LITERAL = ("s3", "gs", "az")  # keys are literal; in other schemes paths are en
 _CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # characters that a path must encode
 CREDENTIALS = (
     "http and https take credentials from ~/.netrc (or NETRC=FILE). s3 takes them from the environment "
-    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, "
+    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or ~/.aws. FSSPEC_S3_ANON=true reads a public bucket without. "
+    "gs takes them from GOOGLE_APPLICATION_CREDENTIALS, "
     "az from AZURE_STORAGE_CONNECTION_STRING. In a deployment of Prefect, a block can set these"
 )
 # For forms: a URL with a name, password or signature is refused before the server stores it.

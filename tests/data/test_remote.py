@@ -359,7 +359,7 @@ def test_a_run_keeps_the_url_of_its_shards(corpus: Corpus, tmp_path: Path) -> No
 
 
 def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs")
+    s3fs = pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -388,7 +388,15 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert windows(remote, 50, options=options(tmp_path, workers=1)) == windows(corpus, 50)
         sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (tmp_path / "cache").rglob("*.tar")]
         assert sums and {*sums} <= {shard_.sha256 for shard_ in corpus.shards}
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(PermissionError, match="FSSPEC_S3_ANON=true"):
+            Corpus.open("s3://corpora/books", options(tmp_path / "no keys"))
     finally:
+        s3fs.S3FileSystem.clear_instance_cache()
         server.stop()
 
 
