@@ -136,7 +136,7 @@ def _join_lines(text: str) -> str:
 
 def _mark_commands(text: str) -> Markup:
     """Return a message as HTML, with its commands in backticks as code."""
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _split_pixels(hexadecimal: str) -> list[str]:

@@ -103,5 +103,5 @@ def test_bytes_of_a_package_are_read_once_and_memory_helps(
     found = external_models.measure_remembered(package, model, corpus, machine).metrics
     bits = external_models.score_bits_per_byte(model, 64, test, machine)
     assert found["test, with memory"] < found["test, bits/char"] == pytest.approx(bits)
-    with pytest.raises(ValueError, match="without memory"):
+    with pytest.raises(ValueError, match="so it has no memory"):
         external_models.measure_remembered(Package(lambda: model, "torch"), model, corpus, machine)

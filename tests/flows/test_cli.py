@@ -26,7 +26,7 @@ from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, until
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--config", "quickstat"], 2, "did you mean quickstart"),
+        (["--config", "quickstat"], 2, "Did you mean quickstart"),
         (["source.kind=text", "source.path=nowhere"], 1, "source.path=nowhere: no such file or folder"),
         (["nowhere"], 1, "no run 'nowhere'"),
     ],

@@ -315,7 +315,7 @@ def test_a_full_window_goes_on_from_its_newest_half(case: str) -> None:
         assert drawn.tokens.shape == (2, 3) and sampler.symbols.shape[1] <= sampler.window == 6
         torch.testing.assert_close(sampler.logits, made(sampler.symbols)[:, -1])
     given.lengths[0, 1] = 1
-    with pytest.raises(ValueError, match="prompts of 4 to 5 tokens"):
+    with pytest.raises(ValueError, match="prompts have 4 to 5 tokens"):
         make_sampler(made, given, 2)
 
 
