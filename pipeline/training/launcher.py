@@ -139,7 +139,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         tell()
     if stopping.is_set():
         saved = next((line for line in reversed(log_lines) if "saved" in line), "stopped")
-        raise TrainingInterrupted(saved.split(";")[0])
+        raise TrainingInterrupted(saved.split(". ")[0])
     if process.returncode:
         if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
             number, rank = int(ended[1]), ended[2]
