@@ -16,6 +16,7 @@ from contextvars import ContextVar
 SAME_SECONDS = 3.0
 END_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
+RESUME_ADVICE = ". Run the same command to resume"  # after what was saved
 _WATCH = "haed-parent"  # name of a thread
 
 
@@ -167,7 +168,7 @@ def postponed_signals() -> Iterator[StopSignal]:
     except Exception as error:
         if stop.number is None:
             raise
-        raise Interrupt(stop.number, f"{error}. Run the same command to resume") from error
+        raise Interrupt(stop.number, f"{error}{RESUME_ADVICE}") from error
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)

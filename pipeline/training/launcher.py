@@ -23,7 +23,7 @@ from haed.distributed import Ranks, group_size
 from pipeline.config import Options, dump_options
 from pipeline.run.metrics import Listener, MetricsTail, Progress
 from pipeline.run.run_directory import RunFolder
-from pipeline.signals import die_with_parent
+from pipeline.signals import RESUME_ADVICE, die_with_parent
 from pipeline.training.trainer import TrainingInterrupted, TrainingResult
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         tell()
     if stopping.is_set():
         saved = next((line for line in reversed(log_lines) if "saved" in line), "stopped")
-        raise TrainingInterrupted(saved.split(". ")[0])
+        raise TrainingInterrupted(saved.removesuffix(RESUME_ADVICE))
     if process.returncode:
         if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
             number, rank = int(ended[1]), ended[2]
