@@ -148,7 +148,7 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
         done = haed(served.folder, "deploy", "--pool", pool, PREFECT_API_URL=api)
         assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
         assert len(done.stdout.splitlines()) == (len(FLOWS) if status == 0 else 0)
-        assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
+        assert ("error: there is no work pool 'none'" in done.stderr) == (status == 1)
     name = deployment_suffix(served.folder, "gpus")
     made = {item["name"]: item["enabled"] for item in call(served.address, "/automations/filter", {})}
     assert made == {f"haed: silent runs of {name}": True}
