@@ -235,7 +235,7 @@ class MainOptions:
             "the dimensions from E to W, which needs W > E (paper). learned: learned vectors are added to all "
             "dimensions."
         ),
-    ] = "rotary"
+    ] = field(default="rotary", metadata={"kinds": ("transformer",)})
     dropout: Annotated[
         float,
         Field(
@@ -313,10 +313,10 @@ class DecoderOptions:
             description="How the transformer decoder maps ŷ to the positions of a chunk. same: one matrix for all positions. "
             "each: one matrix for each position (MEGABYTE)."
         ),
-    ] = "same"
+    ] = field(default="same", metadata={"kinds": ("transformer",)})
     previous: Annotated[
         bool, Field(description="The transformer decoder also sees the tokens of the previous chunk.")
-    ] = False
+    ] = field(default=False, metadata={"kinds": ("transformer",)})
     dropout: Annotated[
         float,
         Field(

@@ -103,7 +103,9 @@ def test_its_options_are_listed_checked_and_read_back(tmp_path: Path, capsys: py
 
 
 def test_without_its_package_a_kind_is_not_known() -> None:
-    with pytest.raises(ConfigError, match="kind=bag: expected one of mlp, linear, lstm, transformer$"):
+    with pytest.raises(
+        ConfigError, match="kind=bag: expected one of mlp, linear, lstm, transformer. For a kind of your own, install"
+    ):
         load_options("quickstart", BAG)
     with pytest.raises(ConfigError, match="there is no option model.encoder.power"):
         load_options("quickstart", ["model.encoder.power=1"])

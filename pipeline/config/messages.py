@@ -485,6 +485,10 @@ def explain_validation_error(key: str, item: Any) -> str:
             meant = close[0] if close else None
         if key == "model.kind" and value in list_presets():
             message += f"; {value} is a preset: --config {value}"
+        elif key in KINDS and meant is None:
+            message += (
+                f". For a kind of your own, install the package that names it as an entry point of {KINDS[key].group}"
+            )
     elif code == "string_pattern_mismatch":
         message = "expected auto (a GPU if there is one), cpu, cuda, or cuda:1 for the second GPU"
         numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", value.lower())

@@ -344,14 +344,12 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
     }
     differences = [RunDifference(what, {row.run: value(row) for row in rows}) for what, value in spent.items()]
     flat = {name: dict(flatten_tree(asdict(each))) for name, each in options.items()}
-    trained = {phase.split()[0] for row in rows for phase in row.phases}
     for key in dict.fromkeys(key for each in flat.values() for key in each):
         section = key.split(".")[0]
-        if not key.startswith(_TOLD) or (section in PHASES and section not in trained):
-            continue
-        kinds = [each.model.kind for each in options.values()]
-        if any(applies_to(key, kind) for kind in kinds):
-            differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in rows}))
+        # A phase's options are those of the runs that trained it; "phases" tells who did.
+        of = [row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}]
+        if key.startswith(_TOLD) and any(applies_to(key, options[row.run].model.kind) for row in of):
+            differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in of}))
     return [each for each in differences if len({_format_value(value) for value in each.values.values()}) > 1]
 
 
