@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from haed.options import SYSTEMS
-from pipeline.config import Options, applies_to
+from pipeline.config import Options, applies_to, list_presets
 from tests.flows.api import PATIENCE, clean_environment, until
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -66,6 +66,9 @@ MORE = {
     "spacebyte": [f"model.spacebyte.{size}" for size in ("before=1", "layers=1", "after=1", "width=24", "ffn=32")],
 }
 TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
+# Presets that two cores train, one of each architecture: the others that they could train only have other sizes or losses.
+_SAME_PARTS = {"flat", "quickstart-no-iem", "wikitext2"}
+ARCHITECTURES = [name for name in list_presets() if not name.startswith("paper-") and name not in _SAME_PARTS]
 
 
 def find_neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Any:

@@ -9,13 +9,12 @@ from haed.base import ChunkingSpec, TokenBatch
 from haed.options import SYSTEMS
 from haed.registry import make_system
 from haed.token.hourglass import Hourglass
-from pipeline.config import OptimizerOptions, Options, list_presets, load_options
+from pipeline.config import OptimizerOptions, Options, load_options
 from pipeline.training.optimizer import make_optimizer
-from tests.conftest import TINY, TOKENS, of_kind
+from tests.conftest import ARCHITECTURES, TINY, TOKENS, of_kind
 
 B, T, K = 8, 16, 4
 NARROW = ["model.encoder.hidden=16", "model.encoder.width=16", "model.main.width=24", "model.decoder.width=32"]
-SHIPPED = [preset for preset in list_presets() if not preset.startswith("paper-")]
 
 
 def random_windows(generator: torch.Generator, fixed: bool) -> TokenBatch:
@@ -49,7 +48,7 @@ def test_a_tiny_system_sees_nothing_ahead() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", SHIPPED)
+@pytest.mark.parametrize("preset", ARCHITECTURES)
 def test_the_system_of_a_preset_sees_nothing_ahead(preset: str) -> None:
     """Narrower, but with all of its parts; presets are of every kind."""
     chunks = SYSTEMS[load_options(preset).model.kind].chunks

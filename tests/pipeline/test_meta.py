@@ -4,6 +4,7 @@ Whatever is left on the CPU, and whatever asks the device for a number, raises t
 """
 
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,20 @@ def on_meta(options: Options, phase: str, folder: Path, monkeypatch: pytest.Monk
     return trainer
 
 
-@pytest.mark.parametrize("decoder", ["kind=lstm", "kind=transformer", "previous=true"])
-@pytest.mark.parametrize("phase", ["pretrain", "finetune", "train"])
-@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("phase", "decoder", "pieces"),
+    [
+        *product(["pretrain", "finetune", "train"], ["kind=lstm", "kind=transformer", "previous=true"], [1]),
+        *(
+            pytest.param(phase, decoder, 2, marks=pytest.mark.slow)
+            for phase, decoder in (
+                ("pretrain", "kind=lstm"),
+                ("finetune", "previous=true"),
+                ("train", "kind=transformer"),
+            )
+        ),
+    ],
+)
 def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, phase: str, pieces: int
 ) -> None:
