@@ -34,7 +34,17 @@ FOLDER = Path(__file__).parent
 COMMON = "common"  # the file of option sets
 OURS = "this project"  # the source of what no paper has
 Measure = Literal[
-    "bags", "copies", "distance", "frequency", "memory", "passages", "profile", "remembered", "samples", "speed"
+    "bags",
+    "copies",
+    "distance",
+    "frequency",
+    "memory",
+    "passages",
+    "phase one",
+    "profile",
+    "remembered",
+    "samples",
+    "speed",
 ]
 Data = Literal["text", "pictures", "copies"]
 Clock = Literal["wall", "process"]
@@ -54,6 +64,7 @@ class Variant:
         data: kind of its training data.
         only: the phases that are trained; empty: those of its kind of model.
         package: one of `experiments.external_models.PACKAGES`, instead of a preset.
+        equal_data: true if its phases get equal numbers of steps; else they share seconds as the preset's phases do.
     """
 
     name: str
@@ -63,6 +74,7 @@ class Variant:
     data: Data = "text"
     only: tuple[Phase, ...] = ()
     package: str = ""
+    equal_data: bool = False
 
     @cached_property
     def settings(self) -> Options:
@@ -149,6 +161,7 @@ class VariantFile:
     data: Data = "text"
     phases: tuple[Phase, ...] = ()
     package: str = ""
+    equal_data: bool = False
 
 
 @with_config(_STRICT)
@@ -236,7 +249,8 @@ def _variants_of_size(path: Path, file: ExperimentFile, size: Size, sets: dict[s
             options += [word] if "=" in word else sets[word]
         if preset and preset not in list_presets():
             raise ConfigError(f"{path}: {name}: there is no preset {preset!r}")
-        variants.append(Variant(name, preset, tuple(options), each.paper, each.data, each.phases, each.package))
+        of_both = (each.paper, each.data, each.phases, each.package, each.equal_data)
+        variants.append(Variant(name, preset, tuple(options), *of_both))
     return tuple(variants)
 
 

@@ -29,6 +29,7 @@ from haed.token.base import TokenModel
 from pipeline.config import SampleOptions
 from pipeline.evaluation import baselines
 from pipeline.run.index.queries import display_chunk
+from pipeline.run.metrics import read_metrics
 from pipeline.run.opened import Run
 from pipeline.run.remembered import choose_held_out
 from pipeline.run.run_directory import RunFolder
@@ -64,6 +65,7 @@ class Measurement:
         line: its points.
         examples: rows of cells, below a header row.
         notes: remarks on the results.
+        untold: names of metrics that this kind of run has, but that nothing can be said of here.
     """
 
     metrics: dict[str, float]
@@ -71,6 +73,7 @@ class Measurement:
     line: list[tuple[float, float]] = field(default_factory=list)
     examples: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
 
 
 def measurement_path(run: Path, name: str) -> Path:
@@ -178,23 +181,33 @@ def measure_distance(run: Run) -> Measurement:
     """Measure the loss of chunks when the chunks before them are shuffled, near, far, and by distance.
 
     After Khandelwal et al. 2018, and Subramanian et al. 2020, section 5.2. The first half of a window is shuffled. Every
-    chunk of the second half is scored after it and after the true one. Only whole windows are used, and all systems that
-    cut the corpus alike get the same ones.
+    chunk of the second half is scored after it, after the true one, and after none. Only whole windows are used, and all
+    systems that cut the corpus alike get the same ones. What the order of far chunks is worth is only told of a model
+    that gains from far chunks at all, by twice the standard error over windows.
 
     Raises:
         ValueError: the valid split has no whole window.
     """
     windows = require_subset(run.folder.open_corpus(), run.options.batch.context, DISTANCE_WINDOWS, whole=True)
-    added = added_bits(run, windows, shuffle_first_half(windows)).mean(0)
-    near, far = float(added[:NEAR].mean()), float(added[FAR:].mean()) if len(added) > FAR else None
-    metrics = {f"bits more, 1 to {NEAR} chunks away": near}
-    if far is not None:
-        metrics[f"bits more, beyond {FAR} chunks"] = far
-        if near > 0:
-            metrics["far of near"] = abs(far) / near
-    note = "far of near is not told where the order of the words just before counts for nothing yet"
+    half = windows.lengths.shape[1] // 2
+    true = score_places(run, windows, half)
+    added = (score_places(run, shuffle_first_half(windows), half) - true).mean(0)
+    near, name = float(added[:NEAR].mean()), "far of near, where far context helps"
+    metrics, notes = {f"bits more, 1 to {NEAR} chunks away": near}, []
+    if len(added) > FAR:
+        gains = (score_places(run, cut_first_half(windows), 0) - true)[:, FAR:].mean(1)  # of each window
+        gain, error = float(gains.mean()), float(gains.std() / math.sqrt(len(gains)))
+        far = float(added[FAR:].mean())
+        metrics |= {f"bits more, beyond {FAR} chunks": far, f"bits less by context beyond {FAR} chunks": gain}
+        if near > 0 and gain > 2 * error:
+            metrics[name] = abs(far) / near
+        else:
+            notes = [
+                f"{name} is not told of a model that does not gain from chunks beyond {FAR}, or loses nothing when the "
+                "words just before are shuffled"
+            ]
     axes = "chunks from the shuffled ones", "bits a chunk more"
-    return Measurement(metrics, axes, average_doubling(added), notes=[] if near > 0 else [note])
+    return Measurement(metrics, axes, average_doubling(added), notes=notes, untold=[name] * bool(notes))
 
 
 def shuffle_first_half(windows: TokenBatch) -> TokenBatch:
@@ -209,18 +222,20 @@ def shuffle_first_half(windows: TokenBatch) -> TokenBatch:
     return replace(windows, tokens=tokens, lengths=lengths)
 
 
-def added_bits(run: Run, windows: TokenBatch, shuffled: TokenBatch) -> Tensor:
-    """Return the bits (B, N) of each chunk of the second halves after the shuffled first halves, minus after the true."""
-    return _second_half_bits(run, shuffled) - _second_half_bits(run, windows)
+def cut_first_half(windows: TokenBatch) -> TokenBatch:
+    """Return the second halves of windows, each as if it began a document."""
+    half = windows.lengths.shape[1] // 2
+    return TokenBatch.from_chunks(windows.tokens[:, half:], windows.lengths[:, half:])
 
 
 @torch.no_grad()
-def _second_half_bits(run: Run, windows: TokenBatch) -> Tensor:
+def score_places(run: Run, windows: TokenBatch, first: int) -> Tensor:
+    """Return the bits (B, T − first) of the chunks of whole windows from a place on, each given those before it."""
     bits = []
     with run.compute.use_precision():
         for part in split_windows(windows):
             mask = part.chunk_mask.clone()
-            mask[:, : mask.shape[1] // 2] = False
+            mask[:, :first] = False
             scored = WindowScorer(run.likelihood, remembers=False).score_windows(
                 DocumentWindows(part, mask, torch.arange(len(part)))
             )
@@ -509,6 +524,23 @@ def measure_remembered(run: Run) -> Measurement:
     return Measurement(memory_for_tokens.remembered_metrics(alone, remembering, characters), notes=notes)
 
 
+def measure_phase_one(run: Run) -> Measurement:
+    """Measure the IEM loss at the end of phase one: the mean of its last tenth, beside the loss of a uniform guess.
+
+    A run without phase one has none. With `iem.duplicates` a guess is among all chunks of the batches, else among the
+    distinct ones.
+    """
+    records = [each for each in read_metrics(run.folder.phase_folder("pretrain") / "metrics.jsonl") if "iem" in each]
+    if not records:
+        return Measurement({})
+    last = records[-math.ceil(len(records) / 10) :]
+    options = run.options
+    chunks = options.batch.sequences * options.batch.context * (1 + options.iem.extra_batches)
+    candidates = chunks if options.iem.duplicates else np.mean([each["candidates"] for each in last])
+    loss = float(np.mean([each["iem"] for each in last]))
+    return Measurement({"IEM loss, nats": loss, "IEM loss by chance": math.log(candidates)})
+
+
 MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
     "bags": measure_bags,
     "copies": measure_copies,
@@ -516,6 +548,7 @@ MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
     "frequency": measure_frequency,
     "memory": measure_memory,
     "passages": measure_passages,
+    "phase one": measure_phase_one,
     "profile": measure_profile,
     "remembered": measure_remembered,
     "samples": measure_samples,

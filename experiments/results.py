@@ -82,6 +82,7 @@ class Row:
         metrics: further metrics, by name.
         paper: the paper's results.
         failures: messages on unfinished seeds and failed measures.
+        untold: metrics that nothing can be said of, see `Measurement`.
     """
 
     variant: str
@@ -97,6 +98,7 @@ class Row:
     metrics: dict[str, Metric] = field(default_factory=dict)
     paper: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
 
     def find_metric(self, name: str) -> Metric | None:
         """Return a metric by name: "bits", or one of the measures."""
@@ -220,6 +222,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
         metrics={name: Metric.summarize(values) for name, values in metrics.items()},
         paper=variant.paper,
         failures=failures,
+        untold=sorted({name for run in finished for measured in run.measured.values() for name in measured.untold}),
     )
 
 
@@ -249,7 +252,7 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
         texts.append(f"{'the other' if texts else 'all'} {len(judged) - len(texts)} comparisons are as claimed")
     for name, bound in experiment.below.items():
         metrics = {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
-        missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment, rows)]
+        missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment)]
         signs += [_sign(bound - metric.mean, _noise([metric], bound)) for metric in metrics.values()]
         signs += [0] * (len(missing) if metrics else 1)
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
@@ -258,14 +261,10 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     return "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees", texts
 
 
-def _lacks(row: Row, name: str, experiment: Experiment, rows: Sequence[Row]) -> bool:
-    """Return whether a row lacks a metric that it should have.
-
-    It should if it failed, or if it has all metrics of another row except this one.
-    """
+def _lacks(row: Row, name: str, experiment: Experiment) -> bool:
+    """Return whether a row lacks a metric that it should have: it failed, or nothing can be said of it."""
     failed = any(f", {measure}: " in failure for measure in experiment.measures for failure in row.failures)
-    alike = any(name in other.metrics and {*row.metrics, name} == {*other.metrics} for other in rows)
-    return row.bits is None or failed or alike
+    return row.bits is None or failed or name in row.untold
 
 
 def _judge_pair(

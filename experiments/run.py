@@ -98,9 +98,10 @@ class RunnableVariant:
             replace(options, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases)
         )
 
-    def budget_shares(self) -> dict[Phase, float]:
-        """Return each phase's share of the budget: that of the preset's seconds."""
-        seconds = {phase: getattr(self.variant.settings, phase).seconds or 1.0 for phase in self.variant.phases}
+    def phase_shares(self) -> dict[Phase, float]:
+        """Return each phase's share of the budget: that of the preset's seconds, or the same with `equal_data`."""
+        limits = {phase: getattr(self.variant.settings, phase) for phase in self.variant.phases}
+        seconds = {phase: 1.0 if self.variant.equal_data else each.seconds or 1.0 for phase, each in limits.items()}
         return {phase: each / sum(seconds.values()) for phase, each in seconds.items()}
 
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
@@ -148,7 +149,7 @@ class PackageVariant(RunnableVariant):
     def step_identity(self, phase: Phase) -> str:
         return self.identity
 
-    def budget_shares(self) -> dict[Phase, float]:
+    def phase_shares(self) -> dict[Phase, float]:
         return {"train": 1.0}
 
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
@@ -219,7 +220,7 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
     names: dict[object, str] = {}
     for each in select_own(runnable):
         name = each.variant.name
-        if (other := names.setdefault((each.identity, tuple(each.budget_shares().items())), name)) != name:
+        if (other := names.setdefault((each.identity, tuple(each.phase_shares().items())), name)) != name:
             raise ConfigError(f"{overridden} makes {other!r} and {name!r} the same model. Leave it out")
     if missing:
         notes.append(
@@ -309,14 +310,19 @@ def divide_budget(
     experiment: Experiment, variants: Sequence[RunnableVariant], clock: dict[str, float], seconds: float
 ) -> dict[str, int]:
     """Return the number of steps of each phase of each variant, by variant/phase, to take `seconds` in total."""
-    shares = {
-        f"{each.variant.name}/{phase}": share for each in variants for phase, share in each.budget_shares().items()
-    }
+    relative = dict[str, dict[str, float]]()  # steps, by variant and variant/phase
+    for each in variants:
+        by_seconds = experiment.equal == "seconds" and not each.variant.equal_data
+        shares = {f"{each.variant.name}/{phase}": share for phase, share in each.phase_shares().items()}
+        relative[each.variant.name] = {
+            name: share / clock[name] if by_seconds else share for name, share in shares.items()
+        }
+    took = {variant: sum(clock[name] * each for name, each in of.items()) for variant, of in relative.items()}
     if experiment.equal == "seconds":
-        steps = {name: share * seconds / len(variants) / clock[name] for name, share in shares.items()}
+        scale = {variant: seconds / len(variants) / each for variant, each in took.items()}
     else:
-        whole = sum(share * clock[name] for name, share in shares.items())
-        steps = {name: share * seconds / whole for name, share in shares.items()}
+        scale = dict.fromkeys(took, seconds / sum(took.values()))
+    steps = {name: scale[variant] * each for variant, of in relative.items() for name, each in of.items()}
     return {name: max(2, round(each)) for name, each in steps.items()}
 
 

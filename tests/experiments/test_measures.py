@@ -1,5 +1,6 @@
 """Measures of a run beside its bits: against brute force, and what is shown of them."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -58,8 +59,8 @@ def some(run: Run, count: int = 3) -> TokenBatch:
 def test_it_is_what_scoring_each_chunk_finds(scaled: Run) -> None:
     windows = some(scaled)
     other = measures.shuffle_first_half(windows)
-    found = measures.added_bits(scaled, windows, other)
     half = windows.lengths.shape[1] // 2
+    found = measures.score_places(scaled, other, half) - measures.score_places(scaled, windows, half)
     for row in range(len(windows)):
         for place in range(found.shape[1]):
             bits = []
@@ -75,9 +76,11 @@ def test_it_is_what_scoring_each_chunk_finds(scaled: Run) -> None:
             assert float(found[row, place]) == pytest.approx(bits[1] - bits[0], abs=1e-3)
 
 
-def test_nothing_is_lost_where_nothing_is_shuffled(scaled: Run) -> None:
+def test_a_second_half_alone_is_scored_as_a_document_that_begins_there(scaled: Run) -> None:
     windows = some(scaled)
-    assert measures.added_bits(scaled, windows, windows).abs().max() == 0
+    alone = measures.cut_first_half(windows)
+    found = measures.score_places(scaled, alone, 0).sum(1) * math.log(2)
+    assert torch.allclose(found.float(), -scaled.system.log_likelihood(alone).sum(1).float(), atol=1e-3)
 
 
 def test_only_the_first_half_is_shuffled_and_nothing_is_lost(scaled: Run) -> None:
@@ -101,7 +104,7 @@ def test_a_line_of_means_has_every_distance_once(length: int) -> None:
 
 def test_a_model_of_chunks_has_figures_and_a_line(run: Path) -> None:
     found = measures.measure_distance(open_run(run))
-    assert set(found.metrics) <= {"bits more, 1 to 4 chunks away", "bits more, beyond 32 chunks", "far of near"}
+    assert set(found.metrics) <= {"bits more, 1 to 4 chunks away", "bits more, beyond 32 chunks"}
     assert [at for at, _ in found.line] == [1, 2, 3.5, 6.5]
 
 

@@ -87,6 +87,11 @@ def test_steps_are_of_equal_number_or_equal_seconds() -> None:
     found = divide_budget(replace(TWO, equal="seconds"), variants, clock, 60.0)
     assert found["wide/pretrain"] * 0.1 + found["wide/finetune"] * 0.2 == pytest.approx(30, abs=0.5)
     assert found["flat/train"] == 75
+    equal_data = [of(replace(variant, equal_data=True)) for variant in TWO.variants]
+    for equal in ("seconds", "steps"):
+        found = divide_budget(replace(TWO, equal=equal), equal_data, clock, 60.0)
+        assert found["wide/pretrain"] == found["wide/finetune"]
+        assert sum(number * clock[name] for name, number in found.items()) == pytest.approx(60, abs=1)
 
 
 def test_runs_of_like_configuration_have_one_folder() -> None:
@@ -302,7 +307,7 @@ def test_a_verdict_asks_for_a_margin_for_no_better_and_for_all_that_was_measured
     apart[0].metrics |= {"near": Metric(1, 0), "far": Metric(0.01, 0)}
     assert judge_claim(bounded, apart).startswith("agrees")  # the other has no such figure
     half, failed = (
-        replace(apart[1], metrics={"near": Metric(1, 0)}),
+        replace(apart[1], metrics={"near": Metric(1, 0)}, untold=["far"]),
         replace(apart[1], failures=["seed 0, distance: lost"]),
     )
     for other in half, failed:
