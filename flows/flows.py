@@ -75,7 +75,7 @@ from pipeline.console import (
 from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex
-from pipeline.run.index.queries import PIXELS, Passage, QueryResult
+from pipeline.run.index.queries import PIXELS, Neighbour, Passage, QueryResult
 from pipeline.run.index.storage import IndexMetadata, IndexSummary, choose_metric, space_folder
 from pipeline.run.metrics import PhaseStatus, Record
 from pipeline.run.opened import NextChunks
@@ -444,7 +444,12 @@ def neighbours(
         ]
     else:
         opened, chunker = ChunkIndex.open(folder, meta.checkpoint), folder.load_chunker()
-        rows = [_query_row(item, opened, chunker, results.score, space == "chunks") for item in results]
+        notes = [{"note": _note_query(item, opened, chunker)} if space == "chunks" else {} for item in results]
+        rows = [
+            note | _neighbour_row(item, each, results.score)
+            for item, note in zip(results, notes, strict=True)
+            for each in item.neighbours
+        ]
     post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {about}")
     if picture := plots.draw_neighbours(results):
         text = f"![queries and their neighbours, with scores]({data_uri(picture)})"
@@ -497,32 +502,26 @@ def _passage_row(item: QueryResult, near: Passage, score: str) -> dict[str, Any]
     return {"query": escape_control_characters(item.query), score: round(near.score, 3)} | where
 
 
-def _query_row(item: QueryResult, index: ChunkIndex, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
-    """Return the table row of a query: its count in the indexed split, its neighbours, and notes.
+def _neighbour_row(item: QueryResult, near: Neighbour, score: str) -> dict[str, Any]:
+    """Return the table row of a neighbour. The UI does not wrap lines, so what may be long comes last."""
+    query = escape_control_characters(item.query)
+    neighbour = escape_control_characters(near.text)
+    return {"query": query, score: round(near.score, 3), "count": near.count, "neighbour": neighbour}
 
-    A note says if the query is not indexed, or was cut into several chunks. A query that is not a chunk itself is a
-    text; its neighbours are the chunks expected after it.
-    """
-    near = " · ".join(f"{escape_control_characters(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
-    if not is_chunk:
-        return {"query": escape_control_characters(item.query), f"{score}, count": near}
+
+def _note_query(item: QueryResult, index: ChunkIndex, chunker: Chunker) -> str:
+    """Return how often a query chunk occurs in the indexed split, and whether it was cut into several chunks."""
     chunk = bytes.fromhex(item.hex)
     row = index.find_row(chunk)
-    notes = [f"no chunk of the index ({index.meta.split})"] if row is None else []
+    split = index.meta.split
+    notes = [f"not in {split}" if row is None else f"{int(index.chunks.counts[row]):,} times in {split}"]
     if chunker.name != PIXELS:
         ends = np.cumsum(chunker.split(chunk)[1]).tolist()
         parts = [chunk[begin:end] for begin, end in pairwise([0, *ends])]
         if len(parts) > 1:
             cut = ", ".join(escape_control_characters(part.decode(errors="backslashreplace")) for part in parts)
             notes.append(f"{len(parts)} chunks ({cut}), embedded as one")
-    count = 0 if row is None else int(index.chunks.counts[row])
-    # The UI does not wrap lines: what is long comes last.
-    return {
-        "query": escape_control_characters(item.query),
-        "count": count,
-        f"{score}, count": near,
-        "note": "; ".join(notes),
-    }
+    return "; ".join(notes)
 
 
 _PHASE_FLOWS = {"pretrain": pretrain, "finetune": finetune, "train": train}

@@ -147,6 +147,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         person.watch(run, "Completed")
         table = person.artifact("neighbours-seen")
         assert "cosine" in table and "␣" in table and "run seen · finetune step 4 · checkpoint" in table
+        assert "times in train" in table
 
         run = person.fill_in("compare", [])  # the newest two
         person.watch(run, "Completed")
