@@ -3,8 +3,8 @@
     python -m experiments.pages             write the pages of all committed results anew
     python -m experiments.pages FOLDER…     copy results first, such as experiments/results/haed-table1/hour
 
-A page is computed from the JSON and the experiment's YAML file. So its verdict is that of the present claim. Pictures
-that need rows alone are drawn anew. The table of all results is a part of docs/results/index.md.
+A page is computed from the JSON and the experiment's YAML file. So its verdict is that of the present claim, and it is
+written into the JSON too. Pictures that need rows alone are drawn anew. The table of all results is a part of docs/results/index.md.
 """
 
 import io
@@ -12,10 +12,20 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
+from data.filesystem import write_json
 from experiments.catalogue import OURS, Experiment, list_experiments, load_experiment
-from experiments.results import Result, format_claim, list_failures, list_findings, plot_rows, tabulate_rows
+from experiments.results import (
+    Result,
+    format_claim,
+    judge_claim,
+    list_failures,
+    list_findings,
+    plot_rows,
+    tabulate_rows,
+)
 from pipeline.console import markdown_code, markdown_text
 from pipeline.run.files import read_as
 
@@ -109,6 +119,8 @@ def main(folders: list[str]) -> None:
         _keep_picture(name, (folder / f"{name}.png").read_bytes())
     results = list(load_results())
     for experiment, result in results:
+        result.verdict = judge_claim(experiment, result.rows)
+        write_json(PLACE / f"{experiment.name}.json", asdict(result))
         if experiment.across:
             _keep_picture(experiment.name, plot_rows(experiment, result.rows, {}))
         (PLACE / f"{experiment.name}.md").write_text(format_page(experiment, result), encoding="utf-8")

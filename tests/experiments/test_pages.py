@@ -6,7 +6,7 @@ import pytest
 
 from experiments import pages
 from experiments.catalogue import Experiment
-from experiments.results import Result
+from experiments.results import Result, judge_claim
 
 RESULTS = list(pages.load_results())
 AGAIN = "run python -m experiments.pages"
@@ -16,6 +16,7 @@ AGAIN = "run python -m experiments.pages"
 def test_a_page_is_made_of_its_json(experiment: Experiment, result: Result) -> None:
     page = (pages.PLACE / f"{experiment.name}.md").read_text(encoding="utf-8")
     assert page == pages.format_page(experiment, result), AGAIN
+    assert result.verdict == judge_claim(experiment, result.rows), AGAIN
     assert result.command.startswith(f"haed experiment {experiment.name} ") and result.date and result.machine
 
 
