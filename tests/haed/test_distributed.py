@@ -1,4 +1,4 @@
-"""Two and four processes (gloo) against one with the joined batch, in float64."""
+"""Two, four and eight processes (gloo) against one with the joined batch, in float64."""
 
 import subprocess
 import sys
@@ -40,6 +40,7 @@ GROUPED = {  # of two of four processes
     "groups without correction": ("lstm", 1.0, 0.0, {"group": 2, "correction": "none"}, 6, 2),
     "groups and a mixture": ("mixed", 1.0, 1.0, {"group": 2}, 6, 1),
 }
+EIGHT = ["phase one", "unequal batches, pieces", "n-grams, pieces", "a mixture", "hourglass"]  # of eight processes
 # Of the train split, which only a mixture asks for: some strings of two tokens, one of them in one document alone.
 STRINGS = Chunks(torch.tensor([[0, 1, 0], [2, 1, 0], [1, 1, 0]]), torch.tensor([2, 2, 2]))
 LEXICON = ChunkVocabulary(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
@@ -123,6 +124,8 @@ def all_cases(rank: int, size: int, meeting: Path) -> dict[str, dict[str, torch.
     patience = timedelta(seconds=90)  # to find the others, and for each exchange
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=patience)
     try:
+        if size == 8:
+            return {case: train(case, Ranks(), rank, size, 8) for case in EIGHT}
         if size == 4:
             return {case: train(case, Ranks(), rank, size, 8) for case in GROUPED}
         return {case: train(case, Ranks(), rank, size) for case in [*CASES, *OF_TOKENS]}
@@ -163,16 +166,30 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.T
 
 
 @pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    return together(8, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
+@pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     return together(4, tmp_path_factory.mktemp("ranks") / "meeting")
 
 
 @pytest.mark.parametrize("case", [*CASES, *OF_TOKENS])
 def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[str, torch.Tensor]]) -> None:
-    alone = train(case, Ranks(), 0, 1)
-    assert two[case].keys() == alone.keys() and len(alone) > 20
+    compare(two[case], train(case, Ranks(), 0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EIGHT)
+def test_eight_ranks_are_one_with_the_joined_batch(case: str, eight: dict[str, dict[str, torch.Tensor]]) -> None:
+    compare(eight[case], train(case, Ranks(), 0, 1, 8))
+
+
+def compare(found: dict[str, torch.Tensor], alone: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == alone.keys() and len(alone) > 20
     for name, value in alone.items():
-        torch.testing.assert_close(two[case][name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
 
 
 @pytest.mark.slow
