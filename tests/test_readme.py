@@ -32,9 +32,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("letter", "diary", "notes"):
         paragraphs = [f"{name} paragraph {i}\nwith two lines of text.\n\n" for i in range(400)]
         (folder / "my-texts" / f"{name}.txt").write_text("".join(paragraphs))
-    (folder / "docs" / "how-to").mkdir(parents=True)
-    for number, page in enumerate(sorted((ROOT / "docs").glob("how-to/*.md"))[:4]):
-        shutil.copy(page, folder / "docs" / ("how-to" if number else "") / page.name)
+    for page in (ROOT / "docs").rglob("*.md"):  # all, since the name of one alone may state a split
+        copied = folder / page.relative_to(ROOT)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, copied)
     (folder / "new-letter.txt").write_text("A paragraph that no training has seen.\n")
     (folder / "python").mkdir()
     for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):

@@ -180,8 +180,9 @@ def assign_splits(names: Mapping[str, str | None], options: SourceOptions, recor
             )
         return dict.fromkeys(names, SPLITS)
     if silent:
+        stating = [f"{name} ({split})" for name, split in names.items() if split]
         raise ValueError(
-            f"{where}: the names of {len(names) - len(silent):,} files state a split, but these do not: "
+            f"{where}: these names state a split: {some_of(stating, len(stating))}; but these do not: "
             f"{some_of(silent, len(silent))}. Move them away, select files with source.pattern=, or use "
             "source.valid_pattern= and source.test_pattern="
         )

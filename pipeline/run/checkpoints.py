@@ -544,7 +544,7 @@ class Checkpoints:
                 return load_checkpoint(new[-1], training=True)
             except CorruptCheckpointError as error:
                 if new[-1].exists():
-                    log.warning("%s. The checkpoint before it is tried", error)
+                    warn_once(f"{error}. The checkpoint before it is tried")
         if tried:
             raise CorruptCheckpointError(
                 f"all checkpoints in {self.folder} are damaged. Move them away to start from the beginning"

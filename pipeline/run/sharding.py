@@ -64,6 +64,7 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise ValueError("launcher.dask needs Dask. Install it with pip install 'haed[dask]'") from error
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # else each start and end of a process is a line
     with ExitStack() as held:
         if address == "local":
             cluster = LocalCluster(

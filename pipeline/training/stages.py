@@ -443,8 +443,7 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
         if has_checkpoint(run.phase_folder(phase) / "checkpoints"):
             try:
                 present = run.select_checkpoint(phase)
-            except ValueError as error:  # damaged: whoever needs it says more
-                log.warning("%s", error)
+            except ValueError:  # damaged: whoever needs it raises this again
                 continue
             check_same_identity(present, wanted, run)
 

@@ -185,6 +185,10 @@ def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest
         other.write_bytes(b"")
     with pytest.raises(CorruptCheckpointError, match="are damaged"):
         checkpoints.load_newest()
+    caplog.clear()
+    with pytest.raises(CorruptCheckpointError, match="are damaged"):
+        train(options)
+    assert "are damaged" not in caplog.text
 
 
 def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
