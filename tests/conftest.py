@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +69,11 @@ TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
 # Presets that two cores train, one of each architecture: the others that they could train only have other sizes or losses.
 _SAME_PARTS = {"flat", "quickstart-no-iem", "wikitext2"}
 ARCHITECTURES = [name for name in list_presets() if not name.startswith("paper-") and name not in _SAME_PARTS]
+
+
+def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of a test, of which `make test` takes `quick` and `make test-all` takes all."""
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def find_neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Any:

@@ -29,6 +29,7 @@ from data.sources.source import Input, Piece, Source
 from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
 from pipeline.run.sharding import check_source
+from tests.conftest import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,7 +160,7 @@ def test_another_source_setting_or_version_of_a_chunker_is_another_folder(
     assert len({corpus.folder for corpus in made}) == 4 and made[-1].build_chunker().version == 7
 
 
-@pytest.mark.parametrize("when", ["one moved", "all moved"])
+@pytest.mark.parametrize("when", mostly_slow(["one moved", "all moved"], "one moved"))
 def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: Path, when: str) -> None:
     whole = contents(sharded(folder, tmp_path / "whole"))
     source = SourceOptions(kind="text", path=str(folder))
@@ -300,7 +301,7 @@ def test_statistics_of_the_manifest(tmp_path: Path) -> None:
     assert found["tokens_per_document"] == {"shortest": 16, "longest": 4000, "documents_from": {"16": 1, "2048": 1}}
 
 
-@pytest.mark.parametrize("what", ["the corpus", "its parts", "its lock", "all corpora"])
+@pytest.mark.parametrize("what", mostly_slow(["the corpus", "its parts", "its lock", "all corpora"], "its parts"))
 def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
     what: str, folder: Path, tmp_path: Path
 ) -> None:

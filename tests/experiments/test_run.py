@@ -102,6 +102,7 @@ def test_runs_of_like_configuration_have_one_folder() -> None:
     assert len({*same, *others, of(wide).run_folder(0, {"train": 4})}) == 4
 
 
+@pytest.mark.slow
 def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -> None:
     wide, flat = TWO.variants
     plain = of(wide)
@@ -120,6 +121,7 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
     assert time_steps(variants, corpora, plan, 1.0, lambda: True).seconds == found  # read, not measured again
 
 
+@pytest.mark.slow
 def test_a_variant_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
     wide, flat = TWO.variants
     wrong = replace(flat, name="wrong/1", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
@@ -230,6 +232,7 @@ def test_time_and_memory_are_of_one_run_of_a_variant() -> None:
     assert select_measured("profile", done) == [done[1], done[2]]
 
 
+@pytest.mark.slow
 def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan: Plan) -> None:
     variants, notes = prepare_variants(load_experiment("haed-table1"), replace(plan, data=Path("/nowhere")))
     assert [each.variant.data for each in variants] == ["text", "text"]

@@ -175,6 +175,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.
     return together(4, tmp_path_factory.mktemp("ranks") / "meeting")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *OF_TOKENS])
 def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[str, torch.Tensor]]) -> None:
     compare(two[case], train(case, Ranks(), 0, 1))

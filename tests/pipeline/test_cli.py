@@ -280,6 +280,7 @@ def test_an_output_folder_that_cannot_be_written(
     assert "Not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_says_how_to_go_on(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--config", "quickstart", *tiny, "name=stopped"]
     assert main(["shard", *arguments]) == 0
@@ -340,6 +341,7 @@ def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, num
         assert process.communicate()[1].startswith("stopped") and process.returncode == 128 + number
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_command_at_work(trained: list[str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     command = [

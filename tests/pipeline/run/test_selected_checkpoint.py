@@ -18,6 +18,7 @@ from pipeline.reporting.report import evaluation_status
 from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state
 from pipeline.run.files import ChecksumCache
 from pipeline.run.run_directory import RunFolder
+from tests.conftest import mostly_slow
 
 
 @pytest.fixture
@@ -72,7 +73,8 @@ def test_a_best_checkpoint_that_cannot_be_taken_is_replaced_by_the_newest(wrong:
         assert Checkpoints(place).load_best().digest == chosen.digest  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("wrong", ["weights", pytest.param("missing", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["weights", "missing"])
 def test_all_readers_use_one_checkpoint_and_say_which(
     wrong: str, best_first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,9 +208,7 @@ ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if case == "loss by frequency" else []) for case in ADVICE]
-)
+@pytest.mark.parametrize("case", mostly_slow(ADVICE, "stale evaluation"))
 def test_advice_is_gone_once_it_was_taken(
     case: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
