@@ -32,9 +32,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[dev]'
 	echo '$(TORCH_INDEX)' > $(READY)
 
-# For the browser tests: Playwright's Python package, and Debian's Chromium unless there is one (root and apt).
+# For the browser tests: Playwright's Python package, a package with axe-core, and Debian's Chromium unless there is one (root
+# and apt).
 setup-browser: setup
-	$(PIP) playwright
+	$(PIP) playwright axe-playwright-python
 	command -v chromium || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
 # For the tests against public packages, and for benchmarks: without what they depend on, some of which would replace torch.

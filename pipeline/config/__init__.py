@@ -5,6 +5,7 @@
 from pipeline.config.loading import (
     ConfigError,
     Difference,
+    check_name,
     check_options,
     check_output_folder,
     check_phase,

@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from math import ceil, floor, log10
+from typing import Any
 
 from data.statistics import Summary
 from pipeline.run.metrics import Record
 
+_POSITIONS = ("step", "seconds", "flops")
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
 _MOST = 300  # maximum number of points of a line
@@ -47,6 +50,40 @@ def draw_curves(phases: Mapping[str, list[Record]]) -> str:
             values += trained[: max(1, ceil(0.97 * len(trained)))]  # without outliers
             drawn.append(_draw_chart(title, "seconds of training", lines, (0.0, right), (min(values), max(values))))
     return "".join(drawn)
+
+
+def list_series(phases: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+    """Return every metric of a run over steps, seconds and FLOPs, the phases one after another.
+
+    Returns:
+        For each phase and metric: `phase`, `metric`, `validation`, and lists of at most 600 points: `step`, `seconds`,
+        `flops`, `value`, and `share` of the phase.
+    """
+    offsets, series = dict.fromkeys(_POSITIONS, 0.0), []
+    for phase, records in phases.items():
+        ends = {name: max((record.get(name, 0.0) for record in records), default=0.0) for name in _POSITIONS}
+        names = dict.fromkeys(name for record in records for name in record if name not in (*_POSITIONS, "epoch"))
+        for name in names:
+            points = [
+                (
+                    *(offsets[key] + record.get(key, 0.0) for key in _POSITIONS),
+                    record[name],
+                    record["step"] / (ends["step"] or 1),
+                )
+                for record in records
+                if name in record
+            ]
+            columns = zip(
+                (*_POSITIONS, "value", "share"), zip(*_thin_points(points, 2 * _MOST), strict=True), strict=True
+            )
+            about = {
+                "phase": phase,
+                "metric": name.removeprefix("validation/"),
+                "validation": name.startswith("validation/"),
+            }
+            series.append(about | {key: list(values) for key, values in columns})
+        offsets = {name: offsets[name] + ends[name] for name in _POSITIONS}
+    return series
 
 
 def draw_corpus(statistics: Summary) -> str:
@@ -89,11 +126,11 @@ def _curve_lines(phases: Mapping[str, list[Record]], name: str) -> list[CurveLin
     return lines
 
 
-def _thin_points(points: Points) -> Points:
-    """Return at most `_MOST` points, each the mean of neighbouring points."""
-    size = -(-len(points) // _MOST)
+def _thin_points(points: Sequence[tuple[float, ...]], most: int = _MOST) -> list[Any]:
+    """Return at most `most` points, each the mean of neighbouring points."""
+    size = -(-len(points) // most)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if size > 1 else []
-    return [tuple(sum(each) / len(group) for each in zip(*group, strict=True)) for group in groups] or points
+    return [tuple(sum(each) / len(group) for each in zip(*group, strict=True)) for group in groups] or list(points)
 
 
 def _draw_chart(
@@ -112,7 +149,7 @@ def _draw_chart(
         unit: title of the x-axis.
         lines: the lines; on a logarithmic axis their coordinates are decimal logarithms.
         across: range of x.
-        upwards: range of y. Points out of it are drawn at its edge.
+        upwards: range of y. Points out of it are left out, and the line is interrupted there.
         log_x: the x-axis is logarithmic.
         log_y: the y-axis is logarithmic.
     """
@@ -121,10 +158,9 @@ def _draw_chart(
     low, high = low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        down = (high - y) / (high - low)
         return (
             _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT),
-            _TOP + min(1.0, max(0.0, down)) * (_HEIGHT - _TOP - _BOTTOM),
+            _TOP + (high - y) / (high - low) * (_HEIGHT - _TOP - _BOTTOM),
         )
 
     parts = [f"<text x='{_LEFT}' y='14' class='title'>{escape(title)}</text>"]
@@ -138,11 +174,14 @@ def _draw_chart(
         parts.append(f"<text x='{at:.1f}' y='{_HEIGHT - 19}' text-anchor='middle'>{shown:,.6g}</text>")
     parts.append(f"<text x='{_WIDTH - _RIGHT}' y='{_HEIGHT - 5}' text-anchor='end'>{escape(unit)}</text>")
     for line in lines:
-        places, colour = [place(x, y) for x, y in line.points], line.phase.split()[0]  # `pretrain of OTHER` too
-        if line.dots:
-            parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' class='{escape(colour)}'/>" for x, y in places]
-        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f"<polyline points='{joined}' class='{escape(colour)}{' dashed' if line.dots else ''}'/>")
+        colour = escape(line.phase.split()[0])  # `pretrain of OTHER` too
+        for is_shown, group in groupby(line.points, lambda point: low <= point[1] <= high):
+            places = [place(x, y) for x, y in group] if is_shown else []
+            if line.dots or len(places) == 1:
+                parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' class='{colour}'/>" for x, y in places]
+            if len(places) > 1:
+                joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+                parts.append(f"<polyline points='{joined}' class='{colour}{' dashed' if line.dots else ''}'/>")
     phases = list(dict.fromkeys(line.phase.split()[0] for line in lines))
     for number, phase in enumerate(phases if len(phases) > 1 or unit.startswith("seconds") else ()):
         x = _WIDTH - _RIGHT - 70 * (len(phases) - number) + 8

@@ -127,16 +127,16 @@ class Comparison:
 
     Attributes:
         rows: the runs, from fewest to most bits.
-        page: path of the HTML page.
-        picture: path of the plot of their curves.
+        page: path of the HTML page; empty if none was written.
+        picture: path of the plot of their curves; empty if none was written.
         verdict: the run with the fewest bits at an equal budget; None: there is no verdict.
         refused: why there is no verdict; None: there is one, or nothing to compare.
         differing: differences in data, steps, seconds, FLOPs and options.
     """
 
     rows: list[Row]
-    page: str
-    picture: str
+    page: str = ""
+    picture: str = ""
     verdict: str | None = None
     refused: str | None = None
     differing: list[RunDifference] = field(default_factory=list)
@@ -172,13 +172,27 @@ def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     """
     check_output_folder(runs_dir, "runs_dir")
     check_output_folder(output, "output")
-    folders = {name: RunFolder.find(name, runs_dir) for name in dict.fromkeys(runs)}
+    result, curves = make_comparison({name: RunFolder.find(name, runs_dir) for name in dict.fromkeys(runs)})
+    picture = plot_comparison(curves)
+    output.mkdir(parents=True, exist_ok=True)
+    result.page, result.picture = str(output / "comparison.html"), str(output / "comparison.png")
+    write_atomically(Path(result.picture), picture)
+    page = render_file("comparison.html", comparison=result, picture=data_uri(picture))
+    write_atomically(Path(result.page), page.encode())
+    return result
+
+
+def make_comparison(folders: Mapping[str, RunFolder]) -> tuple[Comparison, dict[str, list[Point]]]:
+    """Compare runs, and return the comparison with the points of their curves.
+
+    Raises:
+        FileNotFoundError: a run was not trained.
+        ValueError: a file of a run is damaged.
+    """
     options = {name: folder.load_options() for name, folder in folders.items()}
     loaded = {name: _read_row(name, folder, options[name]) for name, folder in folders.items()}
     rows = sorted((row for row, _ in loaded.values()), key=_ranking_bits)
-    picture = plot_comparison({row.run: loaded[row.run][1] for row in rows})
-    output.mkdir(parents=True, exist_ok=True)
-    result = Comparison(rows, str(output / "comparison.html"), str(output / "comparison.png"))
+    result = Comparison(rows)
     result.differing = find_differences(rows, options)
     by = choose_budget(rows, options, result.differing)
     if (refused := _explain_incomparable(rows)) or len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
@@ -187,10 +201,7 @@ def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
         result.refused = f"{refused}."
     else:
         result.verdict = _format_verdict(rows, by)
-    write_atomically(Path(result.picture), picture)
-    page = render_file("comparison.html", comparison=result, picture=data_uri(picture))
-    write_atomically(Path(result.page), page.encode())
-    return result
+    return result, {row.run: loaded[row.run][1] for row in rows}
 
 
 def _ranking_bits(row: Row) -> float:

@@ -48,7 +48,7 @@ from pipeline.run.metrics import Record
 from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
 
 T = TypeVar("T")
-_OWN = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
+OWN_OPTIONS = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
 
 
 @dataclass
@@ -467,7 +467,7 @@ def summarise_configuration(folder: RunFolder) -> ConfigurationSummary | None:
 
 def _option_differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
     kind = now["model"]["kind"]
-    return (each for each in diff_trees(was, now) if each.key not in _OWN and applies_to(each.key, kind))
+    return (each for each in diff_trees(was, now) if each.key not in OWN_OPTIONS and applies_to(each.key, kind))
 
 
 @cache

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +35,7 @@ class RunState:
         validation: bits per token of the last validation; None: there is none.
         holder: description of the process that holds the run; None: no process does.
         changed: when its metrics, or else its configuration, were last written.
+        metrics: newest value of every metric of the phase.
     """
 
     word: str
@@ -46,6 +47,7 @@ class RunState:
     validation: float | None
     holder: str | None
     changed: datetime
+    metrics: Record = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -86,6 +88,7 @@ def determine_state(folder: RunFolder) -> RunState:
         validation=last.get("validation/bits_per_token"),
         holder=holder,
         changed=datetime.fromtimestamp(seconds),
+        metrics=last,
     )
 
 
@@ -150,9 +153,14 @@ def read_setting(folder: RunFolder, key: str) -> Any:
         ValueError: config.yaml is damaged.
         OSError: config.yaml cannot be read.
     """
+    return read_settings(folder).get(key)
+
+
+def read_settings(folder: RunFolder) -> dict[str, Any]:
+    """Return the options of a run by dotted key, unchecked; see `read_setting`."""
     status = status_of(folder.path / "config.yaml")
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
-    return _read_settings(folder.path / "config.yaml", stamp).get(key)
+    return _read_settings(folder.path / "config.yaml", stamp)
 
 
 _LIMITS = ("steps", "seconds", "epochs", "patience")

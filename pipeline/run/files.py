@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from data import filesystem
 from data.filesystem import write_atomically
@@ -27,7 +27,9 @@ AGAIN = {  # what to do about a file that is damaged
     "environment.json": "Delete it to continue without it",
     "corpus.json": "Restore a copy, or train under another name=",
     "clock.json": "Delete it to measure again",
+    "notes.json": "Delete it to begin anew",
 }
+NOTES = "notes.json"
 
 
 def write_or_log(path: Path, content: bytes) -> bool:
@@ -65,6 +67,35 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path} is damaged or of another version: {place} {first['msg'].lower()}") from error
+
+
+@dataclass
+class RunNotes:
+    """notes.json: what people write about a run on its page.
+
+    Attributes:
+        note: a text.
+        tags: short words, by which runs are found.
+        archived: whether the list of runs leaves the run out.
+    """
+
+    note: Annotated[str, Field(max_length=10_000)] = ""
+    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=50)]], Field(max_length=20)] = field(
+        default_factory=list
+    )
+    archived: bool = False
+
+
+def read_notes(run: Path) -> RunNotes:
+    """Return the notes of a run, empty if there are none.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    try:
+        return read_as(RunNotes, run / NOTES)
+    except FileNotFoundError:
+        return RunNotes()
 
 
 @cache

@@ -1,19 +1,22 @@
 """The web application of the pages under `/runs/`: all runs of a folder beside the Prefect UI, or one (`haed explore`).
 
 Every page has an address that contains its question, so it can be bookmarked and shared. `format=json` returns the
-answer for programs. No page changes anything. Pages work without scripts; the only script refreshes a page during
-training. Templates escape all texts.
+answer for programs. Only forms sent by POST change anything; see `pipeline.web.changes`. Pages work without scripts, which
+add sorting, filters and curves to look into. Templates escape all texts.
 """
 
 import asyncio
+import csv
+import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from jinja2 import Environment
 from pydantic import TypeAdapter, ValidationError
@@ -26,15 +29,18 @@ from starlette.routing import Route
 
 from haed.options import SYSTEMS
 from pipeline.console import escape_control_characters, format_error, unescape_query
-from pipeline.reporting.charts import draw_curves
+from pipeline.reporting.charts import list_series
 from pipeline.reporting.rendering import STYLE, make_environment, render_template
-from pipeline.reporting.report import EvaluationStatus, evaluation_status, load_run_report
-from pipeline.reporting.run_state import damaged_state, determine_state, phase_metrics, read_history, read_setting
+from pipeline.reporting.report import load_run_report
+from pipeline.reporting.run_state import determine_state, phase_metrics, read_history, read_setting
+from pipeline.run.files import RunNotes, read_notes
 from pipeline.run.index.queries import PIXELS
 from pipeline.run.run_directory import RunFolder
-from pipeline.web import questions
+from pipeline.web import changes, questions
+from pipeline.web.changes import RefusedChangeError
+from pipeline.web.listing import RunListing, rows_to_json, state_facts
 from pipeline.web.model_cache import ModelCache, ServerBusyError
-from pipeline.web.runs import NotFoundError, RunListing, ServedRuns, list_served_files, metrics_csv
+from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files, metrics_csv
 
 TOOLS = {
     "neighbours": "neighbours",
@@ -117,10 +123,13 @@ _SHOWN = (".html", ".png")  # files of a run that the browser shows; others are 
 _MAP = "analysis/map.html"
 _STATIC = Path(__file__).parent / "static"
 _ASSETS = {
-    "style.css": (STYLE, "text/css"),
-    "live.js": (_STATIC / "live.js", "text/javascript"),
-    "icon.svg": (_STATIC / "icon.svg", "image/svg+xml"),
+    "style.css": ((_STATIC / "tabulator.min.css", _STATIC / "uplot.min.css", STYLE), "text/css"),
+    "icon.svg": ((_STATIC / "icon.svg",), "image/svg+xml"),
+    **{path.name: ((path,), "text/javascript") for path in _STATIC.glob("*.js")},
 }
+_PAGE = 200  # runs on a page of the list without scripts
+_FEWEST, _MOST_COMPARED = 2, 20
+_LONGEST_FORM = 1 << 20  # bytes of a form that is sent, such as thousands of names
 
 
 def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str] | None = None) -> Starlette:
@@ -136,8 +145,13 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
         Route("/", pages.redirect_front),
         Route("/runs/", pages.show_listing),
         Route("/runs/.pages/{file}", pages.serve_asset),
+        Route("/runs/.compare", pages.compare_runs),
+        Route("/runs/.curves", pages.send_curves),
+        Route("/runs/.delete", pages.confirm_deletion, methods=["POST"]),
+        Route("/runs/.change", pages.change_runs, methods=["POST"]),
         Route("/runs/{name}/", pages.show_run),
         Route("/runs/{name}/live", pages.show_progress),
+        Route("/runs/{name}/edit", pages.edit_run, methods=["GET", "POST"]),
         *(
             Route(f"/runs/{{name}}/{tool}", partial(pages.answer_tool, tool, *kind))
             for tool, kind in _QUESTIONS.items()
@@ -171,7 +185,7 @@ class _Pages:
     """The pages, one method each."""
 
     def __init__(self, runs_of: ServedRuns, warm: ModelCache, links: dict[str, str]) -> None:
-        self._runs, self._warm, self._listing = runs_of, warm, RunListing(_make_row)
+        self._runs, self._warm, self._listing = runs_of, warm, RunListing(runs_of)
         self._templates = make_templates(links)
 
     def _render_page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
@@ -186,24 +200,143 @@ class _Pages:
         return RedirectResponse("/runs/")
 
     async def serve_asset(self, request: Request) -> Response:
-        """Serve the icon, the script, or the style sheet, which is that of reports."""
+        """Serve the icon, a script, or the style sheet: that of reports, after those of the libraries."""
         name = request.path_params["file"]
         if name not in _ASSETS:
             raise NotFoundError(f"there is no file {name!r}")
-        path, media_type = _ASSETS[name]
-        return Response(path.read_text(encoding="utf-8"), media_type=media_type)
+        paths, media_type = _ASSETS[name]
+        content = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+        return _unless_known(request, Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"}))
 
     async def show_listing(self, request: Request) -> Response:
-        """Show all runs."""
-        rows, elsewhere = await run_in_threadpool(self._list_rows)
-        if _wants_json(request):
-            return _json_response([_state_facts(row) for row in rows])
-        return self._render_page("runs.html", rows=rows, elsewhere=elsewhere, place=self._runs.place)
+        """Show all runs, `_PAGE` at a time; the script of the page asks for all as JSON."""
+        rows, elsewhere = await run_in_threadpool(self._listing.list_rows)
+        kind = request.query_params.get("format")
+        if kind in ("json", "csv"):
+            facts = await run_in_threadpool(rows_to_json, rows)
+            if kind == "json":
+                return _unless_known(request, _json_response(facts))
+            named = {"Content-Disposition": 'attachment; filename="runs.csv"'}
+            return Response(_format_csv(facts), media_type="text/csv", headers=named)
+        shown = [row for row in rows if not row.notes.archived or "archived" in request.query_params]
+        pages, number = max(1, -(-len(shown) // _PAGE)), request.query_params.get("page") or "1"
+        if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= pages:
+            raise NotFoundError(f"page={number[:40]}: there are pages 1 to {pages}")
+        first = _PAGE * (int(number) - 1)
+        return self._render_page(
+            "runs.html",
+            rows=shown[first : first + _PAGE],
+            archived=sum(row.notes.archived for row in rows),
+            page=int(number),
+            pages=pages,
+            elsewhere=elsewhere,
+            place=self._runs.place,
+            total=len(rows),
+        )
 
-    def _list_rows(self) -> tuple[list[dict[str, Any]], list[str]]:
-        folders, elsewhere = self._runs.list_folders()
-        rows = [self._listing.get_row(folder) for folder in folders]
-        return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
+    async def compare_runs(self, request: Request) -> Response:
+        """Show how runs differ, with their curves."""
+        folders = self._find_ticked(request.query_params.getlist("run"))
+        if not _FEWEST <= len(folders) <= _MOST_COMPARED:
+            raise ValueError(f"{len(folders)} runs are ticked. Tick {_FEWEST} to {_MOST_COMPARED} to compare them")
+        from pipeline.reporting.comparison import make_comparison  # Matplotlib costs a second
+
+        comparison, _ = await run_in_threadpool(make_comparison, {folder.path.name: folder for folder in folders})
+        if _wants_json(request):
+            return _json_response(asdict(comparison))
+        return self._render_page("comparison.html", comparison=comparison)
+
+    async def send_curves(self, request: Request) -> Response:
+        """Return the metrics of runs, whose curves a page draws."""
+        folders = self._find_ticked(request.query_params.getlist("run")[:_MOST_COMPARED])
+        series = await run_in_threadpool(
+            lambda: [
+                {"run": folder.path.name, **each}
+                for folder in folders
+                for each in list_series(phase_metrics(folder, read_history(folder)))
+            ]
+        )
+        return _unless_known(request, _json_response(series))
+
+    async def confirm_deletion(self, request: Request) -> Response:
+        """Show the sizes of runs, and a button that deletes them."""
+        return await self._ask_deletion(self._find_ticked((await self._read_form(request)).get("run", [])))
+
+    async def _ask_deletion(self, folders: list[RunFolder], errors: Sequence[str] = (), status: int = 200) -> Response:
+        sizes = await run_in_threadpool(
+            lambda: {folder.path.name: changes.measure_size(folder.path) for folder in folders}
+        )
+        return self._render_page("delete.html", status, sizes=sizes, errors=errors)
+
+    async def change_runs(self, request: Request) -> Response:
+        """Archive, restore or delete the ticked runs, as far as nothing uses them."""
+        form = await self._read_form(request)
+        folders, action = self._find_ticked(form.get("run", [])), form.get("action", [""])[-1]
+        actions: dict[str, Callable[[RunFolder], Any]] = {
+            "archive": partial(changes.archive_run, archived=True),
+            "restore": partial(changes.archive_run, archived=False),
+            "delete": partial(changes.delete_run, self._runs),
+        }
+        if action not in actions:
+            raise ValueError(f"action={action[:40]}: choose archive, restore or delete")
+        refused: dict[str, RunFolder] = {}
+        for folder in folders:
+            try:
+                await run_in_threadpool(actions[action], folder)
+            except (RefusedChangeError, OSError) as error:
+                refused[format_error(error)] = folder
+        if not refused:
+            return RedirectResponse("/runs/", 303)
+        if action == "delete":
+            return await self._ask_deletion(list(refused.values()), list(refused), 409)
+        return self._render_page("error.html", 409, error=" ".join(refused), title="Not possible")
+
+    async def edit_run(self, request: Request) -> Response:
+        """Show the name, tags and note of a run as a form, or write them."""
+        folder, status = self._find_run(request), 200
+        shown: dict[str, Any] = {"name": folder.path.name, "new_name": folder.path.name, "single": self._runs.single}
+        if request.method == "GET":
+            notes = await run_in_threadpool(changes.read_or_empty, folder)
+            return self._render_page("edit.html", **shown, note=notes.note, tags=" ".join(notes.tags))
+        form = await self._read_form(request)
+        shown |= {key: form.get(key, [""])[-1].replace("\r\n", "\n") for key in ("tags", "note")}
+        shown["new_name"] = form.get("name", [folder.path.name])[-1]
+        try:
+            await run_in_threadpool(
+                changes.edit_run, self._runs, folder, shown["new_name"], shown["tags"], shown["note"]
+            )
+        except (RefusedChangeError, OSError) as error:
+            status, shown["error"] = 409, format_error(error)
+            shown["field"] = getattr(error, "field", "")
+            return self._render_page("edit.html", status, **shown)
+        return RedirectResponse(run_page_url(shown["new_name"].strip()), 303)
+
+    async def _read_form(self, request: Request) -> dict[str, list[str]]:
+        """Return the fields of a form that is sent.
+
+        Raises:
+            HTTPException: the form is too large.
+        """
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST_FORM:
+                raise HTTPException(413, f"The form has more than {_LONGEST_FORM:,} bytes")
+        return parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000)
+
+    def _find_ticked(self, names: list[str]) -> list[RunFolder]:
+        """Return the runs with these names.
+
+        Raises:
+            ValueError: there are none.
+            NotFoundError: no run has one of the names.
+        """
+        if not names:
+            raise ValueError("no run is ticked. Tick runs in the list first")
+        known = {folder.path.name: folder for folder in self._runs.list_folders()[0]}
+        if missing := [name for name in names if name not in known]:
+            raise NotFoundError(f"there is no run {missing[0]!r} in {self._runs.place}")
+        return [known[name] for name in dict.fromkeys(names)]
 
     async def show_run(self, request: Request) -> Response:
         """Show a run."""
@@ -214,11 +347,9 @@ class _Pages:
     async def show_progress(self, request: Request) -> Response:
         """Return the progress of a run with its curves, which its page requests repeatedly."""
         folder = self._find_run(request)
-        known = await run_in_threadpool(
-            lambda: _state_row(folder) | {"curves": draw_curves(phase_metrics(folder, read_history(folder)))}
-        )
-        html = render_template(self._templates, "live.html", **known)
-        return _json_response(_state_facts(known) | {"html": html})
+        state = await run_in_threadpool(determine_state, folder)
+        html = render_template(self._templates, "live.html", state=state)
+        return _json_response(state_facts(folder.path.name, state) | {"html": html})
 
     async def serve_file(self, request: Request) -> Response:
         """Serve a file of a run, if it is one of those that are served."""
@@ -275,13 +406,19 @@ class _Pages:
 
     async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
-        status = (
-            error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFoundError) else 500
-        )
+        kinds = {
+            NotFoundError: 404,
+            ValueError: 400,
+            FileNotFoundError: 409,
+            HTTPException: getattr(error, "status_code", 0),
+        }
+        status = next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
         said = error.detail if isinstance(error, HTTPException) else format_error(error)
         if _wants_json(request):
             return _json_response({"error": said}, status)
-        return self._render_page("error.html", status, error=said)
+        return self._render_page(
+            "error.html", status, error=said, title="Not found" if status == 404 else "Not possible"
+        )
 
     def _find_run(self, request: Request) -> RunFolder:
         return self._runs.find_folder(request.path_params["name"])
@@ -335,36 +472,48 @@ def _is_chunk_model(folder: RunFolder) -> bool:
     return family is None or family.chunks
 
 
-def _state_row(folder: RunFolder) -> dict[str, Any]:
-    return {"name": folder.path.name, "state": determine_state(folder)}
+def _unless_known(request: Request, response: Response) -> Response:
+    """Return a response, or 304 if the client has it already."""
+    digest = f'"{hashlib.blake2b(bytes(response.body), digest_size=16).hexdigest()}"'
+    if request.headers.get("if-none-match") == digest:
+        return Response(status_code=304, headers={"ETag": digest})
+    response.headers["ETag"] = digest
+    return response
 
 
-def _make_row(folder: RunFolder) -> dict[str, Any]:
-    """Return a row of the listing. For a damaged run it holds a note, so that the others are still listed."""
-    try:
-        return _state_row(folder) | {"evaluation": evaluation_status(folder)}
-    except (OSError, ValueError) as error:
-        status = EvaluationStatus(None, [format_error(error)])
-        return {"name": folder.path.name, "state": damaged_state(folder), "evaluation": status}
+def _format_csv(facts: list[dict[str, Any]]) -> str:
+    """Return the rows of the list as CSV, with columns for each metric and each option that varies."""
+    rows = []
+    for row in facts:
+        evaluation = {f"evaluation.{key}": value for key, value in (row["headline"] or {}).items()}
+        left_out = ("headline", "options", "metrics", "warnings", "running", "holder")
+        plain = {key: value for key, value in row.items() if key not in left_out} | {"tags": " ".join(row["tags"])}
+        rows.append(plain | evaluation | {f"metrics.{key}": v for key, v in row["metrics"].items()} | row["options"])
+    written = io.StringIO()
+    table = csv.DictWriter(written, dict.fromkeys(key for row in rows for key in row))
+    table.writeheader()
+    table.writerows({key: _as_cell(value) for key, value in row.items()} for row in rows)
+    return written.getvalue()
 
 
-def _state_facts(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a run as JSON values."""
-    state = row["state"]
-    facts = {"run": row["name"], **asdict(state), "running": state.running, "changed": state.changed.isoformat()}
-    if "evaluation" in row:
-        result = row["evaluation"].result
-        facts["headline"] = asdict(result.headline) | {"split": result.split} if result else None
-        facts["warnings"] = row["evaluation"].warnings
-    return facts
+def _as_cell(value: Any) -> Any:
+    """Return a value for a spreadsheet, which must not take a text for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
 def _run_page_values(folder: RunFolder) -> dict[str, Any]:
     """Return the values that the page of a run shows."""
     name, files = folder.path.name, list_served_files(folder)
     addresses = {file.name: run_page_url(name, f"files/{file.name}") for file in files}
-    return load_run_report(folder).template_values(addresses) | {
+    values = load_run_report(folder).template_values(addresses)
+    try:
+        notes = read_notes(folder.path)
+    except ValueError as error:
+        notes = RunNotes()
+        values["warnings"].append(format_error(error))
+    return values | {
         "files": files,
         "of_chunks": _is_chunk_model(folder),
         "place": folder.path.resolve(),
+        "notes": notes,
     }

@@ -49,7 +49,7 @@ class AllowedHosts:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def refusal_reason(
-        self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None
+        self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None, method: str = "GET"
     ) -> str | None:
         """Return why a request is refused; None: it is allowed.
 
@@ -57,16 +57,17 @@ class AllowedHosts:
             hosts: its `Host` headers.
             origins: its `Origin` headers.
             fetched: its `Sec-` headers, by lower-case name.
+            method: its HTTP method.
         """
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return f"this is not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in own | self._origins]:
             return f"requests from other sites are refused: Origin {', '.join(foreign)}"[:200]
-        return None if origins else self._foreign_refusal(fetched or {})
+        return None if origins else self._foreign_refusal(fetched or {}, method)
 
     @staticmethod
-    def _foreign_refusal(fetched: Mapping[str, str]) -> str | None:
+    def _foreign_refusal(fetched: Mapping[str, str], method: str) -> str | None:
         """Return why a request without an `Origin` is refused; None: it is allowed.
 
         It is refused if a page of another site makes it, unless a person follows a link.
@@ -74,7 +75,9 @@ class AllowedHosts:
         if fetched.get("sec-fetch-site") not in _ELSEWHERE:
             return None
         followed = (
-            fetched.get("sec-fetch-mode") == "navigate" and fetched.get("sec-fetch-dest", "document") == "document"
+            method in ("GET", "HEAD")
+            and fetched.get("sec-fetch-mode") == "navigate"
+            and fetched.get("sec-fetch-dest", "document") == "document"
         )
         if followed and "prefetch" not in fetched.get("sec-purpose", ""):
             return None
@@ -120,7 +123,8 @@ class HostCheckMiddleware:
             [v.decode("latin-1") for k, v in scope["headers"] if k == wanted] for wanted in (b"host", b"origin")
         )
         fetched = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"] if k.startswith(b"sec-")}
-        reason = self._rules.refusal_reason(hosts, origins, None if scope["type"] == "websocket" else fetched)
+        fetched = {} if scope["type"] == "websocket" else fetched
+        reason = self._rules.refusal_reason(hosts, origins, fetched, scope.get("method", "GET"))
         if scope["type"] == "websocket":
             if reason is None:
                 return await self._application(scope, receive, send)
@@ -167,7 +171,7 @@ def host_checked_wsgi(application: Any, rules: AllowedHosts) -> Any:
             for name, value in environment.items()
             if name.startswith("HTTP_SEC_")
         }
-        reason = rules.refusal_reason(hosts, origins, fetched)
+        reason = rules.refusal_reason(hosts, origins, fetched, environment.get("REQUEST_METHOD", "GET"))
         if reason is None:
 
             def start_protected(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data.statistics import DocumentLengths, Summary
-from pipeline.reporting.charts import draw_corpus, draw_curves
+from pipeline.reporting.charts import draw_corpus, draw_curves, list_series
 from pipeline.reporting.plots import Point, draw_pictures, drawable_label, fit_axis, plot_comparison
 
 
@@ -38,7 +38,14 @@ def test_curves_stay_small_and_inside(points: int) -> None:
     records.append({"step": points, "seconds": 0.5 * points, "validation/bits_per_token": 2.0})
     drawn = draw_curves({"train": records})
     places = [float(x) for pair in re.findall(r"points='([^']*)'", drawn) for x in re.split("[ ,]", pair)]
-    assert len(drawn) < 10_000 and places and 0 <= min(places) and max(places) <= 460 and "nan" not in drawn
+    places += [float(x) for x in re.findall(r"c[xy]='([^']*)'", drawn)]
+    assert (
+        len(drawn) < 10_000
+        and drawn.count("r='3'") == (2 if points < 3 else 1)
+        and 0 <= min(places)
+        and max(places) <= 460
+        and "nan" not in drawn
+    )
     assert draw_curves({}) == ""
 
 
@@ -54,6 +61,29 @@ def test_the_first_losses_do_not_flatten_the_curves() -> None:
     drawn = draw_curves({"pretrain": [first, *phase], "finetune": [first, *phase]})
     heights = [y for _, y in drawn_points(drawn)]
     assert max(heights) - min(heights) > 120
+
+
+def test_points_above_the_axis_are_left_out_instead_of_drawn_as_a_plateau() -> None:
+    bits = [2 - n / 100 for n in range(100)]
+    bits[50:52] = [90.0, 80.0]
+    drawn = draw_curves(
+        {"train": [{"step": n, "seconds": float(n), "bits_per_token": each} for n, each in enumerate(bits)]}
+    )
+    heights = [y for _, y in drawn_points(drawn)]
+    assert drawn.count("<polyline") == 2 and len(heights) == 93 and heights.count(min(heights)) == 1
+
+
+def test_series_are_over_steps_seconds_and_flops_one_phase_after_another() -> None:
+    records = [{"step": n, "seconds": 2.0 * n, "flops": 3.0 * n, "iem": 1.0, "validation/iem": 2.0} for n in (1, 2)]
+    series = list_series({"pretrain": records, "finetune": records})
+    assert [(each["phase"], each["metric"], each["validation"]) for each in series[:2]] == [
+        ("pretrain", "iem", False),
+        ("pretrain", "iem", True),
+    ]
+    last = series[-1]
+    assert (last["step"], last["seconds"], last["flops"], last["value"]) == ([3, 4], [6, 8], [9, 12], [2, 2])
+    many = [{"step": n, "seconds": float(n), "iem": 1.0} for n in range(10_000)]
+    assert len(list_series({"train": many})[0]["step"]) <= 600 and list_series({}) == []
 
 
 def test_a_comparison_fits_the_best_run() -> None:

@@ -29,9 +29,11 @@ HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
 class Site:
     """Pages of the runs beside a run, and somebody who asks for them."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, single: bool = False) -> None:
         self.warm = ModelCache(keep=2, overrides=("threads=1", "device=cpu"))
-        self.guarded = HostCheckMiddleware(make_application(ServedRuns(place), self.warm), AllowedHosts(LOOPBACK))
+        self.guarded = HostCheckMiddleware(
+            make_application(ServedRuns(place, single), self.warm), AllowedHosts(LOOPBACK)
+        )
         self.client = TestClient(self.guarded, "http://127.0.0.1:7300", follow_redirects=False)
 
     def get(self, address: str, status: int = 200, **headers: str) -> Any:
@@ -252,11 +254,14 @@ def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
         return {str(path): path.read_bytes() for path in files if path.parent.name != "known"}
 
     before = contents()
-    for path in ("", "run/", "run/live", "run/files/evaluation.json", "run/files/pretrain/metrics.csv"):
+    for path in ("", "run/", "run/live", "run/edit", "run/files/evaluation.json", "run/files/pretrain/metrics.csv"):
         site.get(f"/runs/{path}")
+    site.get("/runs/.curves?run=run")
     for question in ("neighbours?query=def%20", "next?prompt=def", "samples?prompt=a&chunks=2", "score?prompt=a"):
         site.get(f"/runs/run/{question}")
     assert contents() == before
+    site.get("/runs/.change?run=run&action=archive", 405)
+    site.get("/runs/.delete?run=run", 405)
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         assert site.client.request(method, "/runs/run/").status_code == 405
 

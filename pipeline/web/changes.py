@@ -1,0 +1,162 @@
+"""What the pages of runs may change: notes, tags and the archive, and the name or existence of a run's folder.
+
+A run is renamed or deleted under its lock, so never while a process trains or evaluates it, and not while another run
+starts from it.
+"""
+
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+from uuid import uuid4
+
+from data.filesystem import write_json
+from pipeline.config import ConfigError, check_name
+from pipeline.reporting.run_state import read_setting
+from pipeline.run.files import NOTES, RunNotes, read_notes
+from pipeline.run.run_directory import RunFolder
+from pipeline.web.runs import ServedRuns
+
+_LONGEST = 200  # bytes of a name
+_notes = Lock()  # of all requests: a note and the archive are fields of one file
+
+
+class RefusedChangeError(ValueError):
+    """Raised when a change of a run is refused.
+
+    Attributes:
+        field: the box that is wrong: name, tags, note, or empty.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def edit_run(runs: ServedRuns, folder: RunFolder, name: str, tags: str, note: str) -> None:
+    """Rename a run, and write its note and its tags. If one is refused, nothing is changed.
+
+    Args:
+        runs: the runs that are served.
+        folder: the run.
+        name: its new name, or the present one.
+        tags: its tags, with blanks or commas between them.
+        note: its note.
+
+    Raises:
+        RefusedChangeError: a value is not allowed, or the run cannot be renamed.
+        OSError: a file cannot be written.
+    """
+    words = list(dict.fromkeys(tags.replace(",", " ").split()))
+    if len(words) > 20 or any(len(word) > 50 for word in words):
+        raise RefusedChangeError("Use at most 20 tags of at most 50 characters each.", "tags")
+    if len(note) > 10_000:
+        raise RefusedChangeError(f"The note has {len(note):,} characters. Use at most 10,000.", "note")
+    if name.strip() != folder.path.name:
+        folder = rename_run(runs, folder, name)
+    with _notes:
+        _write_notes(folder, RunNotes(note, words, read_or_empty(folder).archived))
+
+
+def archive_run(folder: RunFolder, archived: bool) -> None:
+    """Archive a run, so that the list leaves it out, or restore it. Its files stay where they are.
+
+    Raises:
+        RefusedChangeError: a process uses the run.
+        OSError: the file cannot be written.
+    """
+    if archived and (holder := folder.lock_holder()):
+        raise RefusedChangeError(f"{folder.path.name} is in use by {holder}. Archive it when that has ended.")
+    with _notes:
+        notes = read_or_empty(folder)
+        notes.archived = archived
+        _write_notes(folder, notes)
+
+
+def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
+    """Rename the folder of a run, and return it.
+
+    Raises:
+        RefusedChangeError: the name is not that of a folder or is taken, or the run is in use.
+        OSError: the folder cannot be renamed.
+    """
+    if runs.single:
+        raise RefusedChangeError("`haed explore` shows one run. Rename it in the pages of `haed serve`.", "name")
+    try:
+        name = check_name(name)
+    except ConfigError as error:
+        raise RefusedChangeError(str(error), "name") from None
+    if name.startswith(".") or len(name.encode()) > _LONGEST:
+        raise RefusedChangeError(f"A name has 1 to {_LONGEST} bytes, and its first character is not a dot.", "name")
+    target = folder.path.with_name(name)
+    if os.path.lexists(target):
+        raise RefusedChangeError(f"{name} exists already. Choose another name.", "name")
+    _check_unused(runs, folder)
+    try:
+        with folder.lock():
+            os.rename(folder.path, target)
+    except BlockingIOError as error:
+        raise RefusedChangeError(f"{error}.", "name") from None
+    return RunFolder(target)
+
+
+def delete_run(runs: ServedRuns, folder: RunFolder) -> None:
+    """Delete a run with all its files.
+
+    It first gets a hidden name, so that no half of a run is ever listed.
+
+    Raises:
+        RefusedChangeError: the run is in use.
+        OSError: it cannot be deleted as a whole; the message names the folder that is left.
+    """
+    _check_unused(runs, folder)
+    hidden = folder.path.with_name(f".deleted-{uuid4().hex[:12]}")
+    try:
+        with folder.lock():
+            os.rename(folder.path, hidden)
+            shutil.rmtree(hidden)
+    except BlockingIOError as error:
+        raise RefusedChangeError(f"{error}.") from None
+    except OSError as error:
+        left = f" The rest is in {hidden}" if hidden.exists() else ""
+        raise OSError(f"{folder.path} could not be deleted: {error.strerror or error}.{left}") from error
+
+
+def measure_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(os.lstat(f"{place}/{name}").st_size for place, _, names in os.walk(folder) for name in names)
+
+
+def _check_unused(runs: ServedRuns, folder: RunFolder) -> None:
+    """Refuse to move a link, the only run of these pages, or a run that another one starts from."""
+    if runs.single:
+        raise RefusedChangeError("`haed explore` shows one run. Delete it in the pages of `haed serve`.")
+    if folder.path.is_symlink():
+        raise RefusedChangeError(f"{folder.path.name} is a link. Change it in its folder {folder.path.resolve()}.")
+    for other in runs.list_folders()[0]:
+        try:
+            start = read_setting(other, "finetune.start_from")
+        except (OSError, ValueError):
+            continue
+        if other.path != folder.path and start and folder.path.resolve() in _places_of(str(start), folder):
+            raise RefusedChangeError(
+                f"{other.path.name} starts from phase one of {folder.path.name}. Delete that run first."
+            )
+
+
+def _places_of(start: str, folder: RunFolder) -> tuple[Path, Path]:
+    """Return the folders that `finetune.start_from` may name: a path, or a run beside others."""
+    return Path(start).resolve(), (folder.path.parent / start).resolve()
+
+
+def read_or_empty(folder: RunFolder) -> RunNotes:
+    """Return the notes of a run, empty if they are damaged and will be replaced."""
+    try:
+        return read_notes(folder.path)
+    except ValueError:
+        return RunNotes()
+
+
+def _write_notes(folder: RunFolder, notes: RunNotes) -> None:
+    write_json(folder.path / NOTES, asdict(notes))

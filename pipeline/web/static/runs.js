@@ -1,0 +1,243 @@
+// The list of runs as a table to sort, filter, group and tick. Without this script the page has a plain table.
+"use strict";
+const SECONDS = 5;
+const NARROW = matchMedia("(max-width: 40rem)").matches;
+const SHOWN = NARROW
+  ? ["run", "word", "validation"]
+  : ["run", "word", "phase", "step", "share", "validation", "evaluated", "tags", "changed"];
+const TEXTS = { word: "state", phase: "phase", tags: "tags", note: "note", preset: "preset", corpus: "corpus", changed: "written" };
+const NUMBERS = {
+  step: "step", share: "done", validation: "validation bits", training: "training bits",
+  evaluated: "evaluated", parameters: "parameters", left: "seconds left",
+};
+const WIDTHS = { run: NARROW ? 150 : 220, step: 80, share: 80, validation: NARROW ? 90 : 110, evaluated: 165, changed: 145, note: 200, corpus: 180 };
+const find = (selector) => document.querySelector(selector);
+const place = find("#table");
+let table, version, known = new Map(), keys = new Set();
+
+// What the table holds of a run: plain values by field. Metrics and options begin with what they are.
+function flatten(run) {
+  const row = { ...run, tags: run.tags.join(" "), evaluated: run.headline?.value ?? null, share: 100 * run.share };
+  row.changed = run.changed.slice(0, 16).replace("T", " ");
+  row.unit = run.headline ? `${run.headline.unit} ${run.headline.split}${run.stale ? ", of another checkpoint" : ""}` : run.warnings[0];
+  for (const [name, value] of Object.entries(run.metrics)) if (name !== "step") row[`metric ${name}`] = value;
+  for (const [key, value] of Object.entries(run.options)) row[`option ${key}`] = Array.isArray(value) ? value.join(" ") : value;
+  return row;
+}
+
+const format = (value) =>
+  value === null || value === undefined || value === "" ? "" : typeof value !== "number" ? String(value)
+  : Number.isInteger(value) ? value.toLocaleString("en") : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(5));
+
+function element(tag, text, attributes = {}) {
+  const made = Object.assign(document.createElement(tag), attributes);
+  made.textContent = text;
+  return made;
+}
+
+// `<2.1`, `>=3`, `=0` compare numbers; any other text is looked for.
+const COMPARES = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
+const comparison = (text) => /^\s*(<=|>=|<|>|=)\s*(.*?)\s*$/.exec(text);
+function matches(text, value) {
+  const parts = comparison(text);
+  if (!parts) return format(value).toLowerCase().includes(text.trim().toLowerCase()) || String(value).includes(text.trim());
+  const wanted = Number(parts[2]);
+  if (parts[2] === "" || Number.isNaN(wanted)) return parts[1] !== "=" || String(value ?? "") === parts[2];
+  return typeof value === "number" && COMPARES[parts[1]](value, wanted);
+}
+
+function describeFilters() {
+  const wrong = table.getHeaderFilters().filter(({ value }) => {
+    const parts = comparison(value);
+    return parts && parts[1] !== "=" && (parts[2] === "" || Number.isNaN(Number(parts[2])));
+  });
+  const shown = table.getDataCount("active"), ticked = table.getSelectedData().length;
+  find("#trouble").textContent = wrong.map(({ value }) => `${value} compares with no number. Use one such as <2.1. `).join("");
+  find("#count").textContent = `${shown.toLocaleString("en")} of ${known.size.toLocaleString("en")} runs, ${ticked} ticked`;
+}
+
+function makeColumn(field, title, isNumber) {
+  return {
+    field, title, hozAlign: isNumber ? "right" : "left", headerHozAlign: isNumber ? "right" : "left", visible: remember("columns", SHOWN).includes(field),
+    minWidth: WIDTHS[field] ?? (field.includes(" ") ? 140 : 90), widthGrow: field === "run" ? 3 : 1,
+    titleFormatter: (cell) => element("button", cell.getValue(), { type: "button", className: "plain" }),
+    formatter: (cell) => formatters[field]?.(cell.getData()) ?? format(cell.getValue()).replaceAll("\n", " ") ?? "",
+    tooltip: (_, cell) => format(cell.getValue()).slice(0, 300),
+    headerFilter: "input", headerFilterFunc: matches, headerFilterLiveFilter: true, headerFilterPlaceholder: isNumber ? "<2.1" : "",
+    headerFilterParams: { elementAttributes: { "aria-label": `filter ${field.includes(" ") ? field : title}` } },
+    sorter: isNumber ? "number" : "alphanum", sorterParams: { alignEmptyValues: "bottom" },
+    // A spreadsheet must not take a text for a formula.
+    accessorDownload: (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : value),
+  };
+}
+const formatters = {
+  run: (row) => {
+    const link = element("a", row.run, { href: `/runs/${encodeURIComponent(row.run)}/` });
+    link.dataset.run = row.run;
+    return link;
+  },
+  word: (row) => element("span", row.word, { className: `tag ${row.word.split(" ").pop()}` }),
+  share: (row) => (row.phase ? `${row.share.toFixed(0)} %` : ""),
+  evaluated: (row) => {
+    const cell = element("span", row.evaluated === null ? "" : row.evaluated.toFixed(3) + " ");
+    cell.append(element("span", row.unit ?? "", { className: "note" }));
+    return cell;
+  },
+};
+for (const field of ["validation", "training"]) formatters[field] = (row) => (row[field] === null ? "" : row[field].toFixed(3));
+
+// Choices of this browser.
+function remember(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(`haed ${name}${NARROW ? " narrow" : ""}`)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+function keep(name, value) {
+  try {
+    localStorage.setItem(`haed ${name}${NARROW ? " narrow" : ""}`, JSON.stringify(value));
+  } catch {} // no room, or forbidden: forgotten with the page
+}
+
+function describeGroup(value, count, data) {
+  const parts = [`${groupName()} ${value || "none"}`, `${count} run${count > 1 ? "s" : ""}`];
+  for (const field of ["validation", "evaluated"]) {
+    const rows = data.filter((row) => typeof row[field] === "number"), values = rows.map((row) => row[field]);
+    if (!values.length || (field === "evaluated" && new Set(rows.map((row) => row.unit)).size > 1)) continue;
+    const mean = values.reduce((sum, each) => sum + each, 0) / values.length;
+    const spread = Math.sqrt(values.reduce((sum, each) => sum + (each - mean) ** 2, 0) / (values.length - 1));
+    parts.push(`${field} ${mean.toFixed(3)}${values.length > 1 ? ` ± ${spread.toFixed(3)}` : ""} (${values.length})`);
+  }
+  return element("span", parts.join(" · "));
+}
+const groupName = () => find("#group").selectedOptions[0]?.textContent ?? "";
+function groupOf(row) {
+  const by = find("#group").value;
+  if (by !== "seeds") return format(row[by]);
+  const options = [...keys].filter((key) => key.startsWith("option ") && key !== "option seed" && (row[key] ?? null) !== null);
+  return [row.preset, row.corpus, ...options.map((key) => `${key.slice(7)}=${row[key]}`)].join(" ");
+}
+
+// Columns that came with new runs, in the table and among the choices.
+async function offerColumns(rows) {
+  for (const row of rows)
+    for (const field of Object.keys(row)) {
+      if (keys.has(field) || !/^(metric|option) /.test(field)) continue;
+      keys.add(field);
+      await table.addColumn(makeColumn(field, field.slice(7), typeof row[field] === "number"));
+      offer(field, field.slice(7), find(`#${field.slice(0, 6)}s`));
+      if (field.startsWith("option ")) find("#group").append(element("option", field.slice(7), { value: field }));
+    }
+  tidyHeaders();
+}
+function offer(field, title, list) {
+  const box = element("input", "", { type: "checkbox", checked: remember("columns", SHOWN).includes(field) });
+  const label = element("label", ` ${title}`);
+  label.prepend(box);
+  list.append(label);
+  box.addEventListener("change", () => {
+    table[box.checked ? "showColumn" : "hideColumn"](field);
+    keep("columns", [...remember("columns", SHOWN).filter((each) => each !== field), ...(box.checked ? [field] : [])]);
+    table.redraw(true);
+    tidyHeaders();
+  });
+}
+// Tabulator 6.5 gives headers an attribute that ARIA does not have, and hides its rows from the grid in an element without a role.
+function tidyHeaders() {
+  place.querySelectorAll("[aria-title]").forEach((each) => each.removeAttribute("aria-title"));
+  place.removeAttribute("aria-owns");
+  place.querySelector(".tabulator-tableholder").setAttribute("role", "rowgroup");
+  place.querySelector(".tabulator-table").setAttribute("role", "presentation");
+}
+
+function search() {
+  const words = find("#search").value.toLowerCase().split(/\s+/).filter(Boolean), archived = find("#archived").checked;
+  table.setFilter((row) => {
+    if (row.archived && !archived) return false;
+    const text = words.length ? Object.values(row).map((value) => (typeof value === "object" ? "" : String(value))).join(" ").toLowerCase() : "";
+    return words.every((word) => text.includes(word));
+  });
+}
+
+async function fetchRuns() {
+  const answer = await fetch("/runs/?format=json", { cache: "no-store", headers: version ? { "If-None-Match": version } : {} });
+  if (answer.status === 304) return null;
+  if (!answer.ok) throw new Error(answer.status);
+  version = answer.headers.get("ETag");
+  return (await answer.json()).map(flatten);
+}
+
+async function update() {
+  let waiting = SECONDS;
+  try {
+    const rows = document.hidden ? null : await fetchRuns();
+    if (rows) await showRows(rows);
+    find("#stale").hidden = true;
+  } catch {
+    find("#stale").hidden = false; // the server is being started again
+    waiting *= 3;
+  }
+  setTimeout(update, 1000 * waiting);
+}
+
+async function showRows(rows) {
+  const now = new Map(rows.map((row) => [row.run, JSON.stringify(row)])), focused = document.activeElement?.dataset?.run;
+  const gone = [...known.keys()].filter((run) => !now.has(run)), changed = rows.filter((row) => known.get(row.run) !== now.get(row.run));
+  const fresh = changed.some((row) => !known.has(row.run));
+  known = now;
+  await offerColumns(changed);
+  if (gone.length) await table.deleteRow(gone);
+  if (changed.length) await table.updateOrAddData(changed);
+  if (fresh) table.setSort(table.getSorters().map(({ field, dir }) => ({ column: field, dir })));
+  await new Promise((resolve) => setTimeout(resolve, 50)); // the table is drawn later
+  if (focused && document.activeElement === document.body) find(`a[data-run="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  describeFilters();
+}
+
+async function start() {
+  const rows = await fetchRuns();
+  known = new Map(rows.map((row) => [row.run, JSON.stringify(row)]));
+  for (const row of rows) for (const field of Object.keys(row)) if (/^(metric|option) /.test(field)) keys.add(field);
+  const columns = [
+    makeColumn("run", "run", false),
+    ...Object.entries(TEXTS).map(([field, title]) => makeColumn(field, title, false)),
+    ...Object.entries(NUMBERS).map(([field, title]) => makeColumn(field, title, true)),
+    ...[...keys].sort().map((key) => makeColumn(key, key.slice(7), rows.some((row) => typeof row[key] === "number"))),
+  ];
+  const order = (column) => (SHOWN.indexOf(column.field) + SHOWN.length + 1) % (SHOWN.length + 1); // the usual ones first
+  columns.sort((one, other) => order(one) - order(other));
+  find("#plain").remove();
+  find("#tools").hidden = place.hidden = false;
+  const tick = { formatter: "rowSelection", titleFormatter: "rowSelection", titleFormatterParams: { rowRange: "active" } };
+  table = new Tabulator(place, {
+    data: rows, index: "run", columns, nestedFieldSeparator: false, layout: "fitColumns", maxHeight: "75vh", selectableRows: "highlight",
+    rowHeader: { ...tick, headerSort: false, resizable: false, frozen: true, width: 44, hozAlign: "center", headerHozAlign: "center", download: false },
+    initialSort: remember("sort", [{ column: "changed", dir: "desc" }]), placeholder: "No run fits the search and the filters.",
+    groupToggleElement: "header", groupHeader: describeGroup,
+  });
+  await new Promise((resolve) => table.on("tableBuilt", resolve));
+  for (const [field, title] of Object.entries({ run: "run", ...TEXTS, ...NUMBERS })) if (field !== "run") offer(field, title, find("#metrics"));
+  for (const key of [...keys].sort()) offer(key, key.slice(7), find(`#${key.slice(0, 6)}s`));
+  for (const key of [...keys].sort()) if (key.startsWith("option ")) find("#group").append(element("option", key.slice(7), { value: key }));
+  for (const event of ["dataFiltered", "rowSelectionChanged", "dataProcessed"]) table.on(event, () => setTimeout(describeFilters));
+  table.on("dataSorted", (sorters) => keep("sort", sorters.map(({ field, dir }) => ({ column: field, dir }))));
+  place.addEventListener("input", ({ target }) => target.dispatchEvent(new KeyboardEvent("keyup"))); // texts that are pasted count too
+  find("#search").addEventListener("input", search);
+  find("#archived").addEventListener("change", search);
+  find("#group").addEventListener("change", () => table.setGroupBy(find("#group").value ? groupOf : false));
+  find("#download").addEventListener("click", (event) => {
+    event.preventDefault();
+    table.download("csv", "runs.csv");
+  });
+  find("#ticked").addEventListener("submit", (event) => {
+    event.target.querySelectorAll("[type=hidden]").forEach((each) => each.remove());
+    for (const { run } of table.getSelectedData()) event.target.append(element("input", "", { type: "hidden", name: "run", value: run }));
+  });
+  search();
+  tidyHeaders();
+  describeFilters();
+  setTimeout(update, 1000 * SECONDS);
+}
+
+if (place) start().catch((error) => (find("#trouble").textContent = `The list cannot be read: ${error.message}. Load the page again.`));

@@ -1,0 +1,230 @@
+"""The pages of runs in a browser: the list with its script, curves, narrow and dark, and what axe-core says of each page."""
+
+import csv
+import shutil
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import uvicorn
+
+from pipeline.run.files import read_notes
+from pipeline.run.metrics import encode_record, read_metrics
+from pipeline.run.run_directory import RunFolder
+from pipeline.web.app import make_application
+from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.web.model_cache import ModelCache
+from pipeline.web.runs import ServedRuns
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
+LONG = "long-" + "x" * 60 + " wörter <b> 'and' \"quotes\" & " + "y" * 55
+
+
+@pytest.fixture
+def address(run: Path) -> Iterator[str]:
+    """Pages of four runs: one with a long name, and two that differ in their seed."""
+    for name, seed in (("seed-1", 1), ("seed-2", 2), (LONG, 0)):
+        shutil.copytree(run, run.with_name(name))
+        path = run.with_name(name) / "config.yaml"
+        path.write_text(path.read_text().replace("\nseed: 0\n", f"\nseed: {seed}\n"))
+    warm = ModelCache(overrides=("threads=1", "device=cpu"))
+    pages = HostCheckMiddleware(make_application(ServedRuns(run.parent), warm), AllowedHosts(LOOPBACK))
+    server = uvicorn.Server(uvicorn.Config(pages, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        threading.Event().wait(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    warm.close(10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page whose scripts must not fail, and which must not try what its policy forbids."""
+    page, wrong = browser.new_page(viewport={"width": 1280, "height": 900}), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)
+    page.set_default_timeout(15_000)
+    yield page
+    page.close()
+    assert not [line for line in wrong if "409 (Conflict)" not in line]
+
+
+def names(page: Any) -> list[str]:
+    return page.locator("a[data-run]").all_inner_texts()
+
+
+def open_list(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/")
+    page.get_by_text("4 of 4 runs, 0 ticked").wait_for()
+
+
+def test_the_list_is_searched_filtered_sorted_and_grouped(page: Any, address: str) -> None:
+    open_list(page, address)
+    page.get_by_label("search").fill("SEED-")
+    page.get_by_text("2 of 4 runs").wait_for()
+    page.get_by_role("button", name="run", exact=True).press("Enter")
+    page.wait_for_function("document.querySelector('a[data-run]').textContent === 'seed-1'")
+    page.get_by_role("button", name="run", exact=True).press("Enter")
+    page.wait_for_function("document.querySelector('a[data-run]').textContent === 'seed-2'")
+    page.get_by_label("search").fill("")
+    step = page.get_by_label("filter step", exact=True)
+    for text, count in (("<4", 0), (">=4", 4), ("=4", 4), ("<", 4), ("<1e999", 4), ("'\"<b>ä", 0), ("", 4)):
+        step.fill(text)
+        page.get_by_text(f"{count} of 4 runs").wait_for()
+    step.fill("<abc")
+    page.get_by_text("<abc compares with no number. Use one such as <2.1.").wait_for()
+    assert len(names(page)) == 4
+    step.fill("")
+    page.get_by_text("columns", exact=True).click()
+    page.get_by_label("seed", exact=True).check()
+    page.get_by_label("filter option seed").fill(">0")
+    page.get_by_text("2 of 4 runs").wait_for()
+    page.get_by_label("filter option seed").fill("")
+    page.get_by_label("group by").select_option("all options but the seed")
+    group = page.locator(".tabulator-group")
+    group.get_by_text("4 runs · validation").wait_for()
+    assert "± 0.000 (4)" in group.inner_text()
+    page.reload()  # the columns are remembered
+    page.get_by_label("filter option seed").wait_for()
+
+
+def test_ticked_runs_are_compared_archived_and_deleted(page: Any, address: str, run: Path) -> None:
+    open_list(page, address)
+    row = page.locator(".tabulator-row")
+    row.filter(has_text="seed-1").get_by_label("Select Row").check()
+    row.filter(has_text=LONG).get_by_label("Select Row").press("Space")
+    page.get_by_text("2 ticked").wait_for()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("heading", name="Comparison of 2 runs").wait_for()
+    page.locator(".u-legend").get_by_text("seed-1 finetune validation").wait_for()
+    page.go_back()
+    row.filter(has_text="seed-1").get_by_label("Select Row").check()
+    page.get_by_role("button", name="Archive").click()
+    page.get_by_text("3 of 4 runs").wait_for()
+    assert read_notes(run.with_name("seed-1")).archived
+    page.get_by_label("archived runs").check()
+    row.filter(has_text="seed-1").get_by_label("Select Row").check()
+    page.get_by_role("button", name="Delete…").click()
+    page.get_by_role("heading", name="Delete 1 run").wait_for()
+    page.get_by_role("button", name="Delete ").click()
+    page.get_by_text("3 of 3 runs").wait_for()
+    assert not run.with_name("seed-1").exists()
+
+
+def test_the_list_follows_its_runs_and_keeps_focus_texts_and_place(page: Any, address: str, run: Path) -> None:
+    open_list(page, address)
+    page.get_by_label("search").fill("s")
+    page.locator('a[data-run="seed-1"]').focus()
+    page.evaluate("window.stays = true")
+    path = run.with_name("seed-1") / "finetune" / "metrics.jsonl"
+    records = read_metrics(path)
+    records[-1]["validation/bits_per_token"] = 1.2345
+    path.write_bytes(b"".join(encode_record(record) for record in records))
+    shutil.copytree(run, run.with_name("new"))
+    page.locator("[tabulator-field=validation]").get_by_text("1.23").wait_for()
+    page.get_by_text("5 of 5 runs").wait_for()
+    with RunFolder(run).lock():
+        page.locator(".tabulator-row").get_by_text("training").wait_for()
+    assert page.evaluate("document.activeElement.dataset.run") == "seed-1"
+    assert page.get_by_label("search").input_value() == "s" and page.evaluate("window.stays")
+    shutil.rmtree(run.with_name("new"))
+    page.get_by_text("4 of 4 runs").wait_for()
+
+
+def test_what_is_shown_is_downloaded(page: Any, address: str) -> None:
+    open_list(page, address)
+    page.get_by_label("search").fill("seed-1")
+    page.get_by_text("1 of 4 runs").wait_for()
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="CSV").click()
+    (row,) = csv.DictReader(downloading.value.path().read_text(encoding="utf-8-sig").splitlines())
+    assert (row["run"], row["state"], row["step"]) == ("seed-1", "finished", "4")
+
+
+def test_without_scripts_the_list_is_a_table_with_forms(browser: Any, address: str, run: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{address}/runs/")
+    page.get_by_label("tick seed-2").check()
+    page.get_by_label("tick run").check()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("heading", name="Comparison of 2 runs").wait_for()
+    page.go_back()
+    page.get_by_role("link", name="seed-2").click()
+    assert page.locator("svg[aria-label='bits per token']").count() == 1
+    context.close()
+
+
+def test_curves_have_a_choice_of_axes_and_show_values(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/")
+    legend = page.locator(".u-legend")
+    legend.get_by_text("pretrain validation").wait_for()
+    box = page.locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_function(
+        "[...document.querySelectorAll('.u-value')].filter(each => each.textContent !== '–').length > 1"
+    )
+    for name, value in (("x", "model FLOPs"), ("x", "seconds of training"), ("metric", "iem")):
+        page.locator(f"select[name={name}]").select_option(label=value)
+    page.get_by_label("log axis").check()
+    for nonsense in ("", "-5", "1e9", "50"):
+        page.get_by_label("skip first %").fill(nonsense)
+        legend.get_by_text("pretrain", exact=True).wait_for()
+    assert page.locator("#chart .curves").is_hidden()
+
+
+def test_a_refused_name_is_told_at_its_box(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/edit")
+    page.get_by_label("note").fill("line one\nline two")
+    page.get_by_label("name").fill("seed-1")
+    page.get_by_role("button", name="Save").press("Enter")
+    page.get_by_text("seed-1 exists already. Choose another name.").wait_for()
+    assert page.get_by_label("note").input_value() == "line one\nline two"
+    page.get_by_label("name").fill("renamed")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_role("heading", name="renamed", exact=True).wait_for()
+
+
+PAGES = ["", "{}/", "{}/edit", "{}/neighbours?query=a", "{}/next?prompt=a", "{}/samples?prompt=a&chunks=2"]
+PAGES += ["{}/score?prompt=import", "{}/passages", "missing/", ".compare?run=seed-1&run={}", "run/"]
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible_and_fits(width: int, scheme: str, browser: Any, address: str, run: Path) -> None:
+    """Also with long names, and with a run in training."""
+    pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup-browser`")
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    with RunFolder(run).lock():
+        for path in PAGES:
+            page.goto(f"{address}/runs/{path.format(quote(LONG))}")
+            if path == "":
+                page.get_by_text("4 of 4 runs").wait_for()
+                page.get_by_text("columns", exact=True).click()
+            if path.endswith("/") or "compare" in path:
+                page.locator(".u-legend").or_(page.get_by_role("alert")).first.wait_for()
+            page.evaluate(axe)
+            found = page.evaluate("axe.run().then(found => found.violations)")
+            assert not [
+                (path, each["id"], each["nodes"][0]["html"][:300], each["nodes"][0]["failureSummary"]) for each in found
+            ]
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.close()
