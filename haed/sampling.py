@@ -32,23 +32,17 @@ from haed.chunk.memory import DocumentMemory, PartPrediction
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks, find_distinct
+from haed.chunk.rejection import LEAST, RejectionSampler
 from haed.token.base import TokenModel
 
 _BEAM = 32  # width of the beam search
 
 
-def mask_largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
-    """Return a mask (…, n) of exactly `number` of the largest values; of equal values the lowest indices are taken.
-
-    Args:
-        values: (…, n).
-        number: how many, 0 to n; or (…, 1).
-        nth: (…, 1) the smallest value that is taken, if known; else `number` must be an integer.
-    """
-    if nth is None:
-        if not number:
-            return torch.zeros_like(values, dtype=torch.bool)
-        nth = values.topk(int(number)).values[..., -1:]
+def mask_largest(values: Tensor, number: int) -> Tensor:
+    """Return a mask (…, n) of exactly `number` of the largest values, 0 to n; of equal ones the lowest indices."""
+    if not number:
+        return torch.zeros_like(values, dtype=torch.bool)
+    nth = values.topk(number).values[..., -1:]
     above, equal = values > nth, values == nth
     return above | (equal & (equal.cumsum(-1) <= number - above.sum(-1, keepdim=True)))
 
@@ -309,7 +303,7 @@ def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tenso
     return Chunks(every, lengths)[best]
 
 
-_MANY = 1024  # beyond this number of outcomes, cheaper methods are used
+_MANY = 1024  # more outcomes stay on their device, in their own precision
 _COLDEST = 1e-30  # a smaller temperature is 0 in float32, and 0 / 0 is not 0
 
 
@@ -345,44 +339,29 @@ class Draw:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Draw outcomes (B,) from logits (B, n)."""
-        many = logits.shape[-1] > _MANY
-        logits = logits.cpu() if many else logits.double().cpu()
+        logits = logits.double().cpu() if logits.shape[-1] <= _MANY else logits
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return logits.argmax(-1).cpu()
         if self.top_k:  # before dividing: rounding can make unequal logits equal
             logits = logits.masked_fill(~mask_largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
-        logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
-        probabilities = logits.softmax(-1)
-        if self.top_p < 1:
-            probabilities = probabilities.masked_fill(~_nucleus_mask(probabilities, self.top_p), 0)
-        if not many:
-            return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
-        passed = probabilities.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
-        share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator)
-        drawn = torch.searchsorted(passed, share * passed[:, -1:], right=True)
-        return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
-
-
-def _nucleus_mask(probabilities: Tensor, enough: float) -> Tensor:
-    """Return a mask (B, n) of the fewest likeliest outcomes, at least one, that have probability `enough` together.
-
-    Of equally likely outcomes the lowest indices are taken.
-    """
-    ranked = _sort_largest(probabilities, enough).double()
-    rounding = 8 * torch.finfo(probabilities.dtype).eps  # 0.1 added seven times is a little less than 0.7
-    number = (ranked.cumsum(-1) - ranked < enough * (1 - rounding)).sum(-1, keepdim=True).clamp(min=1)
-    return mask_largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
-
-
-def _sort_largest(probabilities: Tensor, enough: float) -> Tensor:
-    """Return the largest probabilities of (B, n), sorted, at least as many as have `enough` together."""
-    count = _MANY
-    while count < probabilities.shape[-1]:
-        ranked = probabilities.topk(count).values
-        if (ranked.sum(-1) >= enough).all():
-            return ranked
-        count *= 4
-    return probabilities.sort(-1, descending=True).values
+        weights = ((logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)).exp()
+        rounding = 8 * torch.finfo(weights.dtype).eps  # 0.1 added seven times is a little less than 0.7
+        enough = self.top_p * (1 - rounding) * weights.sum(-1, keepdim=True, dtype=torch.float64)
+        drawn, waiting = torch.zeros(len(weights), dtype=torch.long), torch.arange(len(weights))
+        numbers = torch.arange(weights.shape[-1], device=weights.device)
+        while len(waiting):
+            passed = weights.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
+            share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator).to(passed.device)
+            place = torch.searchsorted(passed, share * passed[:, -1:], right=True)
+            drawn[waiting] = place.squeeze(1).cpu()
+            if self.top_p >= 1:
+                break
+            # An outcome is kept if those before it have not enough. If it is not, one of those is drawn.
+            weight = weights.gather(1, place)
+            before = weights * ((weights > weight) | ((weights == weight) & (numbers < place)))
+            cut = (before.sum(-1, keepdim=True, dtype=torch.float64) >= enough).squeeze(1)
+            waiting, weights, enough = waiting[cut.cpu()], before[cut], enough[cut]
+        return drawn
 
 
 class Sampler(ABC):
@@ -515,7 +494,12 @@ class ChunkSampler(Sampler):
         known, mixture = self.system.known, self.system.mixture
         if len(samples) and known is not None and mixture is not None:
             query = self.system.compute_query(self.prediction[samples.to(self.device)])
-            rows = draw(known.score_queries(query, mixture.prior))
+            rows = torch.full_like(samples, -1)
+            if draw.is_plain and len(known) >= LEAST:
+                rows = _prepare_rejection(self.system).draw_rows(query, draw.generator)
+            left = rows < 0
+            if left.any():
+                rows[left] = draw(known.score_queries(query[left.to(self.device)], mixture.prior))
             self._enter_chunks(drawn, samples, known.lexicon.chunks[rows], "known")
 
     def _enter_chunks(self, drawn: Chunks, samples: Tensor, chunks: Chunks, part: str) -> None:
@@ -584,6 +568,21 @@ class ChunkSampler(Sampler):
     def _embed_chunks(self, chunks: Chunks) -> Tensor:
         """Return the embeddings (N, E) of chunks on the CPU."""
         return self.system.encode(chunks).vector.to(self.system.main.start.dtype)
+
+
+def _prepare_rejection(system: HAED) -> RejectionSampler:
+    """Return what draws known chunks, made at first use from the queries after chunks drawn by their counts."""
+    known, mixture = system.known, system.mixture
+    assert known is not None and mixture is not None
+    if known.rejection is None:
+        passed = known.log_counts.double().exp().cpu().cumsum(0)
+        share = torch.rand(
+            8, min(system.cut.context, 64), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
+        chunks = known.lexicon.chunks[torch.searchsorted(passed, share * passed[-1], right=True)]
+        queries = system.compute_query(system.predict_vectors(TokenBatch.from_chunks(chunks.tokens, chunks.lengths)))
+        known.rejection = RejectionSampler(known.keys, known.score_bias(mixture.prior), queries)
+    return known.rejection
 
 
 def _overlapping_windows(document: TokenBatch, context: int) -> Iterator[tuple[TokenBatch, Tensor]]:
