@@ -18,7 +18,7 @@ Legend: B samples, N chunks, C known ones, K tokens of a chunk, V vocabulary, W 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,7 @@ from haed.chunk.rejection import LEAST, RejectionSampler
 from haed.token.base import TokenModel
 
 _BEAM = 32  # width of the beam search
+_AT_ONCE = 16  # samples for which all known chunks are scored together
 
 
 def mask_largest(values: Tensor, number: int) -> Tensor:
@@ -119,14 +120,22 @@ class OutcomeSpace:
     def __init__(self, system: HAED) -> None:
         assert system.memory is not None
         self.system, self.memory = system, system.memory
-        none = torch.zeros(0, system.cut.k, dtype=torch.long)
-        sets = [Chunks(none, none[:, 0])] if system.known is None else [system.known.lexicon.chunks]
-        sets += [part.vocabulary for part in self.memory.start_document().parts if part.vocabulary is not None]
-        every = find_distinct(*(torch.cat([getattr(x, name).long() for x in sets]) for name in ("tokens", "lengths")))
-        self.vocabulary = ChunkVocabulary(Chunks(every.tokens, every.lengths))
-        self._rows = list(every.inverse.split([len(each) for each in sets]))
-        if system.known is None:
-            del self._rows[0]
+
+    @property
+    def vocabulary(self) -> ChunkVocabulary:
+        """The chunks that are outcomes after every document."""
+        return self._join_vocabularies()[0]
+
+    def _join_vocabularies(self) -> tuple[ChunkVocabulary, list[Tensor]]:
+        known = self.system.known
+        return self.memory.join_vocabularies(self.system.cut.k, None if known is None else known.lexicon.chunks)
+
+    def score_known(self, predictions: Tensor) -> Tensor | None:
+        """Return q (N, C) of all known chunks for ŷ (N, W), None without them."""
+        known, mixture = self.system.known, self.system.mixture
+        if known is None or mixture is None:
+            return None
+        return known.score_queries(self.system.compute_query(predictions), mixture.prior).softmax(1)
 
     def draw_part(
         self, document: DocumentMemory, prediction: Tensor, gate: Tensor | None, generator: torch.Generator | None
@@ -145,7 +154,14 @@ class OutcomeSpace:
         own = len(weights) - len(predictions)
         return self.memory.names[number], predictions[number - own] if number >= own else None
 
-    def list_outcomes(self, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
+    def list_outcomes(
+        self,
+        document: DocumentMemory,
+        prediction: Tensor,
+        before: Chunks,
+        opened: Tensor,
+        summoned: Tensor | None,
+    ) -> Outcomes:
         """Return the outcomes after what a document has; see `outcome_log_probs`.
 
         Args:
@@ -153,18 +169,18 @@ class OutcomeSpace:
             prediction: ŷ (W,).
             before: the chunk before, on the CPU, of length 0 for none.
             opened: (n,) tokens with which the chunk begins, on the CPU.
+            summoned: (C,) q of the known chunks, see `score_known`.
         """
-        system, known, rows = self.system, self.system.known, list(self._rows)
-        gate = None if system.mixture is None or known is None else system.mixture(prediction[None])[0]
+        system, (vocabulary, sets) = self.system, self._join_vocabularies()
+        rows = list(sets)
+        gate = None if system.mixture is None or summoned is None else system.mixture(prediction[None])[0]
         features, present, predictions = document.predict_next(prediction, gate)
         weights = self.memory.gate.weigh_parts(features, present)[0].exp()
         ways, own = [], 1
-        if known is not None and system.mixture is not None:
-            query = system.compute_query(prediction[None])
-            summoned = known.score_queries(query, system.mixture.prior)[0].softmax(0).double().cpu()
-            ways.append(("known", rows.pop(0), weights[0] * summoned))
+        if summoned is not None:
+            ways.append(("known", rows.pop(0), weights[0] * summoned.double().cpu()))
             own = 2
-        others = Chunks(self.vocabulary.chunks.tokens[:0], self.vocabulary.chunks.lengths[:0])
+        others = vocabulary.chunks[:0]
         for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
             places = rows.pop(0) if part.vocabulary is not None else None
             if not prediction_of.present:
@@ -175,14 +191,14 @@ class OutcomeSpace:
             ways.append((part.name, places, weight * probability))
         spelled = weights[own - 1].log()
         if n := len(opened):
-            begins = torch.cat([self.vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
+            begins = torch.cat([vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
             ways = [(name, at, probability * begins[at]) for name, at, probability in ways]
             beginning, decisions = _spell_beginning(system, prediction[None], before, opened)
             spelled = spelled + self.memory.spell_decisions(document, decisions, beginning)[0, :n].double().sum().cpu()
-        joint = torch.zeros(len(self.vocabulary) + len(others), dtype=torch.float64)
+        joint = torch.zeros(len(vocabulary) + len(others), dtype=torch.float64)
         for _, places, probability in ways:
             joint.index_add_(0, places, probability)
-        return Outcomes(self.vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
+        return Outcomes(vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
 
     def _find_or_add(self, named: Chunks, others: Chunks) -> tuple[Tensor, Chunks]:
         """Return the rows of chunks, and the chunks that the vocabulary lacks, of these and those before."""
@@ -242,7 +258,11 @@ def find_likeliest_chunks(
     if remembered is None:
         outcomes = _known_outcomes(system, prediction, before, opened)
     else:
-        outcomes = remembered[0].list_outcomes(remembered[1], prediction[0], before, opened)
+        space, document = remembered
+        summoned = space.score_known(prediction)
+        outcomes = space.list_outcomes(
+            document, prediction[0], before, opened, None if summoned is None else summoned[0]
+        )
     shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
     found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
     possible = int(shares[:-1].isfinite().sum())
@@ -454,9 +474,18 @@ class ChunkSampler(Sampler):
         if draw.is_plain and not len(opened):
             self._draw_parts(drawn, draw)
             return
-        for row, document in enumerate(self.documents):
-            outcomes = self.space.list_outcomes(document, self.prediction[row], self.last[torch.tensor([row])], opened)
-            place = int(draw(outcomes.log_prob[None].to(self.prediction.dtype)))
+        for some in torch.arange(self.samples).split(_AT_ONCE):
+            scores = self.space.score_known(self.prediction[some.to(self.device)])
+            self._draw_listed(drawn, draw, opened, some, [None] * len(some) if scores is None else list(scores))
+
+    def _draw_listed(
+        self, drawn: Chunks, draw: Draw, opened: Tensor, samples: Tensor, scores: Sequence[Tensor | None]
+    ) -> None:
+        """Draw one of all outcomes for some samples (n,), given q (C,) of the known chunks for each."""
+        for row, summoned in zip(samples.tolist(), scores, strict=True):
+            before = self.last[torch.tensor([row])]
+            outcomes = self.space.list_outcomes(self.documents[row], self.prediction[row], before, opened, summoned)
+            place = int(draw(outcomes.log_prob[None].float()))
             if place < len(outcomes):
                 chunk = outcomes[torch.tensor([place])]
                 drawn.tokens[row], drawn.lengths[row] = chunk.tokens[0], chunk.lengths[0]
