@@ -583,7 +583,8 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     folder, limits = RunFolder.from_options(options), options.evaluate
     run = str(folder.path)
     likelihood = requested_likelihood(options, folder.trained_phase(limits.stage))
-    memory = remembered_chunks(options, folder.trained_phase(limits.stage))
+    fitted = corpus.splits["valid"].chunks > 0  # the gate of the parts that remember
+    memory = remembered_chunks(options, folder.trained_phase(limits.stage)) if fitted else 0
     parts = limits.parts if memory else []
     wanted = {"split": limits.split, "likelihood": likelihood, "memory": memory, "memory_parts": parts}
     if folder.is_current("evaluation.json", options, **wanted):

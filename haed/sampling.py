@@ -18,7 +18,7 @@ Legend: B samples, N chunks, C known ones, K tokens of a chunk, V vocabulary, W 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,23 +32,18 @@ from haed.chunk.memory import DocumentMemory, PartPrediction
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks, find_distinct
+from haed.chunk.rejection import LEAST, RejectionSampler
 from haed.token.base import TokenModel
 
 _BEAM = 32  # width of the beam search
+_AT_ONCE = 16  # samples for which all known chunks are scored together
 
 
-def mask_largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
-    """Return a mask (…, n) of exactly `number` of the largest values; of equal values the lowest indices are taken.
-
-    Args:
-        values: (…, n).
-        number: how many, 0 to n; or (…, 1).
-        nth: (…, 1) the smallest value that is taken, if known; else `number` must be an integer.
-    """
-    if nth is None:
-        if not number:
-            return torch.zeros_like(values, dtype=torch.bool)
-        nth = values.topk(int(number)).values[..., -1:]
+def mask_largest(values: Tensor, number: int) -> Tensor:
+    """Return a mask (…, n) of exactly `number` of the largest values, 0 to n; of equal ones the lowest indices."""
+    if not number:
+        return torch.zeros_like(values, dtype=torch.bool)
+    nth = values.topk(number).values[..., -1:]
     above, equal = values > nth, values == nth
     return above | (equal & (equal.cumsum(-1) <= number - above.sum(-1, keepdim=True)))
 
@@ -125,14 +120,22 @@ class OutcomeSpace:
     def __init__(self, system: HAED) -> None:
         assert system.memory is not None
         self.system, self.memory = system, system.memory
-        none = torch.zeros(0, system.cut.k, dtype=torch.long)
-        sets = [Chunks(none, none[:, 0])] if system.known is None else [system.known.lexicon.chunks]
-        sets += [part.vocabulary for part in self.memory.start_document().parts if part.vocabulary is not None]
-        every = find_distinct(*(torch.cat([getattr(x, name).long() for x in sets]) for name in ("tokens", "lengths")))
-        self.vocabulary = ChunkVocabulary(Chunks(every.tokens, every.lengths))
-        self._rows = list(every.inverse.split([len(each) for each in sets]))
-        if system.known is None:
-            del self._rows[0]
+
+    @property
+    def vocabulary(self) -> ChunkVocabulary:
+        """The chunks that are outcomes after every document."""
+        return self._join_vocabularies()[0]
+
+    def _join_vocabularies(self) -> tuple[ChunkVocabulary, list[Tensor]]:
+        known = self.system.known
+        return self.memory.join_vocabularies(self.system.cut.k, None if known is None else known.lexicon.chunks)
+
+    def score_known(self, predictions: Tensor) -> Tensor | None:
+        """Return q (N, C) of all known chunks for ŷ (N, W), None without them."""
+        known, mixture = self.system.known, self.system.mixture
+        if known is None or mixture is None:
+            return None
+        return known.score_queries(self.system.compute_query(predictions), mixture.prior).softmax(1)
 
     def draw_part(
         self, document: DocumentMemory, prediction: Tensor, gate: Tensor | None, generator: torch.Generator | None
@@ -151,7 +154,14 @@ class OutcomeSpace:
         own = len(weights) - len(predictions)
         return self.memory.names[number], predictions[number - own] if number >= own else None
 
-    def list_outcomes(self, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
+    def list_outcomes(
+        self,
+        document: DocumentMemory,
+        prediction: Tensor,
+        before: Chunks,
+        opened: Tensor,
+        summoned: Tensor | None,
+    ) -> Outcomes:
         """Return the outcomes after what a document has; see `outcome_log_probs`.
 
         Args:
@@ -159,18 +169,18 @@ class OutcomeSpace:
             prediction: ŷ (W,).
             before: the chunk before, on the CPU, of length 0 for none.
             opened: (n,) tokens with which the chunk begins, on the CPU.
+            summoned: (C,) q of the known chunks, see `score_known`.
         """
-        system, known, rows = self.system, self.system.known, list(self._rows)
-        gate = None if system.mixture is None or known is None else system.mixture(prediction[None])[0]
+        system, (vocabulary, sets) = self.system, self._join_vocabularies()
+        rows = list(sets)
+        gate = None if system.mixture is None or summoned is None else system.mixture(prediction[None])[0]
         features, present, predictions = document.predict_next(prediction, gate)
         weights = self.memory.gate.weigh_parts(features, present)[0].exp()
         ways, own = [], 1
-        if known is not None and system.mixture is not None:
-            query = system.compute_query(prediction[None])
-            summoned = known.score_queries(query, system.mixture.prior)[0].softmax(0).double().cpu()
-            ways.append(("known", rows.pop(0), weights[0] * summoned))
+        if summoned is not None:
+            ways.append(("known", rows.pop(0), weights[0] * summoned.double().cpu()))
             own = 2
-        others = Chunks(self.vocabulary.chunks.tokens[:0], self.vocabulary.chunks.lengths[:0])
+        others = vocabulary.chunks[:0]
         for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
             places = rows.pop(0) if part.vocabulary is not None else None
             if not prediction_of.present:
@@ -181,14 +191,14 @@ class OutcomeSpace:
             ways.append((part.name, places, weight * probability))
         spelled = weights[own - 1].log()
         if n := len(opened):
-            begins = torch.cat([self.vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
+            begins = torch.cat([vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
             ways = [(name, at, probability * begins[at]) for name, at, probability in ways]
             beginning, decisions = _spell_beginning(system, prediction[None], before, opened)
             spelled = spelled + self.memory.spell_decisions(document, decisions, beginning)[0, :n].double().sum().cpu()
-        joint = torch.zeros(len(self.vocabulary) + len(others), dtype=torch.float64)
+        joint = torch.zeros(len(vocabulary) + len(others), dtype=torch.float64)
         for _, places, probability in ways:
             joint.index_add_(0, places, probability)
-        return Outcomes(self.vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
+        return Outcomes(vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
 
     def _find_or_add(self, named: Chunks, others: Chunks) -> tuple[Tensor, Chunks]:
         """Return the rows of chunks, and the chunks that the vocabulary lacks, of these and those before."""
@@ -248,7 +258,11 @@ def find_likeliest_chunks(
     if remembered is None:
         outcomes = _known_outcomes(system, prediction, before, opened)
     else:
-        outcomes = remembered[0].list_outcomes(remembered[1], prediction[0], before, opened)
+        space, document = remembered
+        summoned = space.score_known(prediction)
+        outcomes = space.list_outcomes(
+            document, prediction[0], before, opened, None if summoned is None else summoned[0]
+        )
     shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
     found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
     possible = int(shares[:-1].isfinite().sum())
@@ -309,7 +323,7 @@ def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tenso
     return Chunks(every, lengths)[best]
 
 
-_MANY = 1024  # beyond this number of outcomes, cheaper methods are used
+_MANY = 1024  # more outcomes stay on their device, in their own precision
 _COLDEST = 1e-30  # a smaller temperature is 0 in float32, and 0 / 0 is not 0
 
 
@@ -345,44 +359,29 @@ class Draw:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Draw outcomes (B,) from logits (B, n)."""
-        many = logits.shape[-1] > _MANY
-        logits = logits.cpu() if many else logits.double().cpu()
+        logits = logits.double().cpu() if logits.shape[-1] <= _MANY else logits
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return logits.argmax(-1).cpu()
         if self.top_k:  # before dividing: rounding can make unequal logits equal
             logits = logits.masked_fill(~mask_largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
-        logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
-        probabilities = logits.softmax(-1)
-        if self.top_p < 1:
-            probabilities = probabilities.masked_fill(~_nucleus_mask(probabilities, self.top_p), 0)
-        if not many:
-            return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
-        passed = probabilities.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
-        share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator)
-        drawn = torch.searchsorted(passed, share * passed[:, -1:], right=True)
-        return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
-
-
-def _nucleus_mask(probabilities: Tensor, enough: float) -> Tensor:
-    """Return a mask (B, n) of the fewest likeliest outcomes, at least one, that have probability `enough` together.
-
-    Of equally likely outcomes the lowest indices are taken.
-    """
-    ranked = _sort_largest(probabilities, enough).double()
-    rounding = 8 * torch.finfo(probabilities.dtype).eps  # 0.1 added seven times is a little less than 0.7
-    number = (ranked.cumsum(-1) - ranked < enough * (1 - rounding)).sum(-1, keepdim=True).clamp(min=1)
-    return mask_largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
-
-
-def _sort_largest(probabilities: Tensor, enough: float) -> Tensor:
-    """Return the largest probabilities of (B, n), sorted, at least as many as have `enough` together."""
-    count = _MANY
-    while count < probabilities.shape[-1]:
-        ranked = probabilities.topk(count).values
-        if (ranked.sum(-1) >= enough).all():
-            return ranked
-        count *= 4
-    return probabilities.sort(-1, descending=True).values
+        weights = ((logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)).exp()
+        rounding = 8 * torch.finfo(weights.dtype).eps  # 0.1 added seven times is a little less than 0.7
+        enough = self.top_p * (1 - rounding) * weights.sum(-1, keepdim=True, dtype=torch.float64)
+        drawn, waiting = torch.zeros(len(weights), dtype=torch.long), torch.arange(len(weights))
+        numbers = torch.arange(weights.shape[-1], device=weights.device)
+        while len(waiting):
+            passed = weights.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
+            share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator).to(passed.device)
+            place = torch.searchsorted(passed, share * passed[:, -1:], right=True)
+            drawn[waiting] = place.squeeze(1).cpu()
+            if self.top_p >= 1:
+                break
+            # An outcome is kept if those before it have not enough. If it is not, one of those is drawn.
+            weight = weights.gather(1, place)
+            before = weights * ((weights > weight) | ((weights == weight) & (numbers < place)))
+            cut = (before.sum(-1, keepdim=True, dtype=torch.float64) >= enough).squeeze(1)
+            waiting, weights, enough = waiting[cut.cpu()], before[cut], enough[cut]
+        return drawn
 
 
 class Sampler(ABC):
@@ -475,9 +474,18 @@ class ChunkSampler(Sampler):
         if draw.is_plain and not len(opened):
             self._draw_parts(drawn, draw)
             return
-        for row, document in enumerate(self.documents):
-            outcomes = self.space.list_outcomes(document, self.prediction[row], self.last[torch.tensor([row])], opened)
-            place = int(draw(outcomes.log_prob[None].to(self.prediction.dtype)))
+        for some in torch.arange(self.samples).split(_AT_ONCE):
+            scores = self.space.score_known(self.prediction[some.to(self.device)])
+            self._draw_listed(drawn, draw, opened, some, [None] * len(some) if scores is None else list(scores))
+
+    def _draw_listed(
+        self, drawn: Chunks, draw: Draw, opened: Tensor, samples: Tensor, scores: Sequence[Tensor | None]
+    ) -> None:
+        """Draw one of all outcomes for some samples (n,), given q (C,) of the known chunks for each."""
+        for row, summoned in zip(samples.tolist(), scores, strict=True):
+            before = self.last[torch.tensor([row])]
+            outcomes = self.space.list_outcomes(self.documents[row], self.prediction[row], before, opened, summoned)
+            place = int(draw(outcomes.log_prob[None].float()))
             if place < len(outcomes):
                 chunk = outcomes[torch.tensor([place])]
                 drawn.tokens[row], drawn.lengths[row] = chunk.tokens[0], chunk.lengths[0]
@@ -515,7 +523,12 @@ class ChunkSampler(Sampler):
         known, mixture = self.system.known, self.system.mixture
         if len(samples) and known is not None and mixture is not None:
             query = self.system.compute_query(self.prediction[samples.to(self.device)])
-            rows = draw(known.score_queries(query, mixture.prior))
+            rows = torch.full_like(samples, -1)
+            if draw.is_plain and len(known) >= LEAST:
+                rows = _prepare_rejection(self.system).draw_rows(query, draw.generator)
+            left = rows < 0
+            if left.any():
+                rows[left] = draw(known.score_queries(query[left.to(self.device)], mixture.prior))
             self._enter_chunks(drawn, samples, known.lexicon.chunks[rows], "known")
 
     def _enter_chunks(self, drawn: Chunks, samples: Tensor, chunks: Chunks, part: str) -> None:
@@ -584,6 +597,21 @@ class ChunkSampler(Sampler):
     def _embed_chunks(self, chunks: Chunks) -> Tensor:
         """Return the embeddings (N, E) of chunks on the CPU."""
         return self.system.encode(chunks).vector.to(self.system.main.start.dtype)
+
+
+def _prepare_rejection(system: HAED) -> RejectionSampler:
+    """Return what draws known chunks, made at first use from the queries after chunks drawn by their counts."""
+    known, mixture = system.known, system.mixture
+    assert known is not None and mixture is not None
+    if known.rejection is None:
+        passed = known.log_counts.double().exp().cpu().cumsum(0)
+        share = torch.rand(
+            8, min(system.cut.context, 64), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
+        chunks = known.lexicon.chunks[torch.searchsorted(passed, share * passed[-1], right=True)]
+        queries = system.compute_query(system.predict_vectors(TokenBatch.from_chunks(chunks.tokens, chunks.lengths)))
+        known.rejection = RejectionSampler(known.keys, known.score_bias(mixture.prior), queries)
+    return known.rejection
 
 
 def _overlapping_windows(document: TokenBatch, context: int) -> Iterator[tuple[TokenBatch, Tensor]]:

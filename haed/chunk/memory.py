@@ -17,14 +17,14 @@ Legend: N chunks of a document, J parts, F features, W width of ŷ.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from haed.chunk.mixture import MixtureScores
-from haed.chunk.packing import Chunks
+from haed.chunk.mixture import ChunkVocabulary, MixtureScores
+from haed.chunk.packing import Chunks, find_distinct
 from haed.chunk.spelling import DocumentWords, Speller
 
 _PRIOR, _BIAS_PRIOR = 160.0, 1.0  # chunks: the strength of the pull of the gate's weights and biases towards 0
@@ -290,6 +290,7 @@ class Memory:
     start_document: Callable[[], DocumentMemory]
     gate: MemoryGate
     speller: Speller | None = None
+    _joined: tuple[Chunks | None, tuple[ChunkVocabulary, list[Tensor]]] | None = field(default=None, repr=False)
 
     @classmethod
     def fit(cls, names: tuple[str, ...], start_document: Callable[[], DocumentMemory], read: ReadChunks) -> "Memory":
@@ -302,6 +303,25 @@ class Memory:
             speller = Speller.fit(read.decisions, read.counts, unknown)
             read.spell(speller, column)
         return cls(names, start_document, MemoryGate.fit(read.features, read.present, read.log_prob), speller)
+
+    def join_vocabularies(self, k: int, known: Chunks | None) -> tuple[ChunkVocabulary, list[Tensor]]:
+        """Return the chunks that some part can always draw, and the rows of the known ones and of each such part's.
+
+        They are kept for the next call with the same known chunks.
+
+        Args:
+            k: K.
+            known: known chunks, if the model has any.
+        """
+        if self._joined is None or self._joined[0] is not known:
+            parts = self.start_document().parts
+            sets = [each for each in (known, *(part.vocabulary for part in parts)) if each is not None]
+            tokens = torch.cat([torch.zeros(0, k, dtype=torch.long), *(each.tokens.long() for each in sets)])
+            lengths = torch.cat([tokens[:0, 0], *(each.lengths.long() for each in sets)])
+            every = find_distinct(tokens, lengths)
+            rows = list(every.inverse.split([len(each) for each in sets]))
+            self._joined = known, (ChunkVocabulary(Chunks(every.tokens, every.lengths)), rows)
+        return self._joined[1]
 
     def score_chunks(self, document: DocumentMemory, chunks: Chunks, scores: MixtureScores) -> MemoryScores:
         """Score the next N chunks of a document, and remember them; see `DocumentMemory.read_chunks`."""

@@ -13,7 +13,6 @@ Legend: N chunks (or queries), C known chunks, K tokens of a chunk, W width of �
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from haed.base import to_device
 from haed.chunk.packing import Chunks, chunk_keys
+from haed.chunk.rejection import RejectionSampler
 
 
 @dataclass
@@ -157,11 +157,14 @@ class VocabularyScorer:
 
     Attributes:
         log_counts: (C,) like `bias`; 0 without counts.
+        rejection: draws chunks without all scores, once it is made.
     """
 
+    rejection: RejectionSampler | None = None
+
     def __init__(self, lexicon: ChunkVocabulary, keys: Tensor, bias: Tensor) -> None:
-        self._small = keys.numel() * bias.element_size() <= _KEPT
-        self.lexicon, self.keys, self.bias = lexicon, keys.to(bias.dtype) if self._small else keys, bias
+        small = keys.numel() * bias.element_size() <= _KEPT
+        self.lexicon, self.keys, self.bias = lexicon, keys.to(bias.dtype) if small else keys, bias
         counts = lexicon.counts
         self.log_counts = torch.zeros_like(bias) if counts is None else counts.to(bias).log()
 
@@ -171,15 +174,10 @@ class VocabularyScorer:
     def score_queries(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Return scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
         wide = queries.to(self.bias.dtype)
-        if self.key_columns is not None:
+        if self.keys.dtype == wide.dtype:
             with torch.autocast(queries.device.type, enabled=False):
-                return wide @ self.key_columns + self._score_bias(prior)
-        return torch.cat([wide.new_empty(len(wide), 0), *self._score_blocks(wide, self._score_bias(prior))], 1)
-
-    @cached_property
-    def key_columns(self) -> Tensor | None:
-        """Keys of a small set as columns (E, C), else None; one query is multiplied in half the time or less."""
-        return self.keys.t().contiguous() if self._small else None
+                return wide @ self.keys.t() + self.score_bias(prior)
+        return torch.cat([wide.new_empty(len(wide), 0), *self._score_blocks(wide, self.score_bias(prior))], 1)
 
     def log_softmax(self, queries: Tensor, rows: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Return log q (N,), in nats, of the chunk in row `rows` (N,) after each query (N, E); −∞ where the row is −1.
@@ -187,7 +185,7 @@ class VocabularyScorer:
         The matrix of scores is computed block by block and never held whole. Unknown chunks cost nothing.
         """
         result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
-        added, known = self._score_bias(prior), (rows >= 0).nonzero().squeeze(1)
+        added, known = self.score_bias(prior), (rows >= 0).nonzero().squeeze(1)
         for some in known.split(_BLOCK.get(queries.device.type, _LARGE)[0]):
             here, own = some.to(result.device), rows[some].to(result.device)
             wide = queries[here].to(result.dtype)
@@ -198,8 +196,8 @@ class VocabularyScorer:
             result[here] = wanted - normaliser
         return result
 
-    def _score_bias(self, prior: Tensor | float) -> Tensor:
-        """Return the terms (C,) added to the products."""
+    def score_bias(self, prior: Tensor | float) -> Tensor:
+        """Return the terms (C,) that are added to the products of a query with the keys."""
         return self.bias + prior * self.log_counts
 
     def _score_blocks(self, queries: Tensor, added: Tensor) -> Iterator[Tensor]:

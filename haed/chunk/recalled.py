@@ -138,14 +138,29 @@ class ChunkRecall:
             first[active, d + 1], end[active, d + 1] = low[alive], high[alive]
         return first, end
 
+    def find_last_context(self, ids: Tensor, depth: int) -> list[tuple[int, int]]:
+        """Return the range of the last 0, 1, … chunks of ids (N,), as far as they were seen; see `find_contexts`.
+
+        For one place it takes a fifth of the time.
+        """
+        sequence, order = self.sequence.numpy(), self.order.numpy()
+        ranges = [(0, len(self))]
+        for d, chunk in enumerate(ids.flip(0)[:depth].tolist()):
+            low, high = ranges[-1]
+            if d == 0:
+                low, high = self.starts[chunk : chunk + 2].tolist() if chunk >= 0 else (0, 0)
+            else:
+                places = range(low, high)
+                first = bisect_left(places, chunk, key=lambda place, d=d: sequence[order[place] - 1 - d])
+                end = bisect_right(places, chunk, first, key=lambda place, d=d: sequence[order[place] - 1 - d])
+                low, high = low + first, low + end
+            if low >= high:
+                break
+            ranges.append((low, high))
+        return ranges
+
     def _narrow(self, low: Tensor, high: Tensor, wanted: Tensor, d: int) -> tuple[Tensor, Tensor]:
         """Return the part of each range [low, high) whose chunk at distance d + 1 is `wanted`."""
-        if len(low) == 1:  # a tenth of the time of tensors
-            sequence, order = self.sequence.numpy(), self.order.numpy()
-            places, chunk = range(int(low), int(high)), int(wanted)
-            first = bisect_left(places, chunk, key=lambda place: sequence[order[place] - 1 - d])
-            end = bisect_right(places, chunk, first, key=lambda place: sequence[order[place] - 1 - d])
-            return low + first, low + end
         bounds = []
         for value in (wanted, wanted + 1):
             a, b = low.clone(), high.clone()
@@ -276,12 +291,13 @@ class Recalled(Part):
             low, high = first[:, order].contiguous(), end[:, order].contiguous()
             totals = self.recall.count_outcomes(low, high)
             seen = (totals > 0).nonzero().squeeze(1)
-            if len(seen):
-                occurrences = totals[seen].double()
-                types = self.recall.count_types(order, low[seen], high[seen]).double()
-                features[seen, number] = 1
-                features[seen, -2], features[seen, -1] = (types / occurrences).float(), occurrences.log1p().float()
-                yield order, seen, occurrences, types
+            if not len(seen):
+                break  # nor is a longer context
+            occurrences = totals[seen].double()
+            types = self.recall.count_types(order, low[seen], high[seen]).double()
+            features[seen, number] = 1
+            features[seen, -2], features[seen, -1] = (types / occurrences).float(), occurrences.log1p().float()
+            yield order, seen, occurrences, types
 
     def remember_chunks(self, states: Tensor, chunks: Chunks) -> None:
         """See `Part.remember_chunks`; `states` are not used."""
@@ -290,7 +306,8 @@ class Recalled(Part):
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; the outcomes are all distinct chunks of the train split."""
         recall = self.recall
-        first, end = (x[-1:] for x in recall.find_contexts(self.ids, DEPTH, len(self.ids)))
+        ranges = recall.find_last_context(self.ids, DEPTH)
+        first, end = torch.tensor([ranges + [(0, 0)] * (DEPTH + 1 - len(ranges))]).unbind(2)
         features = torch.zeros(1, self.features)
         orders = [
             (slice(int(first[0, order]), int(end[0, order])), float(total), float(types))

@@ -97,7 +97,8 @@ def apply_rotary_embedding(x: Tensor, grid: Grid) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
     angle = grid.first_positions(x.shape[-2], x.device)[:, None] * frequency
-    return _Rotation.apply(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+    rotate = _Rotation.apply if torch.is_grad_enabled() else _rotate_pairs  # a step of sampling is mostly calls
+    return rotate(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
 
 
 class _Rotation(torch.autograd.Function):

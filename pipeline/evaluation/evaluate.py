@@ -122,6 +122,7 @@ def _score_documents(
         remembered=run.remembered_parts(remembered),
     )
     reference = [replace(each, bits_per_char=each.bits / score.characters) for each in reference]
+    memory = 0 if score.remembered is None else remembered_chunks(run.options, run.phase)
     return Evaluation(
         split=split,
         stage=run.phase,
@@ -144,7 +145,7 @@ def _score_documents(
         precision=run.compute.precision_name,
         processor=run.compute.processor_name,
         likelihood=requested_likelihood(run.options, run.phase),
-        memory=(memory := remembered_chunks(run.options, run.phase)),
+        memory=memory,
         memory_parts=list(limits.parts) if memory else [],
         iem=None,
         breakdown=tally.build_breakdown() if tally is not None else None,

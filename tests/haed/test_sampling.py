@@ -35,19 +35,37 @@ def frequencies(drawn: Chunks, every: Chunks) -> Tensor:
 
 
 def fits(found: Tensor, wanted: Tensor, drawn: int = DRAWN) -> bool:
-    """Pearson's chi-square is within what one draw in a thousand exceeds (Wilson and Hilferty's approximation)."""
-    possible = wanted > 0
-    statistic = drawn * ((found - wanted)[possible].square() / wanted[possible]).sum()
-    free = max(1, int(possible.sum()) - 1)
-    return bool(
-        (found[~possible] == 0).all() and statistic < free * (1 - 2 / (9 * free) + 3.1 * (2 / (9 * free)) ** 0.5) ** 3
-    )
+    """Pearson's chi-square is within what one draw in a thousand exceeds (Wilson and Hilferty's approximation).
+
+    Outcomes that are expected fewer than five times count as one.
+    """
+    if (found[wanted == 0] != 0).any():
+        return False
+    rare = wanted * drawn < 5
+    found, wanted = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (found, wanted))
+    found, wanted = found[wanted > 0], wanted[wanted > 0]
+    statistic, free = drawn * ((found - wanted).square() / wanted).sum(), max(1, len(wanted) - 1)
+    return bool(statistic < free * (1 - 2 / (9 * free) + 3.1 * (2 / (9 * free)) ** 0.5) ** 3)
 
 
-@pytest.mark.parametrize("many", [1024, 4], ids=["few outcomes", "many outcomes"])
-def test_chunks_are_drawn_as_often_as_the_likelihood_says(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+WAYS = {
+    "few outcomes": {},
+    "many outcomes": {"sampling._MANY": 4},
+    "by rejection": {"sampling.LEAST": 0},
+    "by rejection, or all where none is accepted": {
+        "sampling.LEAST": 0,
+        "chunk.rejection._DIRECTIONS": 1,
+        "chunk.rejection._PROPOSED": 1,
+        "chunk.rejection._ROUNDS": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_chunks_are_drawn_as_often_as_the_likelihood_says(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From S, from the decoder, or by both ways; after an open prefix given that the chunk begins with it."""
-    monkeypatch.setattr("haed.sampling._MANY", many)
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(f"haed.{name}", value)
     model, every = mixed()
     given = windows(1, 2, K, V)
     model.known = model.embed_vocabulary(lexicon(every))

@@ -215,7 +215,8 @@ def test_the_smallest_corpora(
     shard_source(options)
     train(options)
     result = evaluate_run(remembering(options))
-    assert np.isfinite(result.bits) and (result.remembered is not None) == fitted
+    assert np.isfinite(result.bits) and (result.remembered is not None) == fitted == (result.memory > 0)
+    assert bool(result.memory_parts) == fitted
     assert fitted or "the valid split is empty" in caplog.text
     run = opened(options)
     assert run.score("").bits == 0 and isinstance(run.system, HAED)
