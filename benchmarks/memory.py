@@ -1,10 +1,10 @@
-"""What each part that remembers is worth to a run, and what it costs.
+"""What each part that remembers is worth to a run.
 
-    python benchmarks/memory.py RUN [--split test] [--chunks 60000] [--samples 40] [--json FILE]
+    python benchmarks/memory.py RUN [--split test] [--chunks 60000] [--json FILE]
 
 Held-out chunks of valid and those of the split are read once, by all parts. For every set of parts the gate is fitted anew,
 as `haed evaluate` does, and gives the bits per character of the split, or of as many whole documents of it as have so many
-chunks. Then chunks are sampled with and without memory, in turns. Seconds are of the process's CPU time.
+chunks. `sampling.py` measures what they cost a sample.
 """
 
 import argparse
@@ -21,12 +21,9 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from haed.base import TokenBatch
 from haed.chunk.memory import Memory, ReadChunks
-from haed.sampling import ChunkSampler, Draw
 from pipeline.run.opened import Run, count_characters, open_run
 from pipeline.run.remembered import choose_held_out, read_documents
-from pipeline.run.windows import pad_chunks
 
 Document = tuple[np.ndarray, np.ndarray]
 
@@ -87,32 +84,6 @@ def measure_bits(run: Run, fitted: ReadChunks, held_out: ReadChunks, names: tupl
     return -float((weights + held_out.log_prob).logsumexp(1).sum()) / math.log(2)
 
 
-def time_samples(run: Run, count: int) -> list[list[object]]:
-    """Return rows of milliseconds a sampled chunk, with and without memory, for both ways to draw."""
-    system, memory = run.likelihood, run.likelihood.memory
-    (tokens, lengths), *_ = choose_held_out(run.folder.open_corpus())
-    lengths = lengths[:200]
-    rows = pad_chunks(tokens[: int(lengths.astype(np.int64).sum())], lengths, system.cut.k)
-    prompt = TokenBatch.from_chunks(
-        torch.from_numpy(rows.astype(np.int64))[None], torch.from_numpy(lengths.astype(np.int64))[None]
-    )
-    spent: dict[tuple[str, bool], list[float]] = {}
-    for _ in range(3):
-        for remembers in (True, False):
-            system.memory = memory if remembers else None
-            for name, how in (("temperature 0.8, top_p 0.95", (0.8, 0, 0.95)), ("as it is likely", (1.0, 0, 1.0))):
-                draw = Draw(*how, torch.Generator().manual_seed(0))
-                sampler = ChunkSampler(system, prompt)
-                sampler.draw_chunk(draw)
-                began = time.process_time()
-                for _ in range(count):
-                    sampler.draw_chunk(draw)
-                spent.setdefault((name, remembers), []).append(1e3 * (time.process_time() - began) / count)
-    system.memory = memory
-    names = dict.fromkeys(name for name, _ in spent)
-    return [[name, min(spent[name, True]), min(spent[name, False])] for name in names]
-
-
 @torch.no_grad()
 def main() -> None:
     """Measure, and print tables."""
@@ -120,7 +91,6 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--split", default="test")
     parser.add_argument("--chunks", type=int, default=60_000)
-    parser.add_argument("--samples", type=int, default=40, help="chunks to sample, each way; 0: none")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     run = open_run(arguments.run)
@@ -142,11 +112,8 @@ def main() -> None:
         f"{len(read.features):,} chunks of {arguments.split}, {characters:,} characters, read in {seconds:.0f} s of CPU time"
     )
     print(tabulate(bits.items(), ["parts", "bits/char"], floatfmt=".4f"))
-    samples = time_samples(run, arguments.samples) if arguments.samples else []
-    if samples:
-        print(tabulate(samples, ["ms a sampled chunk", "with memory", "without"], floatfmt=".1f"))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"bits_per_char": bits, "samples": samples}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"bits_per_char": bits}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -365,23 +365,27 @@ class Draw:
         if self.top_k:  # before dividing: rounding can make unequal logits equal
             logits = logits.masked_fill(~mask_largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
         weights = ((logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)).exp()
+        if self.top_p >= 1:
+            return self._draw_weighted(weights).squeeze(1).cpu()
         rounding = 8 * torch.finfo(weights.dtype).eps  # 0.1 added seven times is a little less than 0.7
         enough = self.top_p * (1 - rounding) * weights.sum(-1, keepdim=True, dtype=torch.float64)
         drawn, waiting = torch.zeros(len(weights), dtype=torch.long), torch.arange(len(weights))
         numbers = torch.arange(weights.shape[-1], device=weights.device)
         while len(waiting):
-            passed = weights.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
-            share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator).to(passed.device)
-            place = torch.searchsorted(passed, share * passed[:, -1:], right=True)
+            place = self._draw_weighted(weights)
             drawn[waiting] = place.squeeze(1).cpu()
-            if self.top_p >= 1:
-                break
             # An outcome is kept if those before it have not enough. If it is not, one of those is drawn.
             weight = weights.gather(1, place)
             before = weights * ((weights > weight) | ((weights == weight) & (numbers < place)))
             cut = (before.sum(-1, keepdim=True, dtype=torch.float64) >= enough).squeeze(1)
             waiting, weights, enough = waiting[cut.cpu()], before[cut], enough[cut]
         return drawn
+
+    def _draw_weighted(self, weights: Tensor) -> Tensor:
+        """Draw outcomes (B, 1) in proportion to weights (B, n); `multinomial` would draw a number for each outcome."""
+        passed = weights.cumsum(-1, dtype=torch.float64)
+        share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator).to(passed.device)
+        return torch.searchsorted(passed, share * passed[:, -1:], right=True)
 
 
 class Sampler(ABC):
