@@ -1,9 +1,10 @@
 """Take the pictures of docs/images from today's pages, with the browser tests' own hands.
 
-    python -m dev.take_pictures RUN
+    python -m dev.take_pictures RUN [OTHER…]
 
-RUN is a run that `make demo` trained. It is copied, so nothing of it changes. Its shards must lie beside `runs`. Takes about
-five minutes. The picture of colours (`neighbours-drawn.png`) is of a run on pictures and is not taken here.
+RUN is a run that `make demo` trained. Other runs are shown in the list of runs. They are copied, so nothing of them changes.
+The shards of RUN must lie beside `runs`. Takes about five minutes. The picture of colours (`neighbours-drawn.png`) is of a run on
+pictures and is not taken here.
 """
 
 import io
@@ -27,15 +28,16 @@ PAGES = {  # of the run, below /runs/NAME/: the address and the height in pixels
 }
 
 
-def take_pictures(run: Path, folder: Path) -> None:
-    """Serve a copy of a run in a folder and photograph forms, runs, artifacts and pages.
+def take_pictures(runs: list[Path], folder: Path) -> None:
+    """Serve copies of runs in a folder and photograph forms, runs, artifacts and pages.
 
     Args:
-        run: folder of a trained run.
+        runs: folders of trained runs, of which the first is opened.
         folder: an empty folder.
     """
-    copy = folder / "runs" / run.name
-    shutil.copytree(run, copy)
+    run = runs[0]
+    for each in runs:
+        shutil.copytree(each, folder / "runs" / each.name)
     (folder / "shards").symlink_to(run.resolve().parents[1] / "shards")
     served = Served(folder)
     served.start()
@@ -43,7 +45,7 @@ def take_pictures(run: Path, folder: Path) -> None:
         with sync_playwright() as started:
             page = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
             page.set_default_timeout(120_000)
-            photograph(page, Person(page, served.address), copy)
+            photograph(page, Person(page, served.address), folder / "runs" / run.name)
     finally:
         served.stop()
 
@@ -58,6 +60,8 @@ def photograph(page: Any, person: Person, run: Path) -> None:
         pixels = Image.open(io.BytesIO(page.screenshot()))
         pixels.quantize(128).save(IMAGES / picture, optimize=True)
 
+    page.goto(f"{person.address}/runs/")
+    take("runs.png", 560, 1200)
     page.goto((run / "report.html").as_uri())
     take("report.png", 1000)
     for picture, (address, height) in PAGES.items():
@@ -87,4 +91,4 @@ def photograph(page: Any, person: Person, run: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         (folder := Path(temporary) / "work").mkdir()
-        take_pictures(Path(sys.argv[1]), folder)
+        take_pictures([Path(each) for each in sys.argv[1:]], folder)

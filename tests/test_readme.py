@@ -79,6 +79,7 @@ def test_the_readme_has_commands() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "command", [line for line in COMMANDS if line not in ELSEWHERE and not line.startswith(BY_HAND)]
 )

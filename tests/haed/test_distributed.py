@@ -182,6 +182,7 @@ def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("case", EIGHT)
 def test_eight_ranks_are_one_with_the_joined_batch(case: str, eight: dict[str, dict[str, torch.Tensor]]) -> None:
     compare(eight[case], train(case, Ranks(), 0, 1, 8))
