@@ -17,8 +17,9 @@ Legend: M positions of the train split, U distinct chunks, N chunks of a documen
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -150,9 +151,9 @@ class ChunkRecall:
             if d == 0:
                 low, high = self.starts[chunk : chunk + 2].tolist() if chunk >= 0 else (0, 0)
             else:
-                places = range(low, high)
-                first = bisect_left(places, chunk, key=lambda place, d=d: sequence[order[place] - 1 - d])
-                end = bisect_right(places, chunk, first, key=lambda place, d=d: sequence[order[place] - 1 - d])
+                places, chunk_before = range(low, high), partial(_chunk_before, sequence, order, d + 1)
+                first = bisect_left(places, chunk, key=chunk_before)
+                end = bisect_right(places, chunk, first, key=chunk_before)
                 low, high = low + first, low + end
             if low >= high:
                 break
@@ -232,6 +233,11 @@ def _count_types(sequence: Tensor, order: Tensor, successors: Tensor) -> tuple[T
         types.append(torch.bincount(pairs // (int(sequence.max()) + 1), minlength=len(frequent)))
         ranges.append(depth * size + places[first[frequent]])
     return torch.cat(ranges), torch.cat(types).int()
+
+
+def _chunk_before(sequence: np.ndarray, order: np.ndarray, distance: int, place: int) -> int:
+    """Return the chunk at a distance before a place of the sorted contexts."""
+    return int(sequence[order[place] - distance])
 
 
 class Recalled(Part):
