@@ -81,6 +81,7 @@ def photograph(page: Any, person: Person, run: Path) -> None:
     until(PATIENCE, lambda: any(line.startswith("pretrain step") for line in person.kept(run)["lines"]))
     page.goto(f"{person.address}/v2/runs/flow-run/{run['id']}")
     page.get_by_text("pretrain step").first.wait_for()
+    page.wait_for_timeout(10_000)  # the graph moves
     take("training.png", 860, 1200)
     person.artifact("live-watched-pretrain")
     take("live.png", 300, 1200)
