@@ -5,9 +5,10 @@
   surrogates. One such value in the parameters, name or tags of a flow run would break the list of all flow runs.
 - `PlainErrorMiddleware` explains the messages of form checks. They come from jsonschema, which repeats the value and
   the pattern that it does not match.
-- `RunPagesMiddleware` serves the pages of runs. With a password, `/enter` asks for it and gives it to Prefect's UI and
-  to the pages, which set a cookie. `/enter#PASSWORD` does the same; browsers do not send the part after `#`. Without
-  the cookie a browser asks for name and password, which programs send as they do to Prefect's API.
+- `RunPagesMiddleware` serves the pages of runs, and leads from them to forms of Prefect that are filled in. With a
+  password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie. `/enter#PASSWORD`
+  does the same; browsers do not send the part after `#`. Without the cookie a browser asks for name and password, which
+  programs send as they do to Prefect's API.
 """
 
 import base64
@@ -18,6 +19,7 @@ import math
 import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
+from urllib.parse import urlencode
 
 from data.urls import NO_SECRET, redact_urls
 from haed.options import NO_ADDRESS
@@ -173,6 +175,13 @@ _ENTER = (
     "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
     "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
+_FORM = re.compile(r"/runs/([^/]+)/form/([a-z]+)")
+_BY_NAME = (
+    "pretrain",
+    "finetune",
+    "train",
+    "haed",
+)  # flows whose forms name a run to continue by its own configuration
 _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
 
 
@@ -212,7 +221,38 @@ class RunPagesMiddleware:
             return await send_response(
                 send, 401, "haed serve has a password. Open /enter in a browser to enter it\n", more=[challenge]
             )
+        if form := _FORM.fullmatch(path):
+            return await self._redirect_to_form(form[1], form[2], scope, send)
         await self._pages(scope, receive, send)
+
+    async def _redirect_to_form(self, run: str, flow: str, scope: Any, send: Any) -> None:
+        """Redirect to the form of the newest deployment of a flow, filled in for a run."""
+        wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "UPDATED_DESC", "limit": 1}
+        deployments = await self._ask_prefect("/api/deployments/filter", wanted, scope)
+        if not deployments:
+            return await send_response(
+                send, 404, f"there is no deployment of {flow}. Start haed serve, then try again\n"
+            )
+        values = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
+        place = f"/v2/deployments/deployment/{deployments[0]['id']}/run?{urlencode({'parameters': json.dumps(values)})}"
+        await send_response(send, 303, "", more=[(b"location", place.encode())])
+
+    async def _ask_prefect(self, path: str, question: Any, scope: Any) -> Any:
+        """Return the answer of Prefect's API in this process, as JSON; None if it refuses."""
+        answer: dict[str, Any] = {"body": b""}
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": json.dumps(question).encode()}
+
+        async def collect(message: Any) -> None:
+            answer["status"] = message.get("status", answer.get("status"))
+            answer["body"] += message.get("body", b"")
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        headers.append((b"authorization", b"Basic " + base64.b64encode(self._secret)))
+        asked = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
+        await self._prefect(scope | asked, receive, collect)
+        return json.loads(answer["body"]) if answer["status"] == 200 else None
 
     def _has_password(self, headers: dict[bytes, str]) -> bool:
         scheme, _, credentials = headers.get(b"authorization", "").partition(" ")

@@ -210,12 +210,12 @@ class _Pages:
 
     async def show_listing(self, request: Request) -> Response:
         """Show all runs, `_PAGE` at a time; the script of the page asks for all as JSON."""
+        if _wants_json(request):
+            content = await run_in_threadpool(self._listing.to_json)
+            return _unless_known(request, Response(content, media_type="application/json"))
         rows, elsewhere = await run_in_threadpool(self._listing.list_rows)
-        kind = request.query_params.get("format")
-        if kind in ("json", "csv"):
+        if request.query_params.get("format") == "csv":
             facts = await run_in_threadpool(rows_to_json, rows)
-            if kind == "json":
-                return _unless_known(request, _json_response(facts))
             named = {"Content-Disposition": 'attachment; filename="runs.csv"'}
             return Response(_format_csv(facts), media_type="text/csv", headers=named)
         shown = [row for row in rows if not row.notes.archived or "archived" in request.query_params]

@@ -4,6 +4,7 @@ A request waits half a second at most for changes, once the rows are known. If a
 rows of the last look, and the next look goes on behind it.
 """
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +150,7 @@ class RunListing:
         self._rows: OrderedDict[Path, tuple[Any, RunRow]] = OrderedDict()
         self._reading: Future[tuple[list[RunRow], list[str]]] | None = None
         self._last: tuple[list[RunRow], list[str]] | None = None
+        self._json: tuple[list[RunRow], str] | None = None
 
     def list_rows(self) -> tuple[list[RunRow], list[str]]:
         """Return the rows, the run that changed last first, and the names of links to folders elsewhere."""
@@ -164,11 +166,20 @@ class RunListing:
                 raise
             return last
 
+    def to_json(self) -> str:
+        """Return the rows as JSON, which is written again only if one has changed: pages ask for it every few seconds."""
+        rows, _ = self.list_rows()
+        known = self._json
+        if known is None or known[0] is not rows:
+            self._json = known = rows, json.dumps(rows_to_json(rows)) + "\n"
+        return known[1]
+
     def _read_rows(self, reading: "Future[tuple[list[RunRow], list[str]]]") -> None:
         try:
             folders, elsewhere = self._runs.list_folders()
             rows = sorted(map(self.get_row, folders), key=lambda row: row.state.changed, reverse=True)
-            self._last = rows, elsewhere
+            if self._last is None or elsewhere != self._last[1] or list(map(id, rows)) != list(map(id, self._last[0])):
+                self._last = rows, elsewhere
             reading.set_result(self._last)
         except BaseException as error:
             reading.set_exception(error)

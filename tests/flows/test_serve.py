@@ -7,7 +7,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import psutil
 import pytest
@@ -81,6 +84,17 @@ def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> Non
         assert answer(server + path, {}) == answer(server + path, {"Origin": server}) == 200
         assert answer(server + path, {"Origin": "https://evil.example"}) == 403
         assert answer(server + path, {"Host": "evil.example"}) == 403
+
+
+def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
+    for flow, field in (("evaluate", "run"), ("finetune", "name")):
+        with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
+            asking.request("GET", f"/runs/w%C3%B6rter%20%26/form/{flow}")
+            found = asking.getresponse()
+        place = urlsplit(found.headers["Location"])
+        assert found.status == 303 and place.path == f"/v2/deployments/deployment/{served.deployments()[flow]}/run"
+        assert json.loads(parse_qs(place.query)["parameters"][0])[field] == "wörter &"
+    assert answer(f"{served.address}/runs/x/form/nothing", {}) == 404
 
 
 @pytest.mark.usefixtures("corpus")

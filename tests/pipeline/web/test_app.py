@@ -97,6 +97,12 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
     assert site.get("/runs/run", 307).headers["location"].endswith("/runs/run/")
 
 
+def test_forms_of_prefect_are_offered_beside_prefect_alone(site: Site, run: Path) -> None:
+    assert "/runs/run/form/" not in site.get("/runs/run/").text
+    beside = TestClient(make_application(ServedRuns(run.parent), site.warm, {"Prefect UI": "/v2/"}))
+    assert "/runs/run/form/evaluate" in beside.get("/runs/run/").text
+
+
 def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run: Path) -> None:
     present = RunFolder(run).select_checkpoint()
     first = site.ask("neighbours?query=def␣&query=return&count=3")

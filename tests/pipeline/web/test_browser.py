@@ -60,7 +60,7 @@ def page(browser: Any) -> Iterator[Any]:
     page, wrong = browser.new_page(viewport={"width": 1280, "height": 900}), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(120_000)
     yield page
     page.close()
     assert not [line for line in wrong if "409 (Conflict)" not in line]
@@ -168,7 +168,7 @@ def test_without_scripts_the_list_is_a_table_with_forms(browser: Any, address: s
     page.get_by_role("heading", name="Comparison of 2 runs").wait_for()
     page.go_back()
     page.get_by_role("link", name="seed-2").click()
-    assert page.locator("svg[aria-label='bits per token']").count() == 1
+    page.locator("svg[aria-label='bits per token']").wait_for()
     context.close()
 
 
@@ -213,6 +213,7 @@ def test_every_page_is_accessible_and_fits(width: int, scheme: str, browser: Any
     pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup-browser`")
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(120_000)
     with RunFolder(run).lock():
         for path in PAGES:
             page.goto(f"{address}/runs/{path.format(quote(LONG))}")
