@@ -130,7 +130,9 @@ def test_a_text_in_a_page_is_text(text: str, source: str) -> None:
                 seen.append((tag, dict(attrs)))
 
         compared = Comparison([], "", "", verdict=text, differing=[RunDifference(text, {text: text})])
-        Tags(convert_charrefs=True).feed(render_file("comparison.html", comparison=compared, picture=f"picture{source}"))
+        Tags(convert_charrefs=True).feed(
+            render_file("comparison.html", comparison=compared, picture=f"picture{source}")
+        )
         return seen
 
     seen = find_tags(text, source)
