@@ -15,6 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -109,6 +110,12 @@ class Chunker(ABC):
         capped = np.full(int(pieces.sum()), self.k, np.uint8)
         capped[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * self.k
         return tokens, capped
+
+    def cut_text(self, text: bytes) -> list[bytes]:
+        """Return the chunks of one document as bytes."""
+        tokens, lengths = self.split(text)
+        ends = lengths.cumsum(dtype=int).tolist()
+        return [tokens[begin:end].tobytes() for begin, end in pairwise([0, *ends])]
 
     @abstractmethod
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:

@@ -13,12 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
-import numpy as np
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
@@ -516,11 +514,10 @@ def _note_query(item: QueryResult, index: ChunkIndex, chunker: Chunker) -> str:
     split = index.meta.split
     notes = [f"not in {split}" if row is None else f"{int(index.chunks.counts[row]):,} times in {split}"]
     if chunker.name != PIXELS:
-        ends = np.cumsum(chunker.split(chunk)[1]).tolist()
-        parts = [chunk[begin:end] for begin, end in pairwise([0, *ends])]
-        if len(parts) > 1:
-            cut = ", ".join(escape_control_characters(part.decode(errors="backslashreplace")) for part in parts)
-            notes.append(f"{len(parts)} chunks ({cut}), embedded as one")
+        pieces = chunker.cut_text(chunk)
+        if len(pieces) > 1:
+            cut = ", ".join(escape_control_characters(piece.decode(errors="backslashreplace")) for piece in pieces)
+            notes.append(f"{len(pieces)} chunks ({cut}), embedded as one")
     return "; ".join(notes)
 
 

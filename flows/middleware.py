@@ -176,12 +176,8 @@ _ENTER = (
     "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
 _FORM = re.compile(r"/runs/([^/]+)/form/([a-z]+)")
-_BY_NAME = (
-    "pretrain",
-    "finetune",
-    "train",
-    "haed",
-)  # flows whose forms name a run to continue by its own configuration
+# Flows whose forms name a run, to continue it by its own configuration.
+_BY_NAME = ("pretrain", "finetune", "train", "haed")
 _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
 
 

@@ -1,4 +1,4 @@
-"""What the pages of runs may change: notes, tags and the archive, and the name or existence of a run's folder.
+"""Changes that the pages of runs make: notes, tags, the archive, and the name or existence of a run's folder.
 
 A run is renamed or deleted under its lock, so never while a process trains or evaluates it, and not while another run
 starts from it.

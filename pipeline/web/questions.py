@@ -177,12 +177,7 @@ def _query_bytes(query: str) -> bytes:
 
 def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -> QueryResponse:
     run, index = opened.run, opened.run.probe.index
-    tokens, lengths = run.chunker.split(text)
-    ends = lengths.cumsum(dtype=int).tolist()
-    pieces = [
-        display_chunk(text[end - length : end], run.chunker.name)
-        for end, length in zip(ends, lengths.tolist(), strict=True)
-    ]
+    pieces = [display_chunk(piece, run.chunker.name) for piece in run.chunker.cut_text(text)]
     placed = [
         NeighbourWithExamples(**asdict(near), examples=opened.corpus_examples.find_examples(bytes.fromhex(near.hex)))
         for near in found.neighbours

@@ -92,8 +92,7 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
         return _parse_pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
     if not raw:
         raise ValueError(f"the query '' is empty. A chunk has 1 to {chunker.k} bytes")
-    tokens, lengths = chunker.split(raw)
-    pieces = [tokens[end - length : end].tobytes() for length, end in zip(lengths, lengths.cumsum(), strict=True)]
+    pieces = chunker.cut_text(raw)
     shown = " ".join(_show_chunk(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
     if len(raw) > chunker.k:
         log.warning(
