@@ -141,7 +141,9 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         page.get_by_role("button", name="Ask").click()
         page.get_by_text("all others").wait_for()
         page.get_by_role("link", name="runs", exact=True).click()
-        cells = page.locator(".tabulator-row").filter(has_text="seen").locator(".tabulator-cell").all_inner_texts()
+        row = page.locator(".tabulator-row").filter(has_text="seen")
+        row.wait_for()  # the page's script draws it
+        cells = row.locator(".tabulator-cell").all_inner_texts()
         assert [cell.strip() for cell in cells if cell.strip()][:2] == ["seen", "finished"]
 
         run = person.fill_in("neighbours", [], run="seen")
