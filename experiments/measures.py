@@ -82,12 +82,17 @@ def measurement_path(run: Path, name: str) -> Path:
 
 
 def measure_profile(run: Run) -> Measurement:
-    """Profile a step of the last phase: its time, the decoder's share of it, and the MB saved for the backward pass."""
+    """Profile a step of the last phase: its time, the decoder's share of it, and the MB saved for the backward pass.
+
+    The linear cost is that of Nawrot et al. 2021, section 3.1, for the systems that have one.
+    """
     profile = profile_phase(run.options, run.phase)
     milliseconds = sum(profile.milliseconds.values())
     metrics = {"milliseconds of a step": milliseconds, "MB kept": sum(profile.kept.values()) / 1e6}
     if "decoder" in profile.milliseconds:
         metrics["share of the decoder"] = profile.milliseconds["decoder"] / milliseconds
+    if profile.linear_cost is not None:
+        metrics["linear cost"] = profile.linear_cost
     return Measurement(metrics)
 
 

@@ -174,7 +174,7 @@ def test_from_the_command_to_the_page_and_not_twice(
     assert found["name"] == "two" and [row["variant"] for row in found["rows"]] == ["wide", "flat"]
     wide, flat = found["rows"]
     assert 0 < wide["metrics"]["share of the decoder"]["mean"] < 1 < wide["bits"]
-    assert set(flat["metrics"]) == {"milliseconds of a step", "MB kept"}
+    assert set(flat["metrics"]) == {"milliseconds of a step", "MB kept", "linear cost"}
     assert flat["unit"] == "bits/char" and flat["word_perplexity"] > 1
     rows = list(csv.DictReader((folder / "two.csv").read_text().splitlines()))
     assert [row["paper: there"] for row in rows] == ["1.5", "1.25"] and float(rows[1]["MB kept"]) > 0
