@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import queue
+import re
 import secrets
 import socket
 import threading
@@ -321,7 +322,8 @@ class BackgroundTracker:
 
 def _read_identifiers(run: RunFolder) -> dict[str, str]:
     try:
-        return read_as(dict[str, str], run.path / TRACKING)
+        found = read_as(dict[str, str], run.path / TRACKING)
+        return {kind: word for kind, word in found.items() if re.fullmatch("[0-9a-z]{8,32}", word)}
     except (OSError, ValueError):
         return {}
 
