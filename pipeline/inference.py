@@ -18,6 +18,7 @@ from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import PIXELS, SearchResults, Texts, to_texts
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.run_directory import RunFolder, guard_results
+from pipeline.run.trackers import publish_results
 
 if TYPE_CHECKING:
     from pipeline.run.opened import NextChunk, NextChunks, Run
@@ -54,7 +55,8 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
         progress.add_done()
     if prompts is None:
         kept = [KeptSample(**asdict(item), checkpoint=run.digest, fallback=run.checkpoint.fallback) for item in written]
-        write_or_log(folder.path / "samples.json", encode_checked_json([asdict(item) for item in kept]))
+        if write_or_log(folder.path / "samples.json", encode_checked_json([asdict(item) for item in kept])):
+            publish_results(options)
     return written
 
 

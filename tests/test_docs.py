@@ -40,6 +40,11 @@ ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ[
 ELSEWHERE = {
     "haed explore quickstart": "tests/pipeline/web/test_explore.py",
     "tensorboard --logdir runs/quickstart/analysis/projector": "tests/pipeline/analysis/test_map.py",
+    "tensorboard --logdir runs": "tests/pipeline/run/test_trackers.py",
+    "pip install 'haed[mlflow]'": "tests/pipeline/run/test_trackers.py",
+    "haed run --config quickstart tracking=mlflow": "tests/pipeline/run/test_trackers.py",
+    "pip install 'haed[wandb]'": "tests/pipeline/run/test_trackers.py",
+    "haed run --config quickstart tracking=wandb": "tests/pipeline/run/test_trackers.py",
     "haed serve": "tests/flows/test_serve.py",
     "haed serve --no-server": "tests/flows/test_environment.py",
     "haed serve --trainings 2": "tests/flows/test_ends.py",
@@ -66,7 +71,7 @@ def read_commands(page: str) -> list[str]:
 
 
 DATA, FORMATS = "how-to/use-your-own-data.md", "reference/file-formats.md"
-SERVED = ("how-to/run-with-prefect.md", "how-to/deploy-for-a-team.md")
+SERVED = ("how-to/run-with-prefect.md", "how-to/deploy-for-a-team.md", "how-to/track-runs.md")
 ASKED = ("how-to/explore-a-run.md", "how-to/vectors-in-faiss-and-pandas.md")
 
 

@@ -135,7 +135,7 @@ _OPTIONS = {
 # Names that correspond to no option, and the alternative.
 _ELSEWHERE = {
     "wandb use_wandb wandb_project wandb_log report_to tensorboard logger mlflow tb comet entity": (
-        "metrics are written to the run's folder. `haed serve` starts TensorBoard, which shows them"
+        "`haed serve` starts TensorBoard, which shows all runs. `tracking=mlflow` or `tracking=wandb` adds a tracker"
     ),
     "vocab_size vocab tokenizer tokenizer_path tokenizer_name bpe vocab_file sentencepiece": (
         "tokens are bytes, so there is no vocabulary. Set how bytes form chunks with `chunker.kind=words` "

@@ -586,6 +586,13 @@ class Options:
         ),
         Unit("steps"),
     ] = 50
+    tracking: Annotated[
+        Literal["none", "mlflow", "wandb"],
+        Field(
+            description="Tracker that gets the run in addition to TensorBoard. mlflow: MLflow (pip install 'haed[mlflow]'). "
+            "wandb: W&B (pip install 'haed[wandb]'). Their own environment variables name server, project and key."
+        ),
+    ] = "none"
     resume: Annotated[
         Literal["auto", "never", "required"],
         Field(

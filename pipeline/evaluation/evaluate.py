@@ -30,6 +30,7 @@ from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, Score, compute_word_perplexity, count_words
 from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.sharding import check_split
+from pipeline.run.trackers import publish_results
 from pipeline.run.windows import ScoredWindows, fixed_subset, split_windows
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
             log.info(
                 "evaluation.json had %s of the %s split. It is replaced by the %s split's", figure, before.split, split
             )
-    write_or_log(path, encode_checked_json(asdict(result)))
+    if write_or_log(path, encode_checked_json(asdict(result))):
+        publish_results(options)
     return result
 
 

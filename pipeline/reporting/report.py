@@ -46,6 +46,7 @@ from pipeline.run.index.queries import PIXELS, SearchResults
 from pipeline.run.index.storage import StaleIndexError, has_index
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
+from pipeline.run.trackers import publish_results
 
 T = TypeVar("T")
 OWN_OPTIONS = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
@@ -208,8 +209,10 @@ def write_report(options: Options) -> Path:
     addresses = {name: data_uri(read_bytes(path, PICTURE, folder.path)) for name, path in report.pictures.items()}
     if (folder.path / ANALYSIS / MAP).is_file():
         addresses[f"{ANALYSIS}/{MAP}"] = f"{ANALYSIS}/{MAP}"
-    write_atomically(folder.path / "report.html", render_file("run.html", **report.template_values(addresses)).encode())
-    return folder.path / "report.html"
+    path = folder.path / "report.html"
+    write_atomically(path, render_file("run.html", **report.template_values(addresses)).encode())
+    publish_results(options, path)
+    return path
 
 
 def summarise_report(options: Options) -> str:

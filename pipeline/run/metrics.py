@@ -1,19 +1,18 @@
-"""Metrics of a phase under one set of names, for metrics.jsonl, TensorBoard and listeners."""
+"""Metrics of a phase under one set of names, for metrics.jsonl, trackers such as TensorBoard, and listeners."""
 
 import json
 import logging
 import math
 import os
 import re
-import socket
 import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Protocol, cast
 
 from data.filesystem import (
     MANY,
@@ -56,7 +55,7 @@ class Position:
         return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
 
 
-class _Log:
+class AppendOnlyLog:
     """An append-only file; bytes that the disk does not take are kept, and written with the next ones."""
 
     def __init__(self, path: Path) -> None:
@@ -95,35 +94,41 @@ class _Log:
         self._opened.close()
 
 
-class _Board:
-    """The TensorBoard file of a phase.
+@dataclass
+class RunSummary:
+    """What a tracker shows of a run beside its curves.
 
-    TensorBoard's own writer has a thread that ends with a traceback on a full disk.
+    Attributes:
+        options: every option that is set, by its dotted key.
+        metrics: final metrics of the checkpoint: those of its validation, and of an evaluation such as `test/bits_per_char`.
+        step: step of the checkpoint.
+        checkpoint: digest of the checkpoint, empty before there is one.
+        samples: samples of the checkpoint, as Markdown.
+        report: the report, if it is new.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+    options: dict[str, str | int | float | bool]
+    metrics: Record = field(default_factory=dict)
+    step: int = 0
+    checkpoint: str = ""
+    samples: list[str] = field(default_factory=list)
+    report: Path | None = None
 
-        make_folders(folder, within=folder.parent)
-        self.log = _Log(folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}")
-        self._records = RecordWriter(self.log)
-        self._add_event(Event(file_version="brain.Event:2"))
-        self._add_event(
-            Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        )  # later ones no longer count
+
+class Tracker(Protocol):
+    """A program in which people look at runs, such as TensorBoard; see `pipeline.run.trackers`."""
 
     def write_record(self, record: Record) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        """Take the metrics of a step."""
 
-        values = {name: value for name, value in record.items() if name != "step" and isinstance(value, int | float)}
-        shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add_event(Event(step=record["step"], summary=Summary(value=shown)))
+    def write_summary(self, summary: RunSummary) -> None:
+        """Take options and results, in place of earlier ones."""
 
-    def _add_event(self, event: Any) -> None:
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
+    def flush(self) -> None:
+        """Write what is pending; raise OSError if the disk does not take it."""
+
+    def close(self, finished: bool) -> None:
+        """Finish writing. `finished` is false after an interruption or error."""
 
 
 class Metrics:
@@ -135,23 +140,26 @@ class Metrics:
     Args:
         folder: the phase's folder.
         step: step from which the phase is resumed; later records are dropped.
+        trackers: given every record. Whoever opened them closes them.
         listeners: called with every record, and after every step with the position.
     """
 
-    def __init__(self, folder: Path, step: int, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(
+        self, folder: Path, step: int, trackers: Sequence[Tracker] = (), listeners: Sequence[Listener] = ()
+    ) -> None:
         make_folders(folder, within=folder.parent)
         path = folder / "metrics.jsonl"
         _cut_back(path, step)
-        self._lines, self._board = _Log(path), _Board(folder / "tensorboard", step)
-        self._listeners = listeners
+        self._lines, self._trackers, self._listeners = AppendOnlyLog(path), trackers, listeners
 
     def write_record(self, record: Record) -> None:
         """Write one record, which must have a `step`."""
         self._lines.write(encode_record(record))
-        self._board.write_record(record)
+        for tracker in self._trackers:
+            tracker.write_record(record)
         try:
             self._lines.flush()
-            self._board.log.flush()
+            self._flush_trackers()
         except OSError as error:
             log.warning("metrics of step %d are kept in memory until they can be written: %s", record["step"], error)
         self._notify_listeners(record)
@@ -178,7 +186,6 @@ class Metrics:
             self._sync_logs()
         finally:
             self._lines.close()
-            self._board.log.close()
 
     def sync_to_disk(self) -> None:
         """Sync the logs to the disk before a checkpoint relies on them; a removed metrics.jsonl is written again.
@@ -192,15 +199,19 @@ class Metrics:
             make_folders(self._lines.path.parent, within=self._lines.path.parent.parent)
             write_atomically(self._lines.path, content)
             self._lines.close()
-            self._lines = _Log(self._lines.path)
+            self._lines = AppendOnlyLog(self._lines.path)
         self._sync_logs()
 
     def _sync_logs(self) -> None:
         self._lines.sync_to_disk()
         try:
-            self._board.log.flush()
+            self._flush_trackers()
         except OSError as error:
             log.warning("metrics for TensorBoard are kept in memory until they can be written: %s", error)
+
+    def _flush_trackers(self) -> None:
+        for tracker in self._trackers:
+            tracker.flush()
 
 
 def encode_record(record: Record) -> bytes:

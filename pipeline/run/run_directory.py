@@ -57,13 +57,13 @@ FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
 _TRAINED_IN = ". precision= applies to training. Use evaluate.precision=bf16 to read in another precision"
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
-    "evaluate": (*_EVERY, "evaluate", "batch.context"),
-    "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
+    "evaluate": (*_EVERY, "tracking", "evaluate", "batch.context"),
+    "sample": (*_EVERY, "tracking", "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
     "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "batch.context"),
     "index": (*_EVERY, "evaluate.stage", "index", "batch.context"),
     "neighbours": (*_EVERY, "evaluate.stage", "batch.context"),
     "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),
-    "report": (*_EVERY, "evaluate.stage", "index"),
+    "report": (*_EVERY, "tracking", "evaluate.stage", "index"),
     "profile": (
         *_EVERY,
         "precision",

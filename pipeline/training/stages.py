@@ -51,6 +51,7 @@ from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_met
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder, format_command
 from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory
+from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, interruptible_section
 from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
@@ -292,7 +293,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             warn_lost_steps(run.phase_folder(phase), resumed)
         progress, metrics = Progress(phase, limits), None
         if ranks.is_first:
-            metrics = Metrics(run.phase_folder(phase), resumed, [listener] if is_launched() else [progress, listener])
+            listeners: list[Listener] = [listener] if is_launched() else [progress, listener]
+            trackers = held.enter_context(open_trackers(noted, phase, resumed))
+            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners)
         try:
             position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
         except TrainingInterrupted as error:

@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
         ("logging_steps=10", "use log_steps=10"),
         ("resume_from_checkpoint=true", "use resume=required"),
         ("max_new_tokens=50", "use sample.chunks=50"),
-        ("wandb=true", "metrics are written"),
+        ("wandb=true", "`tracking=wandb` adds a tracker"),
         ("tokenizer=bpe", "there is no vocabulary"),
         ("optim=adamw", "the optimizer is AdamW"),
         ("model.encoder.widht=9", "did you mean model.encoder.width=9?"),

@@ -11,22 +11,28 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from pipeline.config import PretrainOptions
 from pipeline.run.metrics import Metrics, PhaseStatus, Progress, ProgressCounter, read_metrics
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.trackers import TensorBoard
 
 
 def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limits, threads = resource.getrlimit(resource.RLIMIT_FSIZE), threading.active_count()
-    metrics = Metrics(tmp_path, 0)
+    run = RunFolder(tmp_path)
+    board = TensorBoard(run, "pretrain", 0)
+    metrics = Metrics(run.phase_folder("pretrain"), 0, [board])
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores the signal: it is an OSError
         for step in range(1, 101):
             metrics.write_record({"step": step, "loss": step / 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "are kept in memory" in caplog.text and len(read_metrics(tmp_path / "metrics.jsonl")) < 100
+    path = run.phase_folder("pretrain") / "metrics.jsonl"
+    assert "are kept in memory" in caplog.text and len(read_metrics(path)) < 100
     metrics.close()
+    board.close(True)
     assert threading.active_count() == threads
-    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, 101))
-    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert [record["step"] for record in read_metrics(path)] == list(range(1, 101))
+    (events,) = (path.parent / "tensorboard").iterdir()
     steps = [event.step for event in EventFileLoader(str(events)).Load() if event.HasField("summary")]
     assert steps == list(range(1, 101))
 
