@@ -45,7 +45,12 @@ def _escape_match(found: re.Match[str]) -> str:
 
 def escape_control_characters(text: str) -> str:
     """Return a chunk as `make_printable` does, with signs for white space as well."""
-    return make_printable(text.translate(_SIGNS))
+    return make_printable(show_white_space(text))
+
+
+def show_white_space(text: str) -> str:
+    """Return text with signs for white space, which `unescape_query` takes back."""
+    return text.translate(_SIGNS)
 
 
 def unescape_query(text: str) -> str:

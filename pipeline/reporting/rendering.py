@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from pipeline.console import STEERING, escape_control_characters, make_printable, markdown_text
+from pipeline.console import STEERING, escape_control_characters, make_printable, markdown_text, show_white_space
 from pipeline.reporting.terms import TERMS
 
 STYLE = Path(__file__).parent / "style.css"
@@ -101,6 +101,7 @@ def make_environment(**names: Any) -> Environment:
     environment.globals["terms"] = TERMS
     environment.filters |= {
         "visible": escape_control_characters,
+        "signs": show_white_space,
         "line": _join_lines,
         "pixels": _split_pixels,
         "commands": mark_commands,
