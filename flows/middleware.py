@@ -5,7 +5,8 @@
   surrogates. One such value in the parameters, name or tags of a flow run would break the list of all flow runs.
 - `PlainErrorMiddleware` explains the messages of form checks. They come from jsonschema, which repeats the value and
   the pattern that it does not match.
-- `RunPagesMiddleware` serves the pages of runs, and leads from them to forms of Prefect that are filled in. With a
+- `RunPagesMiddleware` serves the pages of runs, and leads from them to forms of Prefect that are filled in:
+  `/runs/NAME/form/index?space=contexts&overrides=index.kind=flat`. With a
   password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie. `/enter#PASSWORD`
   does the same; browsers do not send the part after `#`. Without the cookie a browser asks for name and password, which
   programs send as they do to Prefect's API.
@@ -19,7 +20,7 @@ import math
 import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 from data.urls import NO_SECRET, redact_urls
 from haed.options import NO_ADDRESS
@@ -229,7 +230,10 @@ class RunPagesMiddleware:
             return await send_response(
                 send, 404, f"there is no deployment of {flow}. Start haed serve, then try again\n"
             )
-        values = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
+        values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
+        asked = parse_qs(scope["query_string"].decode("latin-1"))
+        values |= {"overrides": asked["overrides"]} if "overrides" in asked else {}
+        values |= {"space": asked["space"][-1]} if "space" in asked else {}
         place = f"/v2/deployments/deployment/{deployments[0]['id']}/run?{urlencode({'parameters': json.dumps(values)})}"
         await send_response(send, 303, "", more=[(b"location", place.encode())])
 

@@ -394,8 +394,10 @@ class Sampler(ABC):
     Attributes:
         parts: for each part that draws whole chunks, the number (B,) of chunks of each sample that it drew; the others
             were spelled. A chunk that several parts may draw counts for each by its share.
+        unread: number of tokens at the beginning of the prompt that the main model does not read.
     """
 
+    unread = 0
     parts: Mapping[str, Tensor] = MappingProxyType({})
 
     @abstractmethod
@@ -426,6 +428,7 @@ class ChunkSampler(Sampler):
         self.cache = system.main.create_cache()
         first = max(0, prompt.lengths.shape[1] - system.cut.context + 1)
         tokens, lengths = prompt.tokens[:, first:].long(), prompt.lengths[:, first:]
+        self.unread = int(prompt.lengths[0, :first].sum())
         tokens, lengths = tokens.expand(samples, -1, -1), lengths.expand(samples, -1)
         seen = self._embed_chunks(Chunks(tokens.flatten(0, 1), lengths.flatten())).unflatten(0, lengths.shape)
         self.inputs = torch.cat([self._start_vectors(), seen], 1)
@@ -657,6 +660,7 @@ class TokenSampler(Sampler):
         real = length_mask(prompt.lengths, cut.k)
         tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)
         self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # the whole window
+        self.unread = max(0, tokens.shape[1] - self.window + 1)
         self._restart_window(self.window - 1)
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from data.urls import redact_urls
 log = logging.getLogger(__name__)
 # C0 and C1 except tab and newline; marks, overrides and isolates of direction; the zero-width space; line separators;
 # invisible operators; the byte order mark; interlinear marks; bytes from surrogateescape; language tags.
-_STEERS = re.compile(
+STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
@@ -33,7 +33,7 @@ _MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
 
 def make_printable(text: str) -> str:
     """Return text with control characters as escapes, except newline and tab."""
-    return _STEERS.sub(_escape_match, text)
+    return STEERING.sub(_escape_match, text)
 
 
 def _escape_match(found: re.Match[str]) -> str:
@@ -45,7 +45,12 @@ def _escape_match(found: re.Match[str]) -> str:
 
 def escape_control_characters(text: str) -> str:
     """Return a chunk as `make_printable` does, with signs for white space as well."""
-    return make_printable(text.translate(_SIGNS))
+    return make_printable(show_white_space(text))
+
+
+def show_white_space(text: str) -> str:
+    """Return text with signs for white space, which `unescape_query` takes back."""
+    return text.translate(_SIGNS)
 
 
 def unescape_query(text: str) -> str:

@@ -17,6 +17,7 @@ import io
 import json
 import logging
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
@@ -175,12 +176,13 @@ class MapPoints:
     pixels: bool
 
 
-def render_map_page(title: str, about: str, points: MapPoints) -> str:
+def render_map_page(title: str, about: str, checkpoint: str, points: MapPoints) -> str:
     """Return the map as an HTML page.
 
     Args:
         title: heading of the page.
         about: a sentence about the map.
+        checkpoint: digest of the checkpoint that the embeddings are of.
         points: points to show.
     """
     values = {
@@ -196,7 +198,8 @@ def render_map_page(title: str, about: str, points: MapPoints) -> str:
     content = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
     page = (Path(__file__).parent / "map.html").read_text(encoding="utf-8")
     before, rest = page.split("@POINTS@")
-    return before.replace("@ABOUT@", escape(about)).replace("@TITLE@", escape(title)) + content + rest
+    named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": about, "@TITLE@": title}
+    return re.sub("|".join(named), lambda found: escape(named[found[0]]), before) + content + rest
 
 
 def _to_integer_coordinates(places: np.ndarray) -> list[int]:

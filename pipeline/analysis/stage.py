@@ -20,7 +20,7 @@ from pipeline.analysis.dataset import AnalysisData, label_chunks, load_analysis_
 from pipeline.analysis.geometry import find_nearest, measure_drift, normalise_rows
 from pipeline.analysis.map import MapPoints, render_map_page
 from pipeline.config import ConfigError, Options
-from pipeline.reporting.findings import ANALYSIS, PICTURES, describe_findings
+from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, describe_findings
 from pipeline.run.analysis_results import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, Part, read_as
@@ -199,17 +199,7 @@ def analyse_run(options: Options) -> Analysis:
     log.info("drawing")
     places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, options.seed) for name in kinds}
     pictures = _draw_pictures(analysis, dataset, places)
-    of_map = (
-        f"{analysis.stage} step {analysis.step:,}: the {analysis.chunks:,} most frequent chunks of "
-        f"the {analysis.split} split. Lines lead to the nearest chunks by centred cosine in all dimensions, "
-        "which may be far apart on the map. Wheel: zoom; drag: move; click: keep; /: search."
-    )
-    content = {
-        **pictures,
-        "map.html": render_map_page(
-            f"{options.name}: map of embeddings", of_map, _build_map_points(dataset, places)
-        ).encode(),
-    }
+    content = {**pictures, MAP: _render_map(options, dataset, places)}
     make_folders(place, within=folder.path)
     for name in set(PICTURES) - set(content):  # left by an earlier analysis
         (place / name).unlink(missing_ok=True)
@@ -218,11 +208,33 @@ def analyse_run(options: Options) -> Analysis:
     shutil.rmtree(place / "projector", ignore_errors=True)
     if options.analyse.projector:
         _export_projector(dataset, options)
-    analysis.files = ["map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
+    analysis.files = [MAP, *pictures, *(["projector"] if options.analyse.projector else [])]
     analysis.seconds = time.perf_counter() - began
     folder.write_json(f"{ANALYSIS}/analysis.json", asdict(analysis))
     release_memory()
     return analysis
+
+
+def draw_map(run: Run) -> None:
+    """Write the map of a run's embeddings alone, where an analysis writes it."""
+    dataset = load_analysis_data(run, run.options)
+    kinds = map.select_projections(run.options.analyse.map)
+    places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, run.options.seed) for name in kinds}
+    place = run.folder.path / ANALYSIS
+    make_folders(place, within=run.folder.path)
+    write_atomically(place / MAP, _render_map(run.options, dataset, places))
+
+
+def _render_map(options: Options, dataset: AnalysisData, places: dict[str, np.ndarray]) -> bytes:
+    run = dataset.run
+    about = (
+        f"{run.phase} step {run.step:,}, checkpoint {run.digest[:12]}, made on {time.strftime('%Y-%m-%d at %H:%M')}: "
+        f"the {len(dataset.chunks):,} most frequent chunks of the {options.analyse.split} split. Lines lead to the "
+        "nearest chunks by centred cosine in all dimensions, which may be far apart on the map. Wheel: zoom; "
+        "drag: move; click: keep; /: search."
+    )
+    title = f"{options.name}: map of embeddings"
+    return render_map_page(title, about, run.digest, _build_map_points(dataset, places)).encode()
 
 
 def _open_drift_reference(run: Run) -> Run | None:

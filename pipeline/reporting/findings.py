@@ -1,10 +1,21 @@
 """Presentation of an analysis: its findings as sentences, its tables, and the captions of its pictures."""
 
+import re
+from pathlib import Path
+
 from pipeline.reporting.rendering import Table
 from pipeline.run.analysis_results import Analysis, Intrinsic
 
 ANALYSIS = "analysis"  # folder of a run that `haed analyse` writes to
 MAP = "map.html"
+
+
+def read_map_checkpoint(page: Path) -> str | None:
+    """Return the digest of the checkpoint that a map was made from; None if the file does not say."""
+    with open(page, "rb") as file:
+        found = re.search(rb'<meta name="checkpoint" content="(\w+)">', file.read(1000))
+    return found[1].decode() if found else None
+
 
 # Pictures in the order of a report: their titles, and how to read them.
 PICTURES = {

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from pipeline.console import escape_control_characters, make_printable, markdown_text
+from pipeline.console import STEERING, escape_control_characters, make_printable, markdown_text, show_white_space
 from pipeline.reporting.terms import TERMS
 
 STYLE = Path(__file__).parent / "style.css"
@@ -101,9 +101,11 @@ def make_environment(**names: Any) -> Environment:
     environment.globals["terms"] = TERMS
     environment.filters |= {
         "visible": escape_control_characters,
+        "signs": show_white_space,
         "line": _join_lines,
         "pixels": _split_pixels,
-        "commands": _mark_commands,
+        "commands": mark_commands,
+        "exact": _refer_to_characters,
     }
     environment.globals |= names
     return environment
@@ -134,9 +136,14 @@ def _join_lines(text: str) -> str:
     return re.sub(r"[ \t]{2,}", " ", text.replace("\r", "").replace("\n", "↵"))
 
 
-def _mark_commands(text: str) -> Markup:
+def mark_commands(text: str) -> Markup:
     """Return a message as HTML, with its commands in backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _refer_to_characters(text: str) -> Markup:
+    """Return text for a box of a form that is sent again, with invisible characters as references."""
+    return Markup(STEERING.sub(lambda found: f"&#{ord(found[0])};", str(escape(text))))
 
 
 def _split_pixels(hexadecimal: str) -> list[str]:

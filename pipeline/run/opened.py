@@ -33,6 +33,7 @@ from pipeline.config import (
     remembered_chunks,
     requested_likelihood,
 )
+from pipeline.console import escape_control_characters
 from pipeline.run.checkpoints import Checkpoint, Checkpoints, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts, RememberedParts
@@ -59,6 +60,7 @@ log = logging.getLogger(__name__)
 EMBEDDED_AT_ONCE = 8192  # chunks
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
 _MOST_WORD_BITS = 64
+_SHOWN = 40  # bytes of a text
 
 
 @dataclass
@@ -361,6 +363,7 @@ class Run:
         with torch.no_grad(), self.compute.use_precision():
             closed = TokenBatch.from_chunks(window.tokens[:, :-1], window.lengths[:, :-1])
             sampler = make_sampler(system, closed, samples)
+            self._warn_if_cut(prompt, sampler.unread)
             for _ in range(how.chunks):
                 check_abandoned()
                 new = sampler.draw_chunk(draw, opened)
@@ -393,8 +396,7 @@ class Run:
         kind = self.chunker.name
         if prompt and kind == PIXELS:
             raise ValueError(
-                "this run's model is of pictures, so `haed next` takes no prompt. It lists the first chunks "
-                "of a picture"
+                "this run's model is of pictures and takes no prompt. Leave it empty for the first chunks of a picture"
             )
         window = self._make_window(*self.chunker.split(prompt))
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1
@@ -402,6 +404,7 @@ class Run:
         opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
         with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
+            self._warn_if_cut(prompt, sampler.unread)
             remembered = (sampler.space, sampler.documents[0]) if sampler.documents else None
             likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, remembered)
         if len(likeliest.probability) < count:
@@ -529,10 +532,21 @@ class Run:
         window = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context
         if len(lengths) >= seen:
-            log.info("of the %d chunks of the text, only the last %d are used (batch.context)", len(lengths), seen - 1)
+            self._warn_if_cut(text, int(lengths[: len(lengths) - seen + 1].sum()))
             window = TokenBatch.from_chunks(window.tokens[:, -seen:], window.lengths[:, -seen:])
         with self.compute.use_precision():
             return self.system.extract_vectors(window, space, layer, scale)[-1].float().cpu().numpy()
+
+    def _warn_if_cut(self, text: bytes, unread: int) -> None:
+        """Warn that the main model does not read the beginning of a text, and from where it reads it."""
+        if unread:
+            first = escape_control_characters(display_chunk(text[unread : unread + _SHOWN], self.chunker.name))
+            log.warning(
+                "the text has %s bytes. The main model reads the last %s, from %s … on (batch.context)",
+                f"{len(text):,}",
+                f"{len(text) - unread:,}",
+                first,
+            )
 
     @cached_property
     def probe(self) -> Probe:

@@ -11,15 +11,18 @@ import hashlib
 import io
 import json
 import os
+import re
+import shlex
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, urlencode
 
 from jinja2 import Environment
-from pydantic import TypeAdapter, ValidationError
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -30,16 +33,19 @@ from starlette.routing import Route
 from haed.options import SYSTEMS
 from pipeline.console import escape_control_characters, format_error, unescape_query
 from pipeline.reporting.charts import list_series
-from pipeline.reporting.rendering import STYLE, make_environment, render_template
+from pipeline.reporting.findings import ANALYSIS, MAP, read_map_checkpoint
+from pipeline.reporting.rendering import STYLE, make_environment, mark_commands, render_template
 from pipeline.reporting.report import load_run_report
 from pipeline.reporting.run_state import determine_state, phase_metrics, read_history, read_setting
 from pipeline.run.files import RunNotes, read_notes
 from pipeline.run.index.queries import PIXELS
+from pipeline.run.index.storage import check_index_exists
 from pipeline.run.run_directory import RunFolder
 from pipeline.web import changes, questions
 from pipeline.web.changes import RefusedChangeError
 from pipeline.web.listing import RunListing, rows_to_json, state_facts
 from pipeline.web.model_cache import ModelCache, ServerBusyError
+from pipeline.web.questions import InvalidQuestionError, describe_bounds, parse_question
 from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files, metrics_csv
 
 TOOLS = {
@@ -48,6 +54,7 @@ TOOLS = {
     "next": "next chunks",
     "samples": "samples",
     "score": "bits of a text",
+    "map": "map",
 }
 # By tool: the class of its question, and what returns the function that answers one with an opened run.
 _QUESTIONS: dict[str, tuple[type, Callable[[Any], Callable[[Any], Any]]]] = {
@@ -57,6 +64,9 @@ _QUESTIONS: dict[str, tuple[type, Callable[[Any], Callable[[Any], Any]]]] = {
     "samples": (questions.SampleQuestion, questions.ask_samples),
     "score": (questions.ScoreQuestion, questions.ask_score),
 }
+
+
+_OF_CHUNKS = ("neighbours", "next", "map")  # tools that models of tokens do not have
 
 
 def run_page_url(name: str, page: str = "", **question: Any) -> str:
@@ -80,9 +90,30 @@ def make_templates(links: dict[str, str]) -> Environment:
     Args:
         links: addresses by name, shown at the head of every page.
     """
-    return make_environment(
+    made = make_environment(
         tools=TOOLS, links=links, address=run_page_url, asking=_neighbours_url, heading=_next_chunks_heading
     )
+    if links:
+        made.filters["commands"] = _link_forms
+    return made
+
+
+_COMMAND = re.compile(r"`haed (index|evaluate|sample|pretrain|finetune|train) ([^`]+)`")
+
+
+def _link_forms(text: str) -> Markup:
+    """Return a message as HTML whose commands for a run are links to forms of Prefect that are filled in."""
+    parts, place = [], 0
+    for found in _COMMAND.finditer(text):
+        run, *words = shlex.split(found[2])
+        values: dict[str, Any] = {"overrides": [word for word in words if "=" in word]}
+        if "--space" in words:
+            values["space"] = words[words.index("--space") + 1]
+        url = run_page_url(Path(run).name, f"form/{found[1]}", **{key: each for key, each in values.items() if each})
+        parts += [mark_commands(text[place : found.start()])]
+        parts += [Markup('<a href="{}">the form {}</a>').format(url, found[1])]
+        place = found.end()
+    return Markup("").join([*parts, mark_commands(text[place:])])
 
 
 def _next_chunks_heading(found: Any) -> str:
@@ -120,7 +151,7 @@ _HEADERS = {
     "Content-Security-Policy": _OURS,
 }
 _SHOWN = (".html", ".png")  # files of a run that the browser shows; others are downloads
-_MAP = "analysis/map.html"
+_MAP = f"{ANALYSIS}/{MAP}"
 _STATIC = Path(__file__).parent / "static"
 _ASSETS = {
     "style.css": ((_STATIC / "tabulator.min.css", _STATIC / "uplot.min.css", STYLE), "text/css"),
@@ -156,6 +187,8 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
             Route(f"/runs/{{name}}/{tool}", partial(pages.answer_tool, tool, *kind))
             for tool, kind in _QUESTIONS.items()
         ),
+        Route("/runs/{name}/chunks", pages.complete_chunk),
+        Route("/runs/{name}/map", pages.show_map),
         Route("/runs/{name}/files/{file:path}", pages.serve_file),
     ]
     mistakes = (NotFoundError, ValueError, OSError, FloatingPointError, ServerBusyError, HTTPException)
@@ -187,6 +220,7 @@ class _Pages:
     def __init__(self, runs_of: ServedRuns, warm: ModelCache, links: dict[str, str]) -> None:
         self._runs, self._warm, self._listing = runs_of, warm, RunListing(runs_of)
         self._templates = make_templates(links)
+        self._maps: dict[Path, Future[Any]] = {}  # that are being made, or could not be
 
     def _render_page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
         return HTMLResponse(render_template(self._templates, template, **known), status)
@@ -307,7 +341,8 @@ class _Pages:
             )
         except (RefusedChangeError, OSError) as error:
             status, shown["error"] = 409, format_error(error)
-            shown["field"] = getattr(error, "field", "")
+            if field := getattr(error, "field", ""):
+                shown["troubles"] = {field: shown.pop("error")}
             return self._render_page("edit.html", status, **shown)
         return RedirectResponse(run_page_url(shown["new_name"].strip()), 303)
 
@@ -383,26 +418,58 @@ class _Pages:
         folder = self._find_run(request)
         known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _is_chunk_model(folder)}
         known["pictures"] = read_setting(folder, "chunker.kind") == PIXELS
-        if tool == "neighbours" and any(file.name == _MAP for file in list_served_files(folder)):
-            known["map"] = run_page_url(folder.path.name, f"files/{_MAP}")
-        known["question"], status = kind(), 200
+        known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
-            known["question"] = _parse_question(kind, request)
+            known["question"] = parse_question(kind, request.query_params)
+            if not known["of_chunks"] and tool in _OF_CHUNKS:
+                raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
             if tool == "neighbours" or "prompt" in request.query_params or _wants_json(request):
                 asking = self._warm.ask_run(folder, ask(known["question"]))
                 if (answer := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
                 known["answer"] = answer
             else:
+                if tool == "passages":
+                    check_index_exists(folder, "contexts")
                 self._warm.prepare_run(folder)
+        except InvalidQuestionError as error:
+            status, known["troubles"] = 400, error.troubles
+            known["question"] = error.typed or known["question"]
         except (ValueError, OSError, FloatingPointError, ServerBusyError) as error:
             status = 503 if isinstance(error, ServerBusyError) else 409 if isinstance(error, OSError) else 400
             known["error"] = format_error(error)
         if not _wants_json(request):
             return self._render_page(f"{tool}.html", status, **known)
-        if "error" in known:
-            return _json_response({"error": known["error"]}, status)
-        return _json_response(asdict(known["answer"]))
+        if "answer" in known:
+            return _json_response(asdict(known["answer"]))
+        said = known.get("error") or ". ".join(known["troubles"].values())
+        return _json_response({"error": said}, status)
+
+    async def complete_chunk(self, request: Request) -> Response:
+        """Return the most frequent chunks that begin with what was typed, for the list of a box."""
+        typed = request.query_params.get("begin", "")
+        asking = self._warm.ask_run(self._find_run(request), questions.complete_chunk(typed))
+        answer = await _wait_unless_gone(request, asking)
+        return Response(status_code=499) if answer is None else _json_response(answer.value)
+
+    async def show_map(self, request: Request) -> Response:
+        """Lead to the map of the present checkpoint, or say that it is being made."""
+        folder = self._find_run(request)
+        if not _is_chunk_model(folder):
+            raise ValueError("this run's model predicts tokens, so it has no map. Choose another page")
+        digest = await run_in_threadpool(self._warm.present_digest, folder)
+        there = [file.path for file in list_served_files(folder) if file.name == _MAP]
+        if there and read_map_checkpoint(there[0]) == digest:
+            return RedirectResponse(run_page_url(folder.path.name, f"files/{_MAP}"), 303)
+        making = self._maps.get(folder.path)
+        if making is not None and making.done():
+            if request.method != "HEAD":  # by which the page asks whether it is made
+                del self._maps[folder.path]
+            making.result()
+            making = None
+        if making is None:
+            self._maps[folder.path] = self._warm.start_work(folder, _draw_map)
+        return self._render_page("map.html", 202, name=folder.path.name, tool="map", of_chunks=True)
 
     async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
@@ -446,25 +513,10 @@ def _wants_json(request: Request) -> bool:
     return request.query_params.get("format") == "json"
 
 
-def _parse_question(kind: type[T], request: Request) -> T:
-    """Parse a question from the parameters of an address.
+def _draw_map(opened: Any) -> None:
+    from pipeline.analysis.stage import draw_map
 
-    Raises:
-        ValueError: a value is out of its bounds or of the wrong type.
-    """
-    given: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
-        values = request.query_params.getlist(name)
-        if isinstance(getattr(kind(), name), list):
-            given[name] = values
-        elif values and (values[-1] or hint is str):
-            given[name] = values[-1]
-    try:
-        return TypeAdapter(kind).validate_python(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{place}={str(first['input'])[:40]}: {first['msg'].lower()}") from None
+    draw_map(opened.run)
 
 
 def _is_chunk_model(folder: RunFolder) -> bool:

@@ -225,9 +225,18 @@ class ModelCache:
     def prepare_run(self, folder: RunFolder) -> None:
         """Open a run that will soon be asked, unless questions wait. Errors are left to the question to report."""
         if not (self.waiting or self._closed):
-            future, gone = self._thread.submit(lambda: self._answer_question(folder, _load_lazy_parts))
-            self._asked[gone] = None
-            future.add_done_callback(lambda _: self._asked.pop(gone, None))
+            self.start_work(folder, _load_lazy_parts)
+
+    def start_work(self, folder: RunFolder, work: Callable[[LoadedRun], T]) -> "Future[QueryResult[T]]":
+        """Start work with a run that goes on if the client leaves; shutdown drops it."""
+        future, gone = self._thread.submit(lambda: self._answer_question(folder, work))
+        self._asked[gone] = None
+        future.add_done_callback(lambda _: self._asked.pop(gone, None))
+        return future
+
+    def present_digest(self, folder: RunFolder) -> str:
+        """Return the digest of the checkpoint of a run that answers its questions."""
+        return folder.select_checkpoint(folder.load_options(self._overrides, "neighbours").evaluate.stage).digest
 
     def _answer_question(self, folder: RunFolder, question: Callable[[LoadedRun], T]) -> QueryResult[T]:
         began = time.perf_counter()

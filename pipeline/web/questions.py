@@ -1,15 +1,24 @@
-"""The questions that pages ask an opened run, each with bounds: neighbours, passages, next chunks, samples, scores."""
+"""The questions that pages ask an opened run, each with bounds: neighbours, passages, next chunks, samples, scores.
 
-from collections.abc import Callable
+A question is read from the parameters of an address. What is wrong with one is told for each of its boxes.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.datastructures import QueryParams
 
-from pipeline.config import ConfigError, SampleOptions
-from pipeline.console import unescape_query
+from pipeline.config import SampleOptions
+from pipeline.console import escape_control_characters, format_error, unescape_query
 from pipeline.run.files import Sample, describe_speed
 from pipeline.run.index.queries import PIXELS, Neighbour, QueryResult, display_chunk
+from pipeline.run.index.storage import RandomPairScores
+from pipeline.run.run_directory import format_command
 from pipeline.web.corpus_examples import Example
 
 if TYPE_CHECKING:  # torch costs two seconds
@@ -17,7 +26,24 @@ if TYPE_CHECKING:  # torch costs two seconds
     from pipeline.web.model_cache import LoadedRun
 
 MOST_CHUNKS = 2000  # of all samples together
+MOST_PROMPTS = 16
+_LONGER = 8  # proposed chunks that begin with a query
+_UNTYPEABLE = re.compile("[\x00\x80-\x9f]")  # HTML has no way to write these in a box
 Prompt = Annotated[str, Field(max_length=4000)]
+T = TypeVar("T")
+
+
+class InvalidQuestionError(ValueError):
+    """A question that cannot be answered.
+
+    Args:
+        troubles: what is wrong, by the name of a box.
+        typed: the question as it was typed, for the boxes; None: it was valid by itself.
+    """
+
+    def __init__(self, troubles: dict[str, str], typed: Any = None) -> None:
+        super().__init__(". ".join(troubles.values()))
+        self.troubles, self.typed = troubles, typed
 
 
 @dataclass(kw_only=True)
@@ -38,18 +64,50 @@ class NeighbourQuestion:
 
 
 @dataclass(kw_only=True)
-class PassageQuestion:
-    """A question for passages whose context is similar to that after a text."""
+class PromptQuestion:
+    """A question about a text, or about several.
+
+    Attributes:
+        prompt: the text.
+        lines: each line of it is a text of its own, in which ␣ ↵ ⇥ ␍ stand for white space.
+    """
 
     prompt: Prompt = ""
+    lines: bool = False
+
+    def split_prompts(self) -> list[bytes]:
+        """Return the texts.
+
+        Raises:
+            InvalidQuestionError: there are more than `MOST_PROMPTS`.
+        """
+        if not self.lines:
+            return [self.prompt.encode(errors="replace")]
+        prompts = [_query_bytes(line) for line in self.prompt.split("\n") if line]
+        if len(prompts) > MOST_PROMPTS:
+            raise InvalidQuestionError(
+                {"prompt": f"{len(prompts)} lines were given. Ask at most {MOST_PROMPTS} at once"}
+            )
+        return prompts or [b""]
+
+    def answer_each(self, ask: Callable[[bytes], T]) -> T | list[T]:
+        """Return the answer about the text; a list of them with `lines`."""
+        with blame_box("prompt"):
+            found = [ask(prompt) for prompt in self.split_prompts()]
+        return found if self.lines else found[0]
+
+
+@dataclass(kw_only=True)
+class PassageQuestion(PromptQuestion):
+    """A question for passages whose context is similar to that after a text."""
+
     count: Annotated[int, Field(ge=1, le=100)] = 8
 
 
 @dataclass(kw_only=True)
-class NextChunkQuestion:
+class NextChunkQuestion(PromptQuestion):
     """A question for the next chunks after a prompt."""
 
-    prompt: Prompt = ""
     count: Annotated[int, Field(ge=1, le=200)] = 12
 
 
@@ -61,15 +119,88 @@ class ScoreQuestion:
 
 
 @dataclass(kw_only=True)
-class SampleQuestion:
+class SampleQuestion(PromptQuestion):
     """A question for continuations of a prompt; see `SampleOptions`."""
 
-    prompt: Prompt = ""
     samples: Annotated[int, Field(ge=1, le=16)] = 1
     chunks: Annotated[int, Field(ge=1, le=500)] = 16
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.8
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+
+
+def parse_question(kind: type[T], parameters: QueryParams) -> T:
+    """Return the question of an address. Empty numbers have their defaults.
+
+    Raises:
+        InvalidQuestionError: values are out of their bounds or of the wrong type, or hold characters that no box can.
+    """
+    default = kind()
+    given: dict[str, Any] = {}
+    for name, value in vars(default).items():
+        values = [each.replace("\r\n", "\n") for each in parameters.getlist(name)]
+        if isinstance(value, list):
+            given[name] = [each for each in values if each]
+        elif values and (values[-1] or isinstance(value, str)):
+            given[name] = values[-1]
+    try:
+        question = TypeAdapter(kind).validate_python(given)
+        wrong: dict[str, Any] = {}
+    except ValidationError as error:
+        wrong = {str(each["loc"][0]): each for each in reversed(error.errors(include_url=False))}
+    bounds = describe_bounds(kind)
+    troubles = {name: _explain_value(name, each, bounds[name]) for name, each in wrong.items()}
+    for name, value in given.items():
+        if isinstance(value, str | list) and (
+            found := _UNTYPEABLE.search("\n".join([value] if isinstance(value, str) else value))
+        ):
+            troubles.setdefault(
+                name, f"{name} has the control character {escape_control_characters(found[0])}. Remove it"
+            )
+    if troubles:
+        raise InvalidQuestionError(troubles, SimpleNamespace(**vars(default) | given))
+    return question
+
+
+def describe_bounds(kind: type) -> dict[str, dict[str, Any]]:
+    """Return the type, bounds and default of each box of a question, as in JSON Schema."""
+    fields = TypeAdapter(kind).json_schema()["properties"]
+    return {name: {**each, **each.get("anyOf", [{}])[0]} for name, each in fields.items()}
+
+
+def _explain_value(name: str, wrong: Any, bounds: dict[str, Any]) -> str:
+    """Return a sentence on a wrong value and on what is possible."""
+    if bounds["type"] == "array" and wrong["type"] == "too_long":
+        return f"{len(wrong['input'])} chunks were given. Ask for at most {bounds['maxItems']} at once"
+    if "max_length" in wrong.get("ctx", {}):
+        most = wrong["ctx"]["max_length"]
+        return f"{name} has {len(wrong['input']):,} characters. Use at most {most:,}"
+    if bounds["type"] == "boolean":
+        return f"{name}={str(wrong['input'])[:40]}: use on, or leave it out"
+    least = f"above {bounds['exclusiveMinimum']:g}" if "exclusiveMinimum" in bounds else f"from {bounds['minimum']:,}"
+    whole = "whole number" if bounds["type"] == "integer" else "number"
+    such = bounds["default"] if bounds["default"] is not None else 10
+    return f"{name}={str(wrong['input'])[:40]}: use a {whole} {least} to {bounds['maximum']:,}, such as {such}"
+
+
+@contextmanager
+def blame_box(name: str) -> Iterator[None]:
+    """Turn a ValueError into one about a box."""
+    try:
+        yield
+    except InvalidQuestionError:
+        raise
+    except ValueError as error:
+        raise InvalidQuestionError({name: format_error(error)}) from error
+
+
+@dataclass
+class LongerChunk:
+    """A chunk of the index that begins with a query, and its count."""
+
+    text: str
+    hex: str
+    count: int
 
 
 @dataclass
@@ -88,6 +219,7 @@ class QueryResponse:
         hex: its exact bytes in hexadecimal.
         count: its number of occurrences in the split; None: it is not in the index and was embedded for this query.
         pieces: the chunks that the query's text is cut into, if there are several.
+        longer: if it is not in the index, the most frequent chunks of the index that begin with it.
         neighbours: the neighbours, nearest first.
     """
 
@@ -95,6 +227,7 @@ class QueryResponse:
     hex: str
     count: int | None
     pieces: list[str]
+    longer: list[LongerChunk]
     neighbours: list[NeighbourWithExamples]
 
 
@@ -110,6 +243,7 @@ class NeighbourResult:
         among: number of the chunks that were searched.
         indexed: number of chunks in the index.
         where: where examples were searched, or why they were not.
+        chance: scores of random pairs of chunks; None if there are too few.
     """
 
     asked: list[QueryResponse]
@@ -119,18 +253,33 @@ class NeighbourResult:
     among: int
     indexed: int
     where: str
+    chance: RandomPairScores | None
+
+
+@dataclass
+class PassageResult(QueryResult):
+    """The answer to a question for passages, the name of its score, and the scores of random pairs of places."""
+
+    score: str = ""
+    chance: RandomPairScores | None = None
 
 
 @dataclass
 class ScoreResult:
     """The bits of each chunk of a text, and of the text per character, by the model alone too.
 
-    `shares` are the mean shares of the parts of the likelihood, weighted by characters.
+    Attributes:
+        chunks: each chunk with its bits.
+        bits_per_char: bits per character.
+        alone: the same by the model alone.
+        uniform: bits per character if all bytes were equally likely.
+        shares: mean shares of the parts of the likelihood, weighted by characters.
     """
 
     chunks: list["ScoredChunk"]
     bits_per_char: float
     alone: float
+    uniform: float
     shares: dict[str, float]
 
 
@@ -151,7 +300,9 @@ def ask_neighbours(question: NeighbourQuestion) -> Callable[["LoadedRun"], Neigh
     try:
         exact = [bytes.fromhex(digits) for digits in question.hex if digits]
     except ValueError:
-        raise ValueError(f"hex={question.hex[0][:40]} is not a chunk in hexadecimal") from None
+        raise InvalidQuestionError(
+            {"hex": "this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"}
+        ) from None
 
     def ask(opened: "LoadedRun") -> NeighbourResult:
         run, index = opened.run, opened.run.probe.index
@@ -160,13 +311,15 @@ def ask_neighbours(question: NeighbourQuestion) -> Callable[["LoadedRun"], Neigh
             query.encode(errors="replace") if pictures else _query_bytes(query) for query in question.query if query
         ]
         queries += [digits.encode() for digits in question.hex] if pictures else exact
-        found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
+        with blame_box("min_count"):
+            index.searched_rows(question.min_count)
+        with blame_box("query"):
+            found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
         texts = [b""] * len(found) if pictures or not queries else queries
         asked = [_make_query_response(opened, each, text) for each, text in zip(found, texts, strict=True)]
         meta, least = index.meta, question.min_count or index.meta.floor
-        return NeighbourResult(
-            asked, found.score, meta.split, least, index.count_known(least), len(index), opened.corpus_examples.where
-        )
+        where, among = opened.corpus_examples.where, index.count_known(least)
+        return NeighbourResult(asked, found.score, meta.split, least, among, len(index), where, meta.chance)
 
     return ask
 
@@ -182,63 +335,97 @@ def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -
         NeighbourWithExamples(**asdict(near), examples=opened.corpus_examples.find_examples(bytes.fromhex(near.hex)))
         for near in found.neighbours
     ]
-    row = index.find_row(bytes.fromhex(found.hex))
+    chunk = bytes.fromhex(found.hex)
+    row = index.find_row(chunk)
     count = None if row is None else int(index.chunks.counts[row])
-    return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], placed)
+    proposed = index.find_longer(chunk, _LONGER) if row is None else []
+    longer = [LongerChunk(display_chunk(each, run.chunker.name), each.hex(), often) for each, often in proposed]
+    return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
 
 
-def ask_passages(question: PassageQuestion) -> Callable[["LoadedRun"], QueryResult]:
-    """Return a function that finds the places of the corpus whose state is nearest to that after a text."""
-    return lambda opened: opened.run.probe.contexts(_prompt_bytes(question.prompt), count=question.count)[0]
+def complete_chunk(typed: str) -> Callable[["LoadedRun"], list[dict[str, Any]]]:
+    """Return a function that lists the most frequent chunks that begin with what was typed, to complete it."""
+
+    def ask(opened: "LoadedRun") -> list[dict[str, Any]]:
+        beginning, proposed = _query_bytes(typed), []
+        for chunk, count in opened.run.probe.index.find_longer(beginning, _LONGER):
+            rest = chunk[len(beginning) :].decode(errors="surrogateescape")
+            shown = escape_control_characters(rest)
+            if unescape_query(shown) == rest:  # else it cannot be typed
+                proposed.append({"text": typed + shown, "count": count})
+        return proposed
+
+    return ask
 
 
-def ask_next_chunks(question: NextChunkQuestion) -> Callable[["LoadedRun"], "NextChunks"]:
-    """Return a function that computes the most likely next chunks after a prompt."""
-    return lambda opened: opened.run.next(_prompt_bytes(question.prompt), question.count)
+def ask_passages(question: PassageQuestion) -> Callable[["LoadedRun"], PassageResult | list[PassageResult]]:
+    """Return a function that finds the places of the corpus whose state is nearest to that after each text."""
+
+    def ask(opened: "LoadedRun") -> PassageResult | list[PassageResult]:
+        probe, meta = opened.run.probe, opened.run.probe.places.meta
+
+        def find(prompt: bytes) -> PassageResult:
+            found = probe.contexts(prompt, count=question.count)
+            return PassageResult(**vars(found[0]), score=found.score, chance=meta.chance)
+
+        return question.answer_each(find)
+
+    return ask
+
+
+def ask_next_chunks(question: NextChunkQuestion) -> Callable[["LoadedRun"], "NextChunks | list[NextChunks]"]:
+    """Return a function that computes the most likely next chunks after each prompt."""
+    return lambda opened: question.answer_each(lambda prompt: opened.run.next(prompt, question.count))
 
 
 def ask_score(question: ScoreQuestion) -> Callable[["LoadedRun"], ScoreResult]:
-    """Return a function that scores a text chunk by chunk."""
+    """Return a function that scores a text chunk by chunk.
+
+    Raises:
+        InvalidQuestionError: the text is empty.
+    """
 
     def ask(opened: "LoadedRun") -> ScoreResult:
-        run, text = opened.run, _prompt_bytes(question.prompt)
+        run, text = opened.run, question.prompt.encode(errors="replace")
         if run.chunker.name == PIXELS:
-            raise ValueError("this run's model is of pictures. Use `haed evaluate` to score them")
+            again = format_command("evaluate", run.folder)
+            raise ValueError(f"this run's model is of pictures. Run `{again}` to score them")
+        if not text:
+            raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
         chunks, size = run.score_chunks(text), max(1, run.size(text))
         weighed = [(len(each.hex) / 2, each.parts) for each in chunks if each.parts is not None]
         total = sum(weight for weight, _ in weighed)
         names = weighed[0][1] if weighed else {}
         shares = {name: sum(weight * parts[name] for weight, parts in weighed) / total for name in names}
         bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
-        return ScoreResult(chunks, bits / size, alone / size, shares)
+        return ScoreResult(chunks, bits / size, alone / size, 8 * len(text) / size, shares)
 
     return ask
 
 
 def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResult]:
-    """Return a function that samples continuations of a prompt.
+    """Return a function that samples continuations of each prompt.
 
     Raises:
-        ConfigError: more than `MOST_CHUNKS` chunks are requested.
+        InvalidQuestionError: more than `MOST_CHUNKS` chunks are requested.
     """
-    if question.samples * question.chunks > MOST_CHUNKS:
-        raise ConfigError(f"samples × chunks must be at most {MOST_CHUNKS:,} here. `haed sample` has no such limit")
+    prompts = question.split_prompts()
+    if (wanted := len(prompts) * question.samples * question.chunks) > MOST_CHUNKS:
+        said = f"prompts × samples × chunks is {wanted:,}. A page draws at most {MOST_CHUNKS:,}, so lower one of them"
+        raise InvalidQuestionError({"chunks": said})
 
     def ask(opened: "LoadedRun") -> SampleResult:
         from pipeline.inference import continue_prompt
 
-        run, prompt = opened.run, _prompt_bytes(question.prompt)
+        run = opened.run
         if run.chunker.name == PIXELS:
-            raise ValueError("this run's model is of pictures. `haed sample` draws completions into samples.png")
+            again = format_command("sample", run.folder)
+            raise ValueError(f"this run's model is of pictures. Run `{again}` to draw completions into samples.png")
         how = SampleOptions(
             chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
         )
-        written = continue_prompt(run, prompt, question.samples, how)
+        with blame_box("prompt"):
+            written = [each for prompt in prompts for each in continue_prompt(run, prompt, question.samples, how)]
         return SampleResult(written, describe_speed(written))
 
     return ask
-
-
-def _prompt_bytes(prompt: str) -> bytes:
-    """Return the bytes of a text from a form, whose line ends browsers send as CR LF."""
-    return prompt.replace("\r\n", "\n").encode(errors="replace")

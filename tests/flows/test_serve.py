@@ -94,6 +94,11 @@ def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
         place = urlsplit(found.headers["Location"])
         assert found.status == 303 and place.path == f"/v2/deployments/deployment/{served.deployments()[flow]}/run"
         assert json.loads(parse_qs(place.query)["parameters"][0])[field] == "wörter &"
+    with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
+        asking.request("GET", "/runs/x/form/index?space=contexts&overrides=index.kind%3Dflat&run=y")
+        place = urlsplit(asking.getresponse().headers["Location"])
+    filled = json.loads(parse_qs(place.query)["parameters"][0])
+    assert filled == {"run": "x", "space": "contexts", "overrides": ["index.kind=flat"]}
     assert answer(f"{served.address}/runs/x/form/nothing", {}) == 404
 
 

@@ -104,6 +104,15 @@ class ChunkIndex:
         same = (self.chunks.tokens[rows, :size] == np.frombuffer(chunk, np.uint8)).all(1)
         return int(rows[same.argmax()]) if same.any() else None
 
+    def find_longer(self, beginning: bytes, count: int) -> list[tuple[bytes, int]]:
+        """Return up to `count` longer chunks that begin with some bytes, the most frequent first, with their counts."""
+        size = len(beginning)
+        if not 1 <= size < self.chunks.tokens.shape[1]:
+            return []
+        same = (self.chunks.tokens[:, :size] == np.frombuffer(beginning, np.uint8)).all(1)
+        rows = np.flatnonzero(same & (self.chunks.lengths > size))[:count]
+        return [(self.chunk_at(row), int(self.chunks.counts[row])) for row in rows]
+
     def count_known(self, min_count: int | None = None) -> int:
         """Return the number of chunks with at least this count (None: the index's floor); they have the first rows."""
         least = self.meta.floor if min_count is None else min_count
@@ -182,7 +191,7 @@ class ChunkIndex:
             return None
         often = f" that occur at least {least:,} times" if least > 1 else ""
         without = ", without the query" if returned < among else ""
-        more = f"; --min-count 1 searches all {len(self):,}" if among < len(self) else ""
+        more = f"; a minimum count of 1 searches all {len(self):,}" if among < len(self) else ""
         return f"only {returned:,} of {count:,} neighbours: the index has {among:,} chunks{often}{without}{more}"
 
     def _neighbour_at(self, row: int, score: float) -> Neighbour:

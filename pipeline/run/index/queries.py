@@ -98,7 +98,7 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
         log.warning(
             (
                 "the query %s has %d bytes, but a chunk of this run has at most %d. Using %s, the first of "
-                "its %d chunks (%s). Use --context for passages"
+                "its %d chunks (%s). Passages take longer texts"
             ),
             _show_chunk(raw),
             len(raw),
@@ -110,7 +110,7 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
         return pieces[0]
     if len(pieces) > 1:
         log.warning(
-            ("the query %s is %d chunks of this run (%s). It is embedded as one chunk. Use --context for passages"),
+            ("the query %s is %d chunks of this run (%s). It is embedded as one chunk. Passages take longer texts"),
             _show_chunk(raw),
             len(pieces),
             shown,

@@ -178,6 +178,15 @@ def has_index(folder: RunFolder, space: Space) -> bool:
     return os.path.lexists(space_folder(folder, space) / META)
 
 
+def check_index_exists(folder: RunFolder, space: Space) -> None:
+    """Raise FileNotFoundError with the command to run if a run has no index of a space."""
+    if not has_index(folder, space):
+        others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
+        there = f" (it has {', '.join(others)})" if others else ""
+        of = "" if space == "chunks" else f" of {space}"
+        raise FileNotFoundError(f"{folder.path} has no index{of}{there}. Run `{index_command(folder, space)}` first")
+
+
 def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
     """Return the command that builds the index of a space, for the checkpoint of a phase."""
     return format_command("index", folder, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage))
@@ -226,13 +235,7 @@ class IndexFiles:
             ValueError: it is damaged.
         """
         place, again = space_folder(folder, space), f"Run `{index_command(folder, space)}` again"
-        if not has_index(folder, space):
-            others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
-            there = f" (it has {', '.join(others)})" if others else ""
-            of = "" if space == "chunks" else f" of {space}"
-            raise FileNotFoundError(
-                f"{folder.path} has no index{of}{there}. Run `{index_command(folder, space)}` first"
-            )
+        check_index_exists(folder, space)
         try:
             meta = read_as(IndexMetadata, place / META)
         except (OSError, ValueError) as error:

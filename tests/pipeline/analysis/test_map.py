@@ -56,7 +56,7 @@ def points(labels: list[str], pixels: bool = False) -> MapPoints:
 
 
 def test_no_chunk_is_markup_and_nothing_is_fetched() -> None:
-    found = render_map_page("<run>", "about & more", points(NASTY))
+    found = render_map_page("<run>", "about & more", "d1", points(NASTY))
     (inside,) = re.findall(r'<script type="application/json" id="points">(.*?)</script>', found, re.DOTALL)
     values = json.loads(inside)
     assert values["labels"] == NASTY and "<" not in inside

@@ -22,7 +22,7 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
     path = tmp_path / "map.html"
     path.write_text(
         render_map_page(
-            "run", "about", MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
+            "run", "about", "d1", MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
         )
     )
     with playwright.sync_playwright() as started:

@@ -140,8 +140,9 @@ def test_a_text_is_scored_chunk_by_chunk_with_the_part_that_each_came_from(site:
         assert sum(each["parts"].values()) == pytest.approx(1)
     assert found["chunks"][0]["parts"]["copied"] == 0 and found["shares"]["copied"] > 0
     page = site.get(f"/runs/run/score?{urlencode({'prompt': text})}").text
-    assert page.count('<span class="part ') == len(found["chunks"]) + len(found["shares"]) and "part copied" in page
-    assert site.ask("score?prompt=")["value"]["chunks"] == []
+    assert page.count('<span class="part ') == len(found["chunks"]) + len(found["shares"]) + 5 and "part copied" in page
+    assert found["uniform"] == 8 and "if all bytes were equally likely" in page
+    assert "the text is empty" in site.ask("score?prompt=", 400)["error"]
 
 
 def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site, run: Path) -> None:
@@ -223,7 +224,7 @@ def test_what_lies_in_analysis_is_served_apart_from_our_pages(site: Site, run: P
     (run / "analysis").mkdir()
     (run / "analysis" / "map.html").write_text("<script>1</script>")
     assert 'href="/runs/run/files/analysis/map.html"' in site.get("/runs/run/").text
-    assert "map.html#def%E2%90%A3" in site.get("/runs/run/neighbours?query=def%20").text
+    assert "/runs/run/map#def%E2%90%A3" in site.get("/runs/run/neighbours?query=def%20").text
     policy = site.get("/runs/run/files/analysis/map.html").headers["content-security-policy"]
     assert "sandbox allow-scripts;" in policy and "allow-same-origin" not in policy
 
@@ -278,7 +279,7 @@ def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
         ("neighbours?hex=xyz", "hexadecimal"),
         ("neighbours?query=a&count=0", "count=0"),
         ("neighbours?query=a&count=many", "count=many"),
-        (f"neighbours?{'query=a&' * 17}", "query"),
+        (f"neighbours?{'query=a&' * 17}", "17 chunks were given. Ask for at most 16"),
         (f"next?prompt={'a' * 4001}", "prompt"),
         (f"score?prompt={'a' * 4001}", "prompt"),
         ("next?prompt=a&count=201", "count=201"),

@@ -12,8 +12,10 @@ from urllib.parse import quote
 import pytest
 import uvicorn
 
+from pipeline.analysis.stage import draw_map
 from pipeline.run.files import read_notes
 from pipeline.run.metrics import encode_record, read_metrics
+from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.app import make_application
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
@@ -202,8 +204,94 @@ def test_a_refused_name_is_told_at_its_box(page: Any, address: str) -> None:
     page.get_by_role("heading", name="renamed", exact=True).wait_for()
 
 
+def test_chunks_are_completed_and_several_are_asked(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/neighbours")
+    boxes = page.locator("[name=query]")
+    boxes.first.press_sequentially("retur")
+    page.locator("datalist option[value='return␣']").wait_for(state="attached")
+    assert boxes.count() == 2
+    boxes.nth(1).fill("def ")
+    assert boxes.count() == 3
+    boxes.nth(2).focus()
+    page.evaluate(
+        "const data = new DataTransfer(); data.setData('text', 'import\\nself.\\n');"
+        "document.activeElement.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}))"
+    )
+    assert [box.input_value() for box in boxes.all()][:4] == ["retur", "def ", "import", "self."]
+    boxes.first.press("Enter")
+    page.get_by_role("heading", level=2).nth(3).wait_for()
+    assert [box.input_value() for box in boxes.all()] == ["retur", "def␣", "import", "self.", ""]
+    page.get_by_role("link", name="return␣").first.click()
+    page.get_by_role("heading", name="return␣").wait_for()
+
+
+@pytest.mark.parametrize("place", ["next", "samples?chunks=2", "score", "edit"])
+def test_ctrl_enter_sends_and_says_so(place: str, page: Any, address: str, run: Path) -> None:
+    page.goto(f"{address}/runs/run/{place}")
+    page.get_by_text("Ctrl+Enter sends").wait_for()
+    page.locator("textarea").fill("import os\nimport")
+    page.locator("textarea").press("Control+Enter")
+    if place == "edit":
+        page.get_by_role("heading", name="run", exact=True).wait_for()
+        assert read_notes(run).note == "import os\nimport"
+    else:
+        page.get_by_text("answered in").wait_for()
+        assert page.locator("textarea").input_value() == "import os\nimport"
+
+
+def test_a_text_that_is_too_long_is_not_sent(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/score")
+    box = page.locator("textarea")
+    box.fill("x" * 4001)
+    page.get_by_role("button", name="Ask").click()
+    assert box.evaluate("box => box.validationMessage") == "4,001 characters. Give at most 4,000."
+    assert page.url.endswith("/score") and len(box.input_value()) == 4001
+    box.fill("\n" * 2000 + "é" * 2000)  # line ends are sent as two characters
+    box.press("Control+Enter")
+    page.get_by_text("answered in").wait_for()
+
+
+def test_a_text_shows_parts_or_bits_and_their_figures(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/score?prompt=import+os%0Aimport+sys%0Aqzx")
+    part = page.locator("pre .part").last
+    assert part.get_attribute("title").count("%") == 5
+
+    def style(name: str, pseudo: str = "") -> str:
+        return part.evaluate(f"part => getComputedStyle(part, '{pseudo}').{name}")
+
+    before, line = style("backgroundColor"), style("textDecorationStyle")
+    page.get_by_label("bits", exact=True).check()
+    assert style("backgroundColor") != before and style("textDecorationStyle") == line != "solid"
+    assert style("content", "::after") == "none"
+    page.get_by_label("write both after each chunk").check()
+    assert part.get_attribute("data-figures") in style("content", "::after")
+    page.get_by_text("all figures as a table").press("Enter")
+    assert page.locator("details tr").count() == 1 + page.locator("pre .part").count()
+
+
+def test_a_map_is_shown_once_it_is_made_at_the_chunk_that_was_asked(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/neighbours?query=def␣")
+    page.get_by_role("link", name="show on the map").click()
+    page.wait_for_url("**/files/analysis/map.html#def*")
+    page.get_by_text("finetune step 4").wait_for()
+    assert page.get_by_label("Search").input_value() == "def␣"
+
+
 PAGES = ["", "{}/", "{}/edit", "{}/neighbours?query=a", "{}/next?prompt=a", "{}/samples?prompt=a&chunks=2"]
-PAGES += ["{}/score?prompt=import", "{}/passages", "missing/", ".compare?run=seed-1&run={}", "run/"]
+PAGES += [
+    "{}/neighbours?query=retur&query=b&count=x",
+    "{}/next?prompt=a&lines=on&count=2",
+    "{}/samples?prompt=a&chunks=999",
+]
+PAGES += [
+    "{}/score?prompt=import",
+    "{}/passages",
+    "{}/map",
+    "run/files/analysis/map.html",
+    "missing/",
+    ".compare?run=seed-1&run={}",
+    "run/",
+]
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -214,6 +302,8 @@ def test_every_page_is_accessible_and_fits(width: int, scheme: str, browser: Any
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.set_default_timeout(120_000)
+    page.route("**/questions.js", lambda route: route.abort())  # else a map that is being made is soon another page
+    draw_map(open_run(run))
     with RunFolder(run).lock():
         for path in PAGES:
             page.goto(f"{address}/runs/{path.format(quote(LONG))}")
