@@ -443,6 +443,8 @@ def run_name(stage: str) -> Callable[[], str]:
 
 def load_tagged_options(run: str, overrides: list[str], reader: str, **values: object) -> Options:
     """Return the options of a run with the form's changes, and tag the flow run with the run's name."""
+    if not unlabel_run(run):
+        raise config.ConfigError(f"no run is named. Choose one of the list, or type its name; {describe_runs()}")
     fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
     options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
     tag_flow_run(options.name)

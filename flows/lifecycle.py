@@ -79,6 +79,7 @@ ENDED = "the process that ran or served it ended before it did"
 OF_PARENT = "its parent run ended before it did"
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
+_LONGEST_MESSAGE = 2000  # characters
 TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
 _POLL_SECONDS = 0.5
 _GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
@@ -466,6 +467,8 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
         if not inner:
             error.add_note(stage)
         text = name_flows(format_error(error, inner or stage))
+        if len(text) > _LONGEST_MESSAGE:  # it repeats what was typed
+            text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 2 :]}"
         return Failed(message=f"{inner}{': ' if inner else ''}{text}", data=error)
     message = name_flows(summarize(result))
     if stage != "haed":  # whose result is that of a stage

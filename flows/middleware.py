@@ -55,6 +55,8 @@ def find_unstorable_value(body: bytes) -> str | None:
                     f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate). "
                     "Remove it"
                 )
+            if "\0" in each and place.startswith("parameters"):
+                return f"{_shorten_text(where)}{_shorten_text(repr(each))} holds a NUL character. Remove it"
         elif isinstance(each, float):
             if not math.isfinite(each):
                 return f"{_shorten_text(where)}{each} is not a number that can be stored. Use one such as 10"
@@ -100,6 +102,8 @@ class StorableBodyMiddleware:
 
 
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
+_OF_NO_KIND = "is not valid under any of the given schemas"
+_LONGEST = 600  # characters of a message, which repeats what was typed
 WORDS = {
     NO_SECRET: (
         "an address must not hold a name, password or signature, because it is stored and shown. Leave "
@@ -122,7 +126,10 @@ def explain_errors(value: Any) -> Any:
             before = value.partition(end)[0]
             where, reason, _ = before.partition("Failure reason: ")
             return f"{where}{words}" if reason else words
-    return redact_urls(value)
+    said = redact_urls(
+        value.replace(_OF_NO_KIND, "is no value for this field, which may want a whole number or a choice")
+    )
+    return said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}"
 
 
 class PlainErrorMiddleware:

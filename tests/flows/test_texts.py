@@ -10,8 +10,8 @@ import pytest
 
 from flows.artifacts import name_flows, name_flows_in_logs
 from flows.flows import FLOWS
-from flows.forms import PLAIN, list_recent_runs, read_form, unlabel_run
-from flows.lifecycle import RUN, describe_saved_progress
+from flows.forms import PLAIN, list_recent_runs, load_tagged_options, read_form, unlabel_run
+from flows.lifecycle import RUN, describe_saved_progress, finish_flow_run
 from pipeline import config
 from pipeline.console import markdown_text, prepare_logs
 from pipeline.run.run_directory import RunFolder
@@ -88,6 +88,16 @@ def test_a_phase_may_have_seconds_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert limits(seconds=90, pretrain_seconds=30) == usual | {"pretrain": 30, "finetune": 30}
     with pytest.raises(config.ConfigError, match="pretrain_seconds: model.kind=hourglass is trained in one phase"):
         limits(preset="hourglass", pretrain_seconds=30)
+
+
+def test_a_form_without_a_run_and_one_with_far_too_much_get_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(config.ConfigError, match="no run is named. Choose one of the list.*the flow|there are no runs"):
+        load_tagged_options("   ", [], "evaluate")
+    state = finish_flow_run("haed", lambda: config.load_options("quickstart", ["x" * 70_000]), str)
+    assert state.is_failed() and len(state.message or "") < 2100 and "key=value" in str(state.message)
 
 
 def test_what_a_kill_took_is_counted(run: Path) -> None:
