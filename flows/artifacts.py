@@ -33,6 +33,7 @@ from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_vali
 
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
+ROOMS = ("pipeline", "data", "haed", "flows")
 
 
 def post_markdown(text: str, key: str, *about: str) -> None:
@@ -63,6 +64,41 @@ def _join_paragraphs(about: Sequence[str]) -> str:
 
 def _escape_cell(value: Any) -> Any:
     return make_printable(value) if isinstance(value, str) else value
+
+
+_COMMAND = re.compile(
+    r"\\?`haed (run|shard|pretrain|finetune|train|evaluate|sample|next|index|neighbours|analyse|report|compare)\b"
+    r"([^`]*?)\\?`"
+)
+
+
+def name_flows(text: str) -> str:
+    """Return a message for the UI, in which flows and fields of forms replace commands, also in escaped Markdown."""
+    text = _COMMAND.sub(_name_flow, text)
+    text = re.sub(r"[Rr]un the same command(?: again)?", "Retry", text)
+    return re.sub(r"(?<!\S)--([a-z]+)(?:-([a-z]+))?", lambda flag: "_".join(filter(None, flag.groups())), text)
+
+
+def _name_flow(command: re.Match[str]) -> str:
+    """Return the flow of a command, and the fields of its form. Words in capitals are placeholders."""
+    flow = "haed" if command[1] == "run" else command[1]
+    given = re.sub(r"--(\S+) (\S+)", r"\1=\2", command[2]).replace("config=", "preset=")
+    words = [word for word in given.split() if not word.rpartition("=")[2].isupper()]
+    fields = [word if "=" in word else f"run {Path(word).name}" for word in words]
+    return f"the flow {flow} ({' '.join(fields)})" if fields else f"the flow {flow}"
+
+
+def name_flows_in_logs() -> None:
+    """Make our log messages name flows, as the UI shows them."""
+    make = logging.getLogRecordFactory()
+
+    def make_record(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        if record.name.partition(".")[0] in ROOMS:
+            record.msg, record.args = name_flows(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(make_record)
 
 
 def artifact_key(*parts: str) -> str:

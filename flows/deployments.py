@@ -71,7 +71,7 @@ def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
 
     Args:
         deployments: the id of each flow's deployment, by the name of the flow.
-        runs: names of runs, the newest first.
+        runs: runs as `flows.forms.list_recent_runs` returns them.
     """
     with get_client(sync_client=True) as client:
         for flow in FLOWS:

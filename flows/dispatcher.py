@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.logging.loggers import flow_run_logger
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -59,12 +61,16 @@ class FlowProcess:
     Attributes:
         flow: name of the flow.
         process: the process.
+        name: name of the flow run.
+        began: when it was started.
         kill_at: when it is killed, if the run has been cancelled.
         report_at: when its end is next reported.
     """
 
     flow: str
     process: "subprocess.Popen[bytes]"
+    name: str = ""
+    began: datetime = field(default_factory=datetime.now)
     kill_at: float | None = None
     report_at: float = 0.0
 
@@ -110,6 +116,7 @@ class FlowDispatcher:
         self._kinds = ((TRAINS, max_training_processes()), (others, limit), (ASKS, limit))
         self._deployments, self._stop = deployments, stop
         self._running: dict[UUID, FlowProcess] = {}
+        self._told: dict[UUID, str] = {}  # what waiting runs were told
         self._unsure: dict[UUID, str] = {}  # the flows of runs that may be Pending, without a process
 
     def run(self) -> int:
@@ -154,8 +161,10 @@ class FlowDispatcher:
         due = {id: self._unsure[id] for id in unsure} | due
         end_interruptible()  # a run that was made Pending is started too
         for id, flow in due.items():
-            if self._stop() or sum(each.flow in names for each in self._running.values()) >= limit:
+            if self._stop():
                 return
+            if sum(each.flow in names for each in self._running.values()) >= limit:
+                return self._explain_wait(client, [run for run in runs if run.id not in self._running], names)
             if id in self._running:
                 continue
             state = states.get(id)
@@ -174,6 +183,17 @@ class FlowDispatcher:
             if id in self._unsure and state is not None and state.is_pending():
                 self._start_flow(client, id, flow)
 
+    def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
+        """Log on the pages of waiting runs which runs have their places, whenever those change."""
+        holders = {id: each for id, each in self._running.items() if each.flow in names}
+        for id in [id for id, each in holders.items() if not each.name]:
+            holders[id].name = client.read_flow_run(id).name
+        behind = ", ".join(f"{each.name} (since {each.began:%Y-%m-%d %H:%M})" for each in holders.values())
+        for run in waiting:
+            if self._told.get(run.id) != behind:
+                self._told[run.id] = behind
+                flow_run_logger(run).info("waits until one of these ends: %s", behind)
+
     def _start_flow(self, client: SyncPrefectClient, id: UUID, flow: str) -> None:
         """Start the process of a run that is Pending."""
         try:
@@ -182,6 +202,7 @@ class FlowDispatcher:
             message = f"its process could not be started: {error}"
             client.set_flow_run_state(id, Crashed(message=message), force=True)
         del self._unsure[id]
+        self._told.pop(id, None)
 
     def _end_cancelled(self, client: SyncPrefectClient) -> None:
         """Send SIGTERM to the processes of runs that were cancelled since."""

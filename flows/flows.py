@@ -8,14 +8,12 @@ run, phase, step and checkpoint that they are about.
 import hashlib
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import quote
 
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
@@ -29,6 +27,7 @@ from flows.artifacts import (
     PipelineArtifact,
     ShardingStatus,
     artifact_key,
+    name_flows,
     post_link,
     post_markdown,
     post_table,
@@ -47,6 +46,7 @@ from flows.forms import (
     divide_training_time,
     load_tagged_options,
     stage_flow,
+    unlabel_run,
 )
 from flows.lifecycle import acquire_device, is_inner, stop_on_signals, tag_flow_run
 from flows.mappers import as_tasks
@@ -80,7 +80,7 @@ from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import SplitSize, check_corpus, check_split, split_sizes
 from pipeline.run.system import check_system
-from pipeline.web.app import served_page_url
+from pipeline.web.app import served_page_url, tensorboard_url
 
 if TYPE_CHECKING:  # torch costs two seconds
     from pipeline.training.trainer import TrainingResult
@@ -116,8 +116,7 @@ def show_places(options: Options) -> None:
         lines[-1] += f", and [as an artifact]({interface}/artifacts/key/{run_artifact_key('report', options)})"
     if page := served_page_url(RunFolder.from_options(options)):
         lines.append(f"[Page of the run]({page}): state, curves, downloads, and queries to the model")
-    if board := os.environ.get("HAED_TENSORBOARD_URL"):
-        link = f"{board}/?runFilter={quote(f'^{re.escape(options.name)}/')}"
+    if link := tensorboard_url(options.name):
         lines.append(f"Curves during training: [TensorBoard of this run]({link})")
         post_link(
             link,
@@ -149,7 +148,7 @@ def post_report(options: Options) -> None:
         else ""
     )
     post_markdown(
-        f"{summarise_report(options)}\n\n{markdown_text(about)}{page}\n",
+        f"{name_flows(summarise_report(options))}\n\n{markdown_text(about)}{page}\n",
         run_artifact_key("report", options),
         f"report of {about}",
     )
@@ -236,7 +235,7 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
     Args:
         run: a name under runs, or a folder
         split: the split to score; empty: as in the run, test by default
-        overrides: options to change, each key=value as on the command line, such as evaluate.stage=pretrain
+        overrides: options to change, each key=value, such as evaluate.stage=pretrain
     """
     from pipeline.evaluation.evaluate import evaluate_run as run_stage
 
@@ -284,7 +283,7 @@ def sample(
         prompt_count: number of these prompts, or of held-out images; empty: all prompts, or the run's number of images
         samples: continuations of each
         temperature: 0: always the likeliest token; empty: as in the run, 0.8 by default
-        overrides: options to change, each key=value as on the command line, such as sample.chunks=100
+        overrides: options to change, each key=value, such as sample.chunks=100
     """
     from pipeline.inference import sample as run_stage
     from pipeline.reporting.rendering import data_uri
@@ -321,7 +320,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     from pipeline.reporting.comparison import format_markdown
     from pipeline.reporting.rendering import data_uri
 
-    runs = [run.strip() for run in runs if run.strip()]
+    runs = [unlabel_run(run) for run in runs if run.strip()]
     if not runs:
         raise ConfigError("no run is named. Give the names of the runs to compare")
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
@@ -331,7 +330,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     places = "\n".join(
         f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()
     )
-    text = f"![curves]({picture})\n\n{format_markdown(comparison)}\n\n{places}"
+    text = f"{name_flows(format_markdown(comparison))}\n\n![curves]({picture})\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
     post_markdown(text, f"{artifact_key('comparison', names)[:60]}-{digits}", ", ".join(runs))
@@ -344,7 +343,7 @@ def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
 
     Args:
         run: a name under runs, or a folder
-        overrides: options to change, each key=value as on the command line
+        overrides: options to change, each key=value
     """
     return show_report(load_tagged_options(run, overrides, "report"))
 
@@ -362,7 +361,7 @@ def next_chunks(
         run: a name under runs, or a folder
         prompts: texts, where trailing white space matters; none: the start of a document
         count: chunks after each prompt
-        overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
+        overrides: options to change, each key=value, such as evaluate.likelihood=decoder
     """
     from pipeline.inference import next_chunks as run_stage
     from pipeline.inference import prediction_heading, prediction_rows
@@ -395,7 +394,7 @@ def index(
         run: a name under runs, or a folder
         space: chunks, or contexts, which are positions in the text; empty: as in the run, chunks by default
         split: the split to index; empty: as in the run, train by default
-        overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
+        overrides: options to change, each key=value, such as index.kind=hnsw
     """
     from pipeline.run.index.build import build_index as run_stage
 
@@ -420,7 +419,7 @@ def neighbours(
         space: chunks similar to a query, contexts similar to the end of a text, or predictions of chunks after a text
         count: neighbours of each query; empty: 8; fewer if there are no more, which is noted
         min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
-        overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
+        overrides: options to change, each key=value, such as runs_dir=/data/runs
     """
     from pipeline.inference import IndexQuery, query_index
     from pipeline.reporting import plots
@@ -463,7 +462,7 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
 
     Args:
         run: a name under runs, or a folder
-        overrides: options to change, each key=value as on the command line, such as analyse.against=other
+        overrides: options to change, each key=value, such as analyse.against=other
     """
     from pipeline.analysis.stage import analyse_run as run_stage
     from pipeline.reporting.findings import precision_table
@@ -477,7 +476,7 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
         rows = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
         post_table(rows, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {about}")
     sentences = [*analysis.findings, *(f"note: {note}" for note in analysis.notes)]
-    lines = "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
+    lines = "\n".join(f"- {markdown_text(name_flows(sentence))}" for sentence in sentences)
     pictures = "\n\n".join(
         f"![{markdown_text(path.stem)}]({data_uri(read_bytes(path, PICTURE))})"
         for path in (folder / name for name in analysis.files)
@@ -541,7 +540,7 @@ def _summarize_result(result: PipelineResult) -> str:
 
 @config_flow(
     "haed",
-    "preset name source seconds sources model batch optimizer launcher overrides",
+    "preset name source seconds pretrain_seconds finetune_seconds sources model batch optimizer launcher overrides",
     _summarize_result,
 )
 def run_pipeline(form: FormSubmission) -> PipelineResult:

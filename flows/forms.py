@@ -10,13 +10,15 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass, replace
+from datetime import datetime
 from functools import cache, wraps
 from inspect import Parameter, Signature
 from itertools import islice
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from annotated_types import Unit
@@ -27,8 +29,8 @@ from pydantic.fields import FieldInfo
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.urls import NO_SECRET, is_remote
-from flows.artifacts import update_parent_progress
-from flows.lifecycle import ROOMS, drop_tracebacks, finish_flow_run, is_inner, label_flow_run, tag_flow_run
+from flows.artifacts import ROOMS, name_flows_in_logs, update_parent_progress
+from flows.lifecycle import drop_tracebacks, finish_flow_run, is_inner, is_served, label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
 from pipeline.arguments import describe_runs, load_run_options
@@ -68,6 +70,7 @@ _SUGGESTED = re.compile(
     "(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|"
     r"omega)\d*-.+"
 )
+_LABEL = re.compile(r" \([a-z ]+, \d{4}-\d\d-\d\d \d\d:\d\d\)\s*$")
 _CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
 
@@ -124,6 +127,7 @@ Split = Annotated[Literal["train", "valid", "test"] | None, _Optional]
 Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, _Optional]
 Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _Optional]
 _MOST_LETTERS = 300  # of a flow run's name
+_TIMED = ("pretrain", "finetune")  # phases with a field of their own for their seconds
 PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
 
 
@@ -144,7 +148,7 @@ PLAIN = {
         "quickstart",
     ),
     "name": FormField(
-        Annotated[str, Field(max_length=200), _NoSecret],
+        Annotated[str, Field(max_length=240), _NoSecret],  # 200, and what a list adds
         "Name of the run, a folder in runs. An existing run goes on. Empty: the name of the preset, and of the source if "
         "one is given. It is required with the run's own preset.",
         "",
@@ -159,7 +163,13 @@ PLAIN = {
         "Training time, divided among the phases as in the preset. Unit: seconds. 0: the preset's limits.",
         0,
     ),
-    "overrides": FormField(Words, "Further options, each key=value as on the command line. They are applied last.", ()),
+    **{
+        f"{phase}_seconds": FormField(
+            Seconds, f"Training time of {phase} alone, before its share of seconds. Unit: seconds. 0: that share.", 0
+        )
+        for phase in _TIMED
+    },
+    "overrides": FormField(Words, "Further options, each key=value. They are applied last.", ()),
 }
 GROUPS = {
     "sources": FormField(SourceOptions, "Kind of the source, and how it is split."),
@@ -194,6 +204,8 @@ def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callabl
         summarize: returns the one-line summary of the function's result.
     """
     prepare_logs()
+    if is_served():
+        name_flows_in_logs()
     drop_tracebacks()
     for room in ROOMS:
         logging.getLogger(room).setLevel(logging.INFO)
@@ -266,7 +278,7 @@ def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[
     """
     overrides = [word for word in fields["overrides"] if word]  # one that was added and left empty
     typed = dict(word.split("=", 1) for word in overrides if "=" in word)
-    preset, name, source = fields["preset"], fields.get("name", ""), fields.get("source", "")
+    preset, name, source = fields["preset"], unlabel_run(fields.get("name", "")), fields.get("source", "")
     runs_dir, run = typed.get("runs_dir", "runs"), dict[str, str]()
     if preset is None:
         preset, run = find_run_configuration(name or typed.get("name", ""), runs_dir)
@@ -276,7 +288,8 @@ def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[
     overrides = [_fill_in_date(word) if word.startswith("name=") else word for word in overrides]
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
     groups = {sections.get(field, field): value for field, value in fields.items() if field not in PLAIN}
-    values = collect_values(preset, name, source, fields.get("seconds", 0), overrides, groups, stage)
+    timed = {phase: each for phase in _TIMED if (each := fields.get(f"{phase}_seconds"))}
+    values = collect_values(preset, name, source, fields.get("seconds", 0), overrides, groups, stage, timed)
     return preset, overrides, values | run
 
 
@@ -333,6 +346,7 @@ def collect_values(
     overrides: list[str],
     groups: dict[str, Any],
     stage: str = "haed",
+    timed: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the options of a preset that the fields of a form change, by dotted key.
 
@@ -344,9 +358,10 @@ def collect_values(
         overrides: `key=value`, which take precedence over the values.
         groups: sections of the options, as instances of `optional_copy` classes, dictionaries or None.
         stage: the stage that the form belongs to.
+        timed: training time of single phases, which takes precedence over their share of `seconds`.
 
     Raises:
-        ConfigError: a value is invalid.
+        ConfigError: a value is invalid, or the model has no such phase.
     """
     tree = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
     values = {key: value for key, value in config.flatten_tree(tree) if value is not None}
@@ -358,13 +373,19 @@ def collect_values(
             usual = config.load_options(preset).source.kind
             if (kind := detect_source_kind(source, usual)) != usual:
                 values["source.kind"] = kind
-    if not seconds:
+    if not seconds and not timed:
         return values
     kinds = {key: value for key, value in values.items() if key == "model.kind"}
     options = config.load_options(preset, [word for word in overrides if word.startswith("model.kind=")], kinds)
     trained = divide_training_time(options, _phases_to_train(stage, options.model.kind))
-    budget: dict[str, Any] = {f"{phase}.seconds": seconds * share for phase, share in trained.items() if share}
-    return budget | {f"{phase}.{other}": None for phase in trained for other in ("steps", "epochs")} | values
+    if missing := [phase for phase in timed if phase not in trained]:
+        raise config.ConfigError(
+            f"{missing[0]}_seconds: model.kind={options.model.kind} is trained in one phase. Use seconds, such as 60"
+        )
+    limits = {phase: seconds * share for phase, share in trained.items() if seconds and share} | dict(timed)
+    budget: dict[str, Any] = {f"{phase}.seconds": limit for phase, limit in limits.items()}
+    ended = trained if seconds else timed
+    return budget | {f"{phase}.{other}": None for phase in ended for other in ("steps", "epochs")} | values
 
 
 def _fill_in_date(word: str) -> str:
@@ -401,17 +422,17 @@ def run_name(stage: str) -> Callable[[], str]:
         if flow_run.name and is_user_chosen(flow_run.name) and not flow_run.name.startswith(f"{stage} "):
             return str(flow_run.name)
         if "preset" not in parameters:
-            run = parameters.get("run") or ", ".join(parameters.get("runs", [])) or parameters.get("name", "")
-            return f"{stage} {Path(run).name}"
+            runs = [unlabel_run(run) for run in [parameters.get("run", ""), *parameters.get("runs", [])] if run]
+            return f"{stage} {', '.join(Path(run).name for run in runs)}".strip()
         try:
             options = config.load_options(*read_form(stage, parameters))
         except config.ConfigError:  # the flow itself says what is wrong
-            return f"{stage} {parameters.get('name') or parameters['preset'] or ''}".strip()
+            return f"{stage} {unlabel_run(parameters.get('name', '')) or parameters['preset'] or ''}".strip()
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
         limits = [getattr(options, phase) for phase in _phases_to_train(stage, options.model.kind)]
         budget = [
-            f"{sum(values) if unit == 'epochs' else round(sum(values)):g} {unit}"
+            f"{sum(values):g} {unit}" if sum(values) < 10 or unit == "epochs" else f"{sum(values):,.0f} {unit}"
             for unit in ("seconds", "steps", "epochs")
             if (values := [value for limit in limits if (value := getattr(limit, unit))])
         ]
@@ -422,19 +443,47 @@ def run_name(stage: str) -> Callable[[], str]:
 
 def load_tagged_options(run: str, overrides: list[str], reader: str, **values: object) -> Options:
     """Return the options of a run with the form's changes, and tag the flow run with the run's name."""
+    if not unlabel_run(run):
+        raise config.ConfigError(f"no run is named. Choose one of the list, or type its name; {describe_runs()}")
     fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
-    options = load_run_options(run.strip(), [*fields, *filter(None, overrides)], reader)
+    options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
     tag_flow_run(options.name)
     return options
 
 
+@cache
+def _listing() -> Any:
+    from pipeline.web.listing import RunListing
+    from pipeline.web.runs import ServedRuns
+
+    return RunListing(ServedRuns(Path("runs")))
+
+
 def list_recent_runs() -> list[str]:
-    """Return the names of the runs in the folder `runs`, most recently written first."""
-    return list_runs("runs")[:_MOST_RUNS]
+    """Return the runs in the folder `runs` as `NAME (STATE, DATE)`: finished, training, others; each newest first.
+
+    The date of a run in use is that of its start, since forms must not change all the time.
+    """
+    labels = []
+    for name in list_runs("runs")[:_MOST_RUNS]:
+        with suppress(OSError, ValueError):  # it was removed meanwhile, or is in use by somebody else
+            state, config_file = (
+                _listing().get_row(RunFolder(Path("runs", name))).state,
+                Path("runs", name, "config.yaml"),
+            )
+            when = datetime.fromtimestamp(config_file.stat().st_mtime) if state.running else state.changed
+            order = 1 if state.running else 0 if state.word in ("finished", "pretrain done") else 2
+            labels.append((order, -when.timestamp(), f"{name} ({state.word}, {when:%Y-%m-%d %H:%M})"))
+    return [label for *_, label in sorted(labels)]
+
+
+def unlabel_run(chosen: str) -> str:
+    """Return the name of a run that was chosen in a list of `list_recent_runs`, or typed."""
+    return _LABEL.sub("", chosen).strip()
 
 
 def add_run_choices(properties: dict[str, Any], runs: list[str]) -> None:
-    """Offer these runs as a list in a form, beside a box for any other. The newest run is the default.
+    """Offer these runs as a list in a form, beside a box for any other. The first run is the default.
 
     An optional field gets no default: the form would send null, which is refused.
     """

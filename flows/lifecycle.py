@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import _RemoteTraceback
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from dis import opmap
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled, Sus
 from rich.console import Console
 
 from data.filesystem import FLOW_RUN
-from flows.artifacts import log_to_parent_run
+from flows.artifacts import ROOMS, log_to_parent_run, name_flows
 from flows.server import is_server_healthy
 from pipeline.config import Options
 from pipeline.console import format_error, is_out_of_memory
@@ -76,9 +77,9 @@ TRAINS = ("haed", "pretrain", "finetune", "train")
 ASKS = ("sample", "next", "neighbours", "compare", "report")
 ENDED = "the process that ran or served it ended before it did"
 OF_PARENT = "its parent run ended before it did"
-ROOMS = ("pipeline", "data", "haed", "flows")
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
+_LONGEST_MESSAGE = 2000  # characters
 TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
 _POLL_SECONDS = 0.5
 _GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
@@ -437,10 +438,10 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
     saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
     done = int(max((record.get("step", 0) for record in read_metrics(lines[phase])), default=0))
-    lost = f"the steps after it, up to at least {done:,}, were lost" if done > saved else "the steps after it are lost"
+    number = f"at least {done - saved:,}" if done > saved else ""
     if not saved:
-        return f"no step of {phase} was saved, so its steps are lost; Retry starts it again"
-    return f"the last saved step of {phase} is {saved:,}: {lost}; Retry resumes from there"
+        return f"no step of {phase} was saved, so its steps are lost{number and f', {number}'}; Retry starts it again"
+    return f"saved step {saved:,} of {phase}; {number or 'the'} steps after it are lost; Retry resumes from there"
 
 
 def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[Any], str]) -> State[Any]:
@@ -465,8 +466,11 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
         inner = next(iter(getattr(error, "__notes__", ())), "")  # the stage of this flow in which it came up
         if not inner:
             error.add_note(stage)
-        return Failed(message=f"{inner}{': ' if inner else ''}{format_error(error, inner or stage)}", data=error)
-    message = summarize(result)
+        text = name_flows(format_error(error, inner or stage))
+        if len(text) > _LONGEST_MESSAGE:  # it repeats what was typed
+            text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 2 :]}"
+        return Failed(message=f"{inner}{': ' if inner else ''}{text}", data=error)
+    message = name_flows(summarize(result))
     if stage != "haed":  # whose result is that of a stage
         log.info("%s: %s", stage, message)
     log_to_parent_run("%s: %s", stage, message)
@@ -551,13 +555,17 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
             if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
                 with run.lock():
                     pass
-            log.info("waits for its turn on %s: %s", ", ".join(names), others)
-            began = time.monotonic()
-            with _show_in_run_name(f"waits for {', '.join(names)}") as show_waiting:
+            began, told = time.monotonic(), ""
+            with _show_in_run_name() as show_waiting:
                 while others:
+                    note = f"waits for {', '.join(names)} behind {others}"
+                    if others != told:
+                        log.info("%s", note)
+                        log_to_parent_run("%s", note)
                     if stop():
                         raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
-                    show_waiting()
+                    show_waiting(note)
+                    told = others
                     time.sleep(_POLL_SECONDS)
                     others = _try_acquire(names, limit, held)
             log.info("has its turn after %.0f s", time.monotonic() - began)
@@ -589,10 +597,11 @@ def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
             if mine is None:
                 for file in files:
                     file.seek(0)
-                    busy.append(file.read(200).strip())
-                return ", ".join(busy)
+                    busy.append(file.read(400).strip())
+                return ", ".join(filter(None, busy)) or "another training"  # which has not written its name yet
             mine.truncate(0)
-            mine.write(f"{os.environ.get(FLOW_RUN)!r}, process {os.getpid()}")
+            name = os.environ.get(FLOW_RUN, "a training")
+            mine.write(f"{name} (since {datetime.now():%Y-%m-%d %H:%M}, process {os.getpid()})")
             mine.flush()
         held.enter_context(taken.pop_all())
     return ""
@@ -617,22 +626,23 @@ def _lock_folder() -> Path:
 
 
 @contextmanager
-def _show_in_run_name(note: str) -> Iterator[Callable[[], None]]:
-    """Show in the name of the flow run that it waits, and restore the name afterwards.
+def _show_in_run_name() -> Iterator[Callable[[str], None]]:
+    """Show in the name of the flow run for what it waits, and restore the name afterwards.
 
-    The function yielded renames the run. It does nothing once the server has accepted the name.
+    The function yielded renames the run. It does nothing once the server has accepted the note.
     """
-    before, is_shown = os.environ.get(FLOW_RUN, ""), False
+    before, shown = os.environ.get(FLOW_RUN, ""), ""
 
-    def show() -> None:
-        nonlocal is_shown
-        is_shown = is_shown or _rename_flow_run(f"{before} · {note}")
+    def show(note: str) -> None:
+        nonlocal shown
+        if note != shown and _rename_flow_run(f"{before} · {note}"):
+            shown = note
 
     try:
         yield show
     finally:
         if not _rename_flow_run(before):
-            log.warning("the server did not answer, so the run's name may still say that it %s", note)
+            log.warning("the server did not answer, so the run's name may still say that it waits")
 
 
 def _rename_flow_run(name: str) -> bool:

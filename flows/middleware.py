@@ -56,6 +56,8 @@ def find_unstorable_value(body: bytes) -> str | None:
                     f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate). "
                     "Remove it"
                 )
+            if "\0" in each and place.startswith("parameters"):
+                return f"{_shorten_text(where)}{_shorten_text(repr(each))} holds a NUL character. Remove it"
         elif isinstance(each, float):
             if not math.isfinite(each):
                 return f"{_shorten_text(where)}{each} is not a number that can be stored. Use one such as 10"
@@ -101,6 +103,8 @@ class StorableBodyMiddleware:
 
 
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
+_OF_NO_KIND = "is not valid under any of the given schemas"
+_LONGEST = 600  # characters of a message, which repeats what was typed
 WORDS = {
     NO_SECRET: (
         "an address must not hold a name, password or signature, because it is stored and shown. Leave "
@@ -123,7 +127,10 @@ def explain_errors(value: Any) -> Any:
             before = value.partition(end)[0]
             where, reason, _ = before.partition("Failure reason: ")
             return f"{where}{words}" if reason else words
-    return redact_urls(value)
+    said = redact_urls(
+        value.replace(_OF_NO_KIND, "is no value for this field, which may want a whole number or a choice")
+    )
+    return said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}"
 
 
 class PlainErrorMiddleware:
@@ -177,6 +184,8 @@ _ENTER = (
     "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
 _FORM = re.compile(r"/runs/([^/]+)/form/([a-z]+)")
+_FLOW_RUNS = re.compile(r"/runs/([^/]+)/flow-runs")
+_LISTED = 10  # flow runs on the page of a run
 # Flows whose forms name a run, to continue it by its own configuration.
 _BY_NAME = ("pretrain", "finetune", "train", "haed")
 _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
@@ -220,7 +229,27 @@ class RunPagesMiddleware:
             )
         if form := _FORM.fullmatch(path):
             return await self._redirect_to_form(form[1], form[2], scope, send)
+        if listed := _FLOW_RUNS.fullmatch(path):
+            return await self._list_flow_runs(listed[1], scope, send)
         await self._pages(scope, receive, send)
+
+    async def _list_flow_runs(self, run: str, scope: Any, send: Any) -> None:
+        """Answer with the newest flow runs of a run, without stages of others."""
+        of_it = {"tags": {"all_": [f"run:{run}"]}, "parent_task_run_id": {"is_null_": True}}
+        wanted = {"flow_runs": of_it, "sort": "START_TIME_DESC", "limit": _LISTED}
+        found = await self._ask_prefect("/api/flow_runs/filter", wanted, scope)
+        if found is None:
+            return await send_response(send, 502, "Prefect does not answer. Its log says why\n")
+        rows = [
+            {
+                "name": each["name"],
+                "state": each["state_name"] or "",
+                "date": each["start_time"] or each["expected_start_time"],
+                "address": f"/v2/runs/flow-run/{each['id']}",
+            }
+            for each in found
+        ]
+        await send_response(send, 200, json.dumps(rows), "application/json")
 
     async def _redirect_to_form(self, run: str, flow: str, scope: Any, send: Any) -> None:
         """Redirect to the form of the newest deployment of a flow, filled in for a run."""

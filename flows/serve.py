@@ -53,10 +53,10 @@ def serve_flows(
         from flows import deployments  # Prefect reads its settings when it is imported
 
         schedule = deployments.cron_schedule(cron) if cron else None
+        board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
+        os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}  # also for the server's pages of runs
         if server and held.enter_context(lasting_server(address, host, port, allowed_hosts)):
             os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
-        board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
-        os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         from flows.dispatcher import run_flows
         from flows.flows import FLOWS
         from flows.lifecycle import crash_orphaned_runs

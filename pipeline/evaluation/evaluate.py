@@ -303,7 +303,7 @@ def format_evaluation(result: Evaluation) -> str:
         ),
         f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
         f"{result.characters:,} {headline.over}, {result.bytes:,} bytes; "
-        f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}, "
+        f"{result.stage} step {result.step:,}, context {result.context:,} chunks, stride {result.stride:,}, "
         f"{result.precision} on {result.processor}",
     ]
     if result.remembered is not None:

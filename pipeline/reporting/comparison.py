@@ -26,6 +26,7 @@ BITS = "validation/bits_per_token"
 Budget = Literal["steps", "seconds", "flops"]
 WITHIN = 0.1  # largest relative difference of equal budgets
 SHOWN = 12  # maximum number of options in a text; JSON has all
+_NARROW = 6  # columns of a table in an artifact, beside which Prefect shows a column of its own
 _LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
 _WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # options that change the cost of a step
 _TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
@@ -158,7 +159,7 @@ class Comparison:
         lines = [str(each) for each in self.differing]
         budgets = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
         left = len(lines) - budgets - SHOWN
-        more = f"and {left} more options (--json has all)"
+        more = f"and {left} more options (the JSON output has all)"
         return lines if left <= 0 else [*lines[: budgets + SHOWN], more]
 
 
@@ -320,11 +321,12 @@ def _format_verdict(rows: list[Row], by: Budget) -> str:
 
 
 def format_markdown(comparison: Comparison) -> str:
-    """Format the comparison as Markdown: table, differences, and the verdict or why there is none."""
-    lines = [comparison.table.to_markdown(), ""]
+    """Format the comparison as Markdown: the verdict or why there is none, narrow tables, and the differences."""
+    tables = [part.to_markdown() for part in comparison.table.split_columns(_NARROW)]
+    text = "\n\n".join([*filter(None, [markdown_text(comparison.verdict_summary)]), *tables])
     if comparison.differing:
-        lines += ["What differs:", "", *(f"- {markdown_text(line)}" for line in comparison.difference_lines), ""]
-    return "\n".join([*lines, markdown_text(comparison.verdict_summary)])
+        text += "\n\nWhat differs:\n\n" + "\n".join(f"- {markdown_text(line)}" for line in comparison.difference_lines)
+    return text
 
 
 def format_comparison(comparison: Comparison) -> str:

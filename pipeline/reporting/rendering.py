@@ -76,6 +76,16 @@ class Table:
         escaped = [[markdown_text(cell) for cell in line] for line in (self.titles, *self.rows)]
         return "\n".join("| " + " | ".join(line) + " |" for line in (escaped[0], rule, *escaped[1:]))
 
+    def split_columns(self, most: int) -> "list[Table]":
+        """Return tables of at most so many columns, each with the first one, for places that do not scroll."""
+        parts = [
+            [0, *range(first, min(first + most - 1, len(self.titles)))]
+            for first in range(1, len(self.titles), most - 1)
+        ]
+        lines = [self.titles, *self.rows, self.numeric]
+        picked = [[[line[number] for number in part] for line in lines] for part in parts]
+        return [Table(titles, rows, numeric) for titles, *rows, numeric in picked]
+
     def to_text(self) -> str:
         """Return the table for a terminal, each column as wide as its widest cell."""
         lines = [self.titles, *self.rows]

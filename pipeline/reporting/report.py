@@ -216,7 +216,7 @@ def write_report(options: Options) -> Path:
 
 
 def summarise_report(options: Options) -> str:
-    """Return the most important of a run's report as Markdown: metrics, baselines, warnings, and what to type next.
+    """Return the most important of a run's report as Markdown: metrics, baselines and warnings.
 
     Raises:
         ValueError: a file of the run is damaged, or its configuration was changed since it was trained.
@@ -240,7 +240,6 @@ def summarise_report(options: Options) -> str:
         lines.append(report.mixture.to_markdown())
     lines += [markdown_text(warning) for warning in report.warnings]
     lines.append(f"Report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
-    lines.append(f"Query the model: {markdown_code(format_command('explore', folder))}")
     return "\n\n".join(lines)
 
 

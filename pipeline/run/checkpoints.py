@@ -279,8 +279,10 @@ def explain_too_few_steps(folder: Path) -> str:
         limits = {name: options[phase][name] for name in wanted}
         short = [f"{phase}.{name}={value:.6g}" for name, value in wanted.items() if (limits[name] or math.inf) < value]
         advice = f"Use {' '.join(short)} or more" if short else "Run the same command to resume"
-        why = f"a model learns almost nothing in fewer than {least}"
-        return f"{phase} has taken {step} steps, at {each:.2g} s each; {why}. {advice}"
+        why = f"a model learns almost nothing in fewer than {least:,}"
+        if least > FEWEST_STEPS:
+            why = f"the warm-up of the learning rate takes {least:,}"
+        return f"{phase} has taken {step:,} steps, at {each:.2g} s each; {why}. {advice}"
     return ""
 
 
@@ -390,7 +392,13 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
     except (CorruptCheckpointError, PermissionError):
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
+        raise _name_damage(path, error) from error
+
+
+def _name_damage(path: Path, error: Exception) -> CorruptCheckpointError:
+    """Return the error of a checkpoint whose files cannot be read, which says once that something is damaged."""
+    why = str(error) if isinstance(error, CorruptFileError) else f"{type(error).__name__}: {error}"
+    return CorruptCheckpointError(f"checkpoint {path}{':' if 'is damaged' in why else ' is damaged:'} {why}")
 
 
 def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
@@ -500,7 +508,7 @@ class Checkpoints:
             for unfinished in (beside, path if path != last else beside):
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {error}; "
+                f"the checkpoint of step {step:,} could not be written to {self.folder}: {error}; "
                 + (f"the last good one is {last.name}" if last else "there is no earlier one")
             ) from error
         self._remove_old()
@@ -596,7 +604,7 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
     except PermissionError:
         raise
     except (OSError, KeyError, ValueError) as error:
-        raise CorruptCheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
+        raise _name_damage(path, error) from error
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":

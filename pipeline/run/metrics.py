@@ -161,7 +161,8 @@ class Metrics:
             self._lines.flush()
             self._flush_trackers()
         except OSError as error:
-            log.warning("metrics of step %d are kept in memory until they can be written: %s", record["step"], error)
+            step = f"{record['step']:,}"
+            log.warning("metrics of step %s are kept in memory until they can be written: %s", step, error)
         self._notify_listeners(record)
 
     def read_all(self) -> bytes:

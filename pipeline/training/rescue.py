@@ -55,12 +55,12 @@ def save_beside(
                 _save_checkpoint(run, unsaved, phase, options)
     except OSError as error:
         return FolderLostError(
-            f"{unsaved}; training stopped at step {unsaved.step}. The step could not be saved beside the "
+            f"{unsaved}; training stopped at step {unsaved.step:,}. The step could not be saved beside the "
             f"run either: {error.strerror or error}. Put the folder back, or run the same command to start "
             "from the beginning"
         )
     return FolderLostError(
-        f"{unsaved}; training stopped, and step {unsaved.step} was saved in {run.path}. Run `haed {phase} "
+        f"{unsaved}; training stopped, and step {unsaved.step:,} was saved in {run.path}. Run `haed {phase} "
         f"{shlex.quote(str(run.path))}` to resume"
     )
 

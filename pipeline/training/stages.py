@@ -166,11 +166,11 @@ def warn_lost_steps(folder: Path, step: int) -> None:
     if done > step:
         log.warning(
             (
-                "the steps after %d, up to at least %d, were lost because the process ended before saving. "
+                "the steps after %s, up to at least %s, were lost because the process ended before saving. "
                 "They are repeated"
             ),
-            step,
-            done,
+            f"{step:,}",
+            f"{done:,}",
         )
 
 
@@ -281,7 +281,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             if ranks.is_first:
                 checkpoints.set_pointer("latest", newest.path)  # a kill, or damage, may have left it behind
-            log.info("%s %s step %d", phase, "is finished, at" if done else "resumes from", trainer.position.step)
+            log.info(
+                "%s %s step %s", phase, "is finished, at" if done else "resumes from", f"{trainer.position.step:,}"
+            )
             warn_newer_phase_one(phase, newest, options)
             if not done:
                 log_changed_options(newest.state, options, ranks.size)
@@ -514,11 +516,11 @@ def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
 
 def format_outcome(trained: TrainingResult) -> str:
     """Format the result of a stage as one line for people."""
-    resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
+    resumed = f", resumed at step {trained.resumed_from:,}" if trained.resumed_from else ""
     if trained.resumed_from == trained.steps:
         resumed = "; it was finished already, nothing was trained"
     few = ", too few to learn anything" if trained.remark else ""
     return (
-        f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{few}{resumed}; "
+        f"{trained.phase}: {trained.steps:,} steps in {trained.seconds:,.0f} s, {trained.epochs:.2f} epochs{few}{resumed}; "
         f"{trained.checkpoint}"
     )

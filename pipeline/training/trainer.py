@@ -471,7 +471,7 @@ class Trainer:
         if self.state.saved_at.step != self.position.step:
             self._save_checkpoint()
         self.checkpoints.wait_until_written()
-        log.info("saved step %d: %s", self.position.step, reason)
+        log.info("saved step %s: %s", f"{self.position.step:,}", reason)
         self._data_position = before
 
     def _save_and_interrupt(self) -> None:
@@ -480,7 +480,7 @@ class Trainer:
         raise self._make_interruption()
 
     def _make_interruption(self) -> TrainingInterrupted:
-        return TrainingInterrupted(f"saved step {self.position.step}")
+        return TrainingInterrupted(f"saved step {self.position.step:,}")
 
     def _finish_saving(self) -> None:
         """Wait for the last checkpoint, and save it again if the run's folder was lost."""
@@ -635,7 +635,7 @@ class Trainer:
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
         if wrong:
             raise NonFiniteLossError(
-                f"not finite at step {self.position.step}: {', '.join(wrong)} "
+                f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
                 f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). "
                 "The last checkpoint is intact. Lower optimizer.learning_rate or optimizer.clip_norm, and "
                 "run the same command to resume"
@@ -732,10 +732,10 @@ class Trainer:
         except FolderLostError as error:
             raise UnsavedCheckpointError(error, self.position.step, captured) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
-            why = f"step {self.position.step} has no checkpoint, because its files could not be written: {error}"
+            why = f"step {self.position.step:,} has no checkpoint, because its files could not be written: {error}"
             self.checkpoints.fail_next_wait(OSError(why))
             return
-        log.info("saving step %d", self.position.step)
+        log.info("saving step %s", f"{self.position.step:,}")
         self.checkpoints.save(self.position.step, *captured, best_before is not None)
 
 

@@ -84,6 +84,12 @@ def served_page_url(folder: RunFolder) -> str | None:
     return run_page_url(folder.path.name) if served else None
 
 
+def tensorboard_url(name: str) -> str | None:
+    """Return the address of the TensorBoard of `haed serve`, filtered to a run; None: there is none."""
+    board = os.environ.get("HAED_TENSORBOARD_URL")
+    return f"{board}/?{urlencode({'runFilter': f'^{re.escape(name)}/'})}" if board else None
+
+
 def make_templates(links: dict[str, str]) -> Environment:
     """Return the Jinja environment of the pages.
 
@@ -293,14 +299,14 @@ class _Pages:
         return _unless_known(request, _json_response(series))
 
     async def confirm_deletion(self, request: Request) -> Response:
-        """Show the sizes of runs, and a button that deletes them."""
+        """Show runs with their states and sizes, and a button that deletes them."""
         return await self._ask_deletion(self._find_ticked((await self._read_form(request)).get("run", [])))
 
     async def _ask_deletion(self, folders: list[RunFolder], errors: Sequence[str] = (), status: int = 200) -> Response:
-        sizes = await run_in_threadpool(
-            lambda: {folder.path.name: changes.measure_size(folder.path) for folder in folders}
+        rows = await run_in_threadpool(
+            lambda: [(self._listing.get_row(folder), changes.measure_size(folder.path)) for folder in folders]
         )
-        return self._render_page("delete.html", status, sizes=sizes, errors=errors)
+        return self._render_page("delete.html", status, rows=rows, errors=errors)
 
     async def change_runs(self, request: Request) -> Response:
         """Archive, restore or delete the ticked runs, as far as nothing uses them."""
@@ -566,6 +572,7 @@ def _run_page_values(folder: RunFolder) -> dict[str, Any]:
     return values | {
         "files": files,
         "of_chunks": _is_chunk_model(folder),
+        "tensorboard": tensorboard_url(name),
         "place": folder.path.resolve(),
         "notes": notes,
     }

@@ -1,9 +1,11 @@
 """Turns on devices, and which processes are taken for alive; what waits in a flow is in `test_operator`."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -47,13 +49,22 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
         busy.path.mkdir(parents=True)
         with busy.lock(), pytest.raises(BlockingIOError, match="in use by process"), acquire_device(one, lambda: False):
             pass
-        tells, answers = [], iter([False, False, True, True])  # the server's
+        tells, answers = [], iter([False, False, True, True, True])  # the server's
         monkeypatch.setattr("flows.lifecycle._rename_flow_run", lambda name: tells.append(name) or next(answers))
         monkeypatch.setattr("flows.lifecycle._POLL_SECONDS", 0.01)
         asked = iter([False] * 5 + [True])
+        others = iter(["long (since noon)"] * 3 + ["short (since one)"] * 9)
+        acquire = lifecycle._try_acquire
+        monkeypatch.setattr(
+            "flows.lifecycle._try_acquire", lambda *given: acquire(*given) and next(others)
+        )  # the holder changes
         with pytest.raises(TrainingInterrupted), acquire_device(one, lambda: next(asked)):
             pass
-        assert tells == [" · waits for cuda:1"] * 3 + [""]
+        behind = [" · waits for cuda:1 behind long (since noon)"] * 3 + [" · waits for cuda:1 behind short (since one)"]
+        assert tells == [*behind, ""]
+        monkeypatch.setattr("flows.lifecycle._try_acquire", acquire)
+        holds = acquire(["cuda:1"], 1, ExitStack())
+        assert re.fullmatch(rf"a training \(since \d{{4}}-\d\d-\d\d \d\d:\d\d, process {holder.pid}\)", holds)
         with acquire_device(other, lambda: True), acquire_device(cpu, lambda: True):  # other devices are free
             pass
         monkeypatch.setenv("HAED_TRAININGS", "2")

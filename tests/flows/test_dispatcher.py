@@ -57,6 +57,9 @@ class Server:
     def get_scheduled_flow_runs_for_deployments(self, ids: list[UUID], scheduled_before: Any) -> list[Any]:
         return [run for run in self.due if run.deployment_id in ids]
 
+    def read_flow_run(self, id: UUID) -> Any:
+        return SimpleNamespace(name=f"run {id}")
+
     def set_flow_run_state(self, id: UUID, state: Any, force: bool = False) -> Any:
         (run,) = (run for run in self.due if run.id == id)
         refused = run.deployment_id == self.refused
@@ -68,6 +71,7 @@ def test_each_kind_starts_as_many_as_its_own_limit_and_a_refused_run_starts_noth
 ) -> None:
     monkeypatch.setattr(dispatcher, "max_training_processes", lambda: 2)
     monkeypatch.setattr(dispatcher, "_start_engine", lambda run: SimpleNamespace(poll=lambda: None))
+    monkeypatch.setattr(FlowDispatcher, "_explain_wait", lambda *_: None)
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     server: Any = Server({"train": 5, "pretrain": 1, "shard": 9, "neighbours": 3, "report": 1}, refused="report")
     for _ in range(2):  # what runs already is not started again
@@ -75,6 +79,25 @@ def test_each_kind_starts_as_many_as_its_own_limit_and_a_refused_run_starts_noth
             made._start_due_runs(server, *kind)
         flows = [each.flow for each in made._running.values()]
         assert {flow: flows.count(flow) for flow in flows} == {"train": 2, "shard": 5, "neighbours": 3}
+
+
+def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    logger = SimpleNamespace(info=lambda message, *values: told.append(message % values))
+    monkeypatch.setattr(dispatcher, "flow_run_logger", lambda run: logger)
+    monkeypatch.setattr(dispatcher, "max_training_processes", lambda: 1)
+    monkeypatch.setattr(dispatcher, "_start_engine", lambda run: SimpleNamespace(poll=lambda: None))
+    made = FlowDispatcher(DEPLOYMENTS, StopSignal())
+    server: Any = Server({"train": 3})
+    for _ in range(2):
+        made._start_due_runs(server, *made._kinds[0])
+    first, second, third = (f"run {run.id}" for run in server.due)
+    assert [line.split(" (since ")[0] for line in told] == [f"waits until one of these ends: {first}"] * 2
+    del made._running[server.due[0].id], server.due[0]
+    made._start_due_runs(server, *made._kinds[0])
+    assert [line.split(" (since ")[0] for line in told[2:]] == [f"waits until one of these ends: {second}"], third
 
 
 def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.middleware import RunPagesMiddleware, StorableBodyMiddleware, find_unstorable_value
+from flows.middleware import RunPagesMiddleware, StorableBodyMiddleware, explain_errors, find_unstorable_value
 
 BEYOND = [
     (b'{"parameters": {"name": "\\ud800"}}', "parameters.name: "),
@@ -71,6 +71,16 @@ def test_a_request_is_refused_or_passed_on_whole() -> None:
     status, said = asyncio.run(_asked("PATCH", path, [b'{"name"', b': "\\ud800"}']))
     assert status == 422 and "half of a character" in json.loads(said)["detail"]
     assert asyncio.run(_asked("GET", path, [b'"\\ud800"'])) == (200, b'"\\ud800"')
+    status, said = asyncio.run(_asked("POST", path, [b'{"parameters": {"source": "a\\u0000b"}}']))
+    assert status == 422 and json.loads(said)["detail"].endswith("holds a NUL character. Remove it")
+
+
+def test_messages_of_forms_are_sentences_of_a_readable_length() -> None:
+    said = explain_errors(
+        {"errors": ["1.5 is not valid under any of the given schemas", "x" * 200_000 + " is too long"]}
+    )
+    assert said["errors"][0].startswith("1.5 is no value for this field")
+    assert len(said["errors"][1]) < 700 and said["errors"][1].endswith("x is too long")
 
 
 UUID = "0b2f4d3e-7a51-4f6e-9d0c-3c1f2a4b5d6e"

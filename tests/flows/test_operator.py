@@ -84,7 +84,8 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
     short = standing.trigger("train", {"overrides": [*SETTINGS, "name=short"]})
     unwanted = standing.trigger("train", {"overrides": [*SETTINGS, "name=unwanted"]})
     for waiting in (short, unwanted):
-        until(PATIENCE, lambda: call(standing.address, f"/flow_runs/{waiting}")["name"].endswith("waits for cpu"))  # noqa: B023
+        asked, note = f"/flow_runs/{waiting}", " · waits for cpu behind train long"
+        until(PATIENCE, lambda asked=asked, note=note: note in call(standing.address, asked)["name"])
     call(standing.address, f"/flow_runs/{unwanted}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
     until(PATIENCE, lambda: standing.state(unwanted) == "CANCELLED")
     assert standing.state(run) == standing.state(short) == "RUNNING"

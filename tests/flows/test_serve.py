@@ -100,6 +100,13 @@ def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
     filled = json.loads(parse_qs(place.query)["parameters"][0])
     assert filled == {"run": "x", "space": "contexts", "overrides": ["index.kind=flat"]}
     assert answer(f"{served.address}/runs/x/form/nothing", {}) == 404
+    run = served.trigger("report", {"run": "nö & such"})
+    until(PATIENCE, lambda: served.state(run) == "FAILED")
+    tags = {"tags": ["run:nö & such"]}
+    call(served.address, f"/flow_runs/{run}", tags, "PATCH")
+    with urllib.request.urlopen(f"{served.address}/runs/n%C3%B6%20&%20such/flow-runs", timeout=PATIENCE) as found:
+        (listed,) = json.loads(found.read())
+    assert listed["state"] == "Failed" and listed["address"].endswith(run) and listed["date"]
 
 
 @pytest.mark.usefixtures("corpus")
@@ -226,7 +233,10 @@ def test_a_question_is_answered_while_more_trainings_wait_than_prefect_has_place
         served.trigger("train", {"overrides": [*SETTINGS, "train.steps=1000000", f"name=w{n}"]}) for n in range(7)
     ]
     names = [f"/flow_runs/{run}" for run in waiting]
-    until(PATIENCE, lambda: sum(call(served.address, each)["name"].endswith("waits for cpu") for each in names) == 6)
+    until(
+        PATIENCE,
+        lambda: sum(call(served.address, each)["name"].count(" · waits for cpu behind ") for each in names) == 6,
+    )
     asked = served.trigger("neighbours", {"run": "asked"})
     until(PATIENCE, lambda: served.state(asked) == "COMPLETED")
     assert {served.state(run) for run in waiting} == {"RUNNING"}

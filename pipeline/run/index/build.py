@@ -69,7 +69,9 @@ def build_index(options: Options) -> IndexSummary:
     if space == "chunks":
         check_chunks(options)
         if limits.space == "predictions":
-            log.info("predictions are not indexed. Index chunks, and query them with haed neighbours RUN --after TEXT")
+            log.info(
+                "predictions are not indexed. Index chunks, and query them with `haed neighbours RUN --after TEXT`"
+            )
         if limits.layer is not None or limits.scale is not None:
             log.warning("index.layer and index.scale apply to contexts only. Use --space contexts")
     folder = RunFolder.from_options(options)

@@ -20,5 +20,31 @@ async function again() {
   setTimeout(again, 1000 * waiting);
 }
 
+const flowRuns = document.querySelector("[data-flow-runs]");
+
+async function listFlowRuns() {
+  flowRuns.textContent = "Prefect is asked…";
+  try {
+    const answer = await fetch(flowRuns.dataset.flowRuns);
+    if (!answer.ok) throw new Error(answer.status);
+    const table = document.createElement("table");
+    for (const each of await answer.json()) {
+      const row = table.insertRow(), link = document.createElement("a");
+      const bad = ["Failed", "Crashed", "Cancelled", "TimedOut"].includes(each.state);
+      link.href = each.address;
+      link.textContent = each.name;
+      row.insertCell().append(link);
+      row.insertCell().append(Object.assign(document.createElement("span"), {
+        className: `tag${each.state === "Running" ? " training" : bad ? " stopped" : ""}`, textContent: each.state }));
+      row.insertCell().append(new Date(each.date).toLocaleString("sv-SE").slice(0, 16)); // as dates are written elsewhere
+      row.cells[2].className = "nowrap note";
+    }
+    flowRuns.replaceChildren(table.rows.length ? table : "There are none.");
+  } catch (error) {
+    flowRuns.textContent = "Prefect does not answer. Reload the page to ask again.";
+  }
+}
+
+if (flowRuns) listFlowRuns();
 if (place) setTimeout(again, 1000 * SECONDS);
 })();

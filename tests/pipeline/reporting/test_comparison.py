@@ -180,7 +180,9 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert differing["steps"] == differing["train.steps"] == {"tiny": 4, "other": 5}
     assert differing["model FLOPs"]["other"] > differing["model FLOPs"]["tiny"]
     summary = format_markdown(compare_runs(["tiny", "other"], two[0].runs_dir, Path(two[0].runs_dir) / "comparison"))
-    assert "No verdict" in summary and "- steps: " in summary
+    assert summary.startswith("No verdict") and "- steps: " in summary
+    widths = [line.count(" | ") for line in summary.splitlines() if line.startswith("| ")]
+    assert widths and max(widths) == 5  # a wider table would lie on the column beside it
 
 
 def test_no_run_wins_by_nothing(two: tuple[Options, Options]) -> None:

@@ -238,5 +238,6 @@ def test_a_terabyte_behind_the_weights_is_not_read(best_first: Path, monkeypatch
     model = best_first / "finetune" / "checkpoints" / "step-00000002" / "model.safetensors"
     os.truncate(model, 1 << 40)
     monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("it is summed"))
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged") as found:
         read_verified_state(model.parent, fresh=True)
+    assert str(found.value).count("damaged") == 1

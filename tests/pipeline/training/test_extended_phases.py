@@ -177,7 +177,7 @@ def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(
     options.pretrain.steps, options.pretrain.seconds, options.optimizer.warmup_steps = fewest, None, 1
     assert pretrain(options).remark == ""
     options.optimizer.warmup_steps, options.pretrain.steps = 200, fewest + 1
-    assert "a model learns almost nothing in fewer than 200. Use pretrain.steps=200" in pretrain(options).remark
+    assert "the warm-up of the learning rate takes 200. Use pretrain.steps=200" in pretrain(options).remark
 
 
 def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:

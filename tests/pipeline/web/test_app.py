@@ -97,10 +97,18 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
     assert site.get("/runs/run", 307).headers["location"].endswith("/runs/run/")
 
 
-def test_forms_of_prefect_are_offered_beside_prefect_alone(site: Site, run: Path) -> None:
-    assert "/runs/run/form/" not in site.get("/runs/run/").text
+def test_forms_and_flow_runs_of_prefect_are_offered_beside_prefect_alone(
+    site: Site, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HAED_TENSORBOARD_URL", "http://127.0.0.1:6006")
+    alone = site.get("/runs/run/").text
+    assert not any(word in alone for word in ("/runs/run/form/", "Flow runs", "flow-runs", "TensorBoard"))
     beside = TestClient(make_application(ServedRuns(run.parent), site.warm, {"Prefect UI": "/v2/"}))
-    assert "/runs/run/form/evaluate" in beside.get("/runs/run/").text
+    page = beside.get("/runs/run/").text
+    assert "/runs/run/form/evaluate" in page and 'data-flow-runs="/runs/run/flow-runs"' in page
+    assert 'href="http://127.0.0.1:6006/?runFilter=%5Erun%2F"' in page
+    monkeypatch.delenv("HAED_TENSORBOARD_URL")
+    assert "TensorBoard" not in beside.get("/runs/run/").text
 
 
 def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run: Path) -> None:
