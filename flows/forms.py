@@ -165,7 +165,9 @@ PLAIN = {
     ),
     **{
         f"{phase}_seconds": FormField(
-            Seconds, f"Training time of {phase} alone, before its share of seconds. Unit: seconds. 0: that share.", 0
+            Seconds,
+            f"Training time of {phase}, in place of its share. Unit: seconds. 0: its share, or the preset's limits.",
+            0,
         )
         for phase in _TIMED
     },

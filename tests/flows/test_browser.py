@@ -133,6 +133,12 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         page.get_by_role("link", name="page of the run").click()
         page.get_by_role("heading", name="seen", exact=True).wait_for()
         assert page.url == f"{address}/runs/seen/" and "finetune step" in page.inner_text("main")
+        page.get_by_role("link", name="haed seen · 10 steps").wait_for()  # the page's script asks Prefect
+        place = page.get_by_role("link", name="TensorBoard of this run").get_attribute("href")
+        assert place == f"http://127.0.0.1:{served.board}/?runFilter=%5Eseen%2F"
+        page.get_by_role("link", name="haed seen · 10 steps").click()
+        page.get_by_text("Logs", exact=True).first.wait_for()
+        page.go_back()
         with page.expect_download() as downloading:
             page.get_by_role("link", name="report.html", exact=True).click()
         assert downloading.value.path().read_bytes() == (tmp_path / "runs/seen/report.html").read_bytes()
@@ -156,6 +162,11 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         person.watch(run, "Completed")
         (key,) = person.kept(run)["keys"]
         table = person.artifact(key)
+        table_right, column_left = (
+            page.locator(where).first.evaluate(f"each => each.getBoundingClientRect().{side}")
+            for where, side in (("table", "right"), ("text=Created", "left"))
+        )
+        assert table_right <= column_left and table.index("Run the flow evaluate") < table.index("parameters")
         assert key.startswith("comparison-long-seen-") and table.count(" · checkpoint ") == 2
 
         run = person.fill_in("finetune", ["finetune.steps=6"], name="seen")  # by its own configuration
