@@ -588,10 +588,7 @@ class Options:
     ] = 50
     tracking: Annotated[
         Literal["none", "mlflow", "wandb"],
-        Field(
-            description="Tracker that gets the run in addition to TensorBoard. mlflow: MLflow (pip install 'haed[mlflow]'). "
-            "wandb: W&B (pip install 'haed[wandb]'). Their own environment variables name server, project and key."
-        ),
+        Field(description="Tracker of the run beside TensorBoard. Install it: pip install 'haed[mlflow]' or 'haed[wandb]'."),
     ] = "none"
     resume: Annotated[
         Literal["auto", "never", "required"],

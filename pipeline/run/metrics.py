@@ -96,7 +96,7 @@ class AppendOnlyLog:
 
 @dataclass
 class RunSummary:
-    """What a tracker shows of a run beside its curves.
+    """Options and results of a run, which a tracker shows beside its curves.
 
     Attributes:
         options: every option that is set, by its dotted key.
