@@ -588,7 +588,7 @@ class Options:
     ] = 50
     tracking: Annotated[
         Literal["none", "mlflow", "wandb"],
-        Field(description="Tracker of the run beside TensorBoard. Install it: pip install 'haed[mlflow]' or 'haed[wandb]'."),
+        Field(description="Tracker beside TensorBoard. Install it: pip install 'haed[mlflow]' or 'haed[wandb]'."),
     ] = "none"
     resume: Annotated[
         Literal["auto", "never", "required"],
