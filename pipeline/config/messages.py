@@ -24,9 +24,11 @@ from pipeline.config.schema import (
     type_of,
     validate_options,
 )
+from pipeline.console import cut_middle
 
 PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
+_SHOWN = 60  # characters of a value
 _NEAR = 0.8  # similarity of a misspelled value: a letter in five may be wrong
 
 
@@ -606,12 +608,10 @@ def _parse_number(name: str, text: str) -> float | None:
 
 
 def shorten_value(value: Any) -> str:
-    """Return the `repr` of a value, truncated beyond 60 characters."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:50]}…"
+    """Return the `repr` of a value, without its middle if it is long."""
+    return cut_middle(repr(value), _SHOWN)
 
 
 def shorten_text(value: Any) -> str:
-    """Return a value as typed, truncated beyond 60 characters."""
-    shown = value if isinstance(value, str) else shorten_value(value)
-    return shown if len(shown) <= 60 else f"{shown[:50]}…"
+    """Return a value as typed, without its middle if it is long."""
+    return cut_middle(value if isinstance(value, str) else repr(value), _SHOWN)
