@@ -53,7 +53,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled, Sus
 from rich.console import Console
 
 from data.filesystem import FLOW_RUN
-from flows.artifacts import ROOMS, log_to_parent_run, name_flows
+from flows.artifacts import ROOMS, log_to_parent_run
 from flows.server import is_server_healthy
 from pipeline.config import Options
 from pipeline.console import cut_middle, format_error, is_out_of_memory
@@ -61,6 +61,7 @@ from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.signals import StopRequested, StopSignal, die_with_parent, end_with_parent
+from pipeline.suggestions import name_flows
 from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)

@@ -122,7 +122,7 @@ _LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or
 _MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {
     "shard": "Lower shard.workers or shard.megabytes",
     "evaluate": "Lower evaluate.sequences",
-    "sample": "Lower --samples or sample.chunks",
+    "sample": "Lower `--samples` or sample.chunks",
     "index": "Lower index.max_chunks or index.max_contexts",
     "neighbours": "Give fewer queries at a time",
     "analyse": "Lower analyse.max_chunks or analyse.corpus_chunks",

@@ -432,7 +432,7 @@ def explain_section_value(key: str, value: Any) -> str:
         if key == "source":
             return f"{message}: {key}.path={value}"
         if key == "model" and value in list_presets():
-            return f"{message}, or use the preset: --config {value}"
+            return f"{message}, or use the preset: `--config {value}`"
     if key == "optimizer":
         return f"{message}, such as optimizer.learning_rate=0.002 (the optimizer is always AdamW)"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
@@ -486,7 +486,7 @@ def explain_validation_error(key: str, item: Any) -> str:
             close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, _NEAR)
             meant = close[0] if close else None
         if key == "model.kind" and value in list_presets():
-            message += f"; {value} is a preset: --config {value}"
+            message += f"; {value} is a preset: `--config {value}`"
         elif key in KINDS and meant is None:
             message += (
                 f". For a kind of your own, install the package that names it as an entry point of {KINDS[key].group}"

@@ -348,7 +348,7 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
 
 def test_a_preset_is_no_kind_of_model() -> None:
     with pytest.raises(
-        ConfigError, match="kind=megabyte: expected one of .*; megabyte is a preset: --config megabyte$"
+        ConfigError, match="kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"
     ):
         load_options("hred", ["model.kind=megabyte"])
 
