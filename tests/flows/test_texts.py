@@ -82,6 +82,7 @@ def test_no_form_speaks_of_a_command_line() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_artifact_or_state_names_a_command(whole: Path, tmp_path: Path, api: str) -> None:
     shutil.copytree(whole / "runs", tmp_path / "runs")
     shutil.copytree(tmp_path / "runs/run", tmp_path / "runs/other")
