@@ -66,7 +66,7 @@ def read_suggestion(code: str) -> Suggestion | None:
             value = next(rest, "")
             if not _is_placeholder(value):
                 fields[_FIELDS.get(name, name)] = value
-        elif "=" in word:
+        elif "=" in word and "/" not in word.partition("=")[0]:  # else the folder of a run, such as runs/seed=1
             overrides += [] if _is_placeholder(word.partition("=")[2]) else [word]
         elif not run and not _is_placeholder(word):
             run = Path(word).name

@@ -17,6 +17,7 @@ def form_url(suggestion: Suggestion) -> str:
         ("Run `haed evaluate` again to compare.", "Run the flow evaluate again to compare."),
         (f"Run {format_command('pretrain', 'runs/mine')} first", "Run the flow pretrain (run mine) first"),
         (f"Run {format_command('index', '/a b/c d')}", "Run the flow index (run c d)"),
+        (format_command("index", "runs/seed=1", "index.kind=flat"), "the flow index (run seed=1 index.kind=flat)"),
         ("Make one with `haed run --config quickstart`", "Make one with the flow haed (preset=quickstart)"),
         (
             "Use `haed index RUN --space contexts` and `haed neighbours RUN --context TEXT`",
