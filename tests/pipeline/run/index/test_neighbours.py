@@ -170,7 +170,7 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
     assert main([*asked[:2], "for "]) == 0
     assert capsys.readouterr().out.startswith("centred cosine," if metric == "centred" else "cosine,")
     assert main(["neighbours", str(run), "--minus", "for "]) == 1
-    assert "--minus needs" in capsys.readouterr().err
+    assert "`--minus` needs" in capsys.readouterr().err
 
 
 def test_passages_have_no_centred_cosine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
