@@ -30,6 +30,7 @@ from data.parts import ShardingProgress
 from pipeline.config import Options, PhaseOptions
 from pipeline.console import make_printable, markdown_text
 from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_validation
+from pipeline.suggestions import name_flows
 
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
@@ -59,33 +60,11 @@ def post_link(address: str, text: str, key: str, *about: str) -> None:
 
 
 def _join_paragraphs(about: Sequence[str]) -> str:
-    return "\n\n".join(markdown_text(each) for each in about)
+    return "\n\n".join(markdown_text(name_flows(each)) for each in about)
 
 
 def _escape_cell(value: Any) -> Any:
     return make_printable(value) if isinstance(value, str) else value
-
-
-_COMMAND = re.compile(
-    r"\\?`haed (run|shard|pretrain|finetune|train|evaluate|sample|next|index|neighbours|analyse|report|compare)\b"
-    r"([^`]*?)\\?`"
-)
-
-
-def name_flows(text: str) -> str:
-    """Return a message for the UI, in which flows and fields of forms replace commands, also in escaped Markdown."""
-    text = _COMMAND.sub(_name_flow, text)
-    text = re.sub(r"[Rr]un the same command(?: again)?", "Retry", text)
-    return re.sub(r"(?<!\S)--([a-z]+)(?:-([a-z]+))?", lambda flag: "_".join(filter(None, flag.groups())), text)
-
-
-def _name_flow(command: re.Match[str]) -> str:
-    """Return the flow of a command, and the fields of its form. Words in capitals are placeholders."""
-    flow = "haed" if command[1] == "run" else command[1]
-    given = re.sub(r"--(\S+) (\S+)", r"\1=\2", command[2]).replace("config=", "preset=")
-    words = [word for word in given.split() if not word.rpartition("=")[2].isupper()]
-    fields = [word if "=" in word else f"run {Path(word).name}" for word in words]
-    return f"the flow {flow} ({' '.join(fields)})" if fields else f"the flow {flow}"
 
 
 def name_flows_in_logs() -> None:

@@ -27,7 +27,6 @@ from flows.artifacts import (
     PipelineArtifact,
     ShardingStatus,
     artifact_key,
-    name_flows,
     post_link,
     post_markdown,
     post_table,
@@ -80,6 +79,7 @@ from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import SplitSize, check_corpus, check_split, split_sizes
 from pipeline.run.system import check_system
+from pipeline.suggestions import name_flows
 from pipeline.web.app import served_page_url, tensorboard_url
 
 if TYPE_CHECKING:  # torch costs two seconds
@@ -148,7 +148,7 @@ def post_report(options: Options) -> None:
         else ""
     )
     post_markdown(
-        f"{name_flows(summarise_report(options))}\n\n{markdown_text(about)}{page}\n",
+        f"{summarise_report(options)}\n\n{markdown_text(about)}{page}\n",
         run_artifact_key("report", options),
         f"report of {about}",
     )
@@ -330,7 +330,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     places = "\n".join(
         f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()
     )
-    text = f"{name_flows(format_markdown(comparison))}\n\n![curves]({picture})\n\n{places}"
+    text = f"{format_markdown(comparison)}\n\n![curves]({picture})\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
     post_markdown(text, f"{artifact_key('comparison', names)[:60]}-{digits}", ", ".join(runs))

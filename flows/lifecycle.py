@@ -53,14 +53,15 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled, Sus
 from rich.console import Console
 
 from data.filesystem import FLOW_RUN
-from flows.artifacts import ROOMS, log_to_parent_run, name_flows
+from flows.artifacts import ROOMS, log_to_parent_run
 from flows.server import is_server_healthy
 from pipeline.config import Options
-from pipeline.console import format_error, is_out_of_memory
+from pipeline.console import cut_middle, format_error, is_out_of_memory
 from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.signals import StopRequested, StopSignal, die_with_parent, end_with_parent
+from pipeline.suggestions import name_flows
 from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ ENDED = "the process that ran or served it ended before it did"
 OF_PARENT = "its parent run ended before it did"
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
-_LONGEST_MESSAGE = 2000  # characters
+_LONGEST_MESSAGE = 2000  # characters of a state's message, which may repeat what was typed
 TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
 _POLL_SECONDS = 0.5
 _GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
@@ -466,9 +467,7 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
         inner = next(iter(getattr(error, "__notes__", ())), "")  # the stage of this flow in which it came up
         if not inner:
             error.add_note(stage)
-        text = name_flows(format_error(error, inner or stage))
-        if len(text) > _LONGEST_MESSAGE:  # it repeats what was typed
-            text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 2 :]}"
+        text = cut_middle(name_flows(format_error(error, inner or stage)), _LONGEST_MESSAGE)
         return Failed(message=f"{inner}{': ' if inner else ''}{text}", data=error)
     message = name_flows(summarize(result))
     if stage != "haed":  # whose result is that of a stage

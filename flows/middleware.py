@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlencode
 
 from data.urls import NO_SECRET, redact_urls
 from haed.options import NO_ADDRESS
+from pipeline.console import cut_middle
 from pipeline.web.host_check import send_response
 
 DEEPEST = 100  # objects and lists within each other
@@ -42,7 +43,7 @@ def find_unstorable_value(body: bytes) -> str | None:
     left: list[tuple[Any, str, int]] = [(value, "", 0)]
     while left:
         each, place, depth = left.pop()
-        where = f"{place[:_SHOWN]}: " if place else ""
+        where = f"{_shorten_text(place)}: " if place else ""
         if depth > DEEPEST:
             return f"{where}lists and objects are nested too deeply. Use at most {DEEPEST} levels"
         if isinstance(each, dict):
@@ -52,24 +53,20 @@ def find_unstorable_value(body: bytes) -> str | None:
             left += [(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(each)]
         elif isinstance(each, str):
             if any("\ud800" <= character <= "\udfff" for character in each):
-                return (
-                    f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate). "
-                    "Remove it"
-                )
+                return f"{where}{_shorten_text(repr(each))} holds half of a character (a lone surrogate). Remove it"
             if "\0" in each and place.startswith("parameters"):
-                return f"{_shorten_text(where)}{_shorten_text(repr(each))} holds a NUL character. Remove it"
+                return f"{where}{_shorten_text(repr(each))} holds a NUL character. Remove it"
         elif isinstance(each, float):
             if not math.isfinite(each):
-                return f"{_shorten_text(where)}{each} is not a number that can be stored. Use one such as 10"
+                return f"{where}{each} is not a number that can be stored. Use one such as 10"
         elif isinstance(each, int) and abs(each) > _MOST:
-            return f"{_shorten_text(where)}{_shorten_text(str(each))} is too large to be stored. Use at most {_MOST}"
+            return f"{where}{_shorten_text(str(each))} is too large to be stored. Use at most {_MOST}"
     return None
 
 
 def _shorten_text(text: str) -> str:
-    """Return the beginning of a text, with characters escaped that an answer cannot hold."""
-    plain = text.encode(errors="backslashreplace").decode()
-    return plain if len(plain) <= _SHOWN + 4 else f"{plain[:_SHOWN]}…"
+    """Return a text without its middle if it is long, with characters escaped that an answer cannot hold."""
+    return cut_middle(text.encode(errors="backslashreplace").decode(), _SHOWN)
 
 
 class StorableBodyMiddleware:
@@ -130,7 +127,7 @@ def explain_errors(value: Any) -> Any:
     said = redact_urls(
         value.replace(_OF_NO_KIND, "is no value for this field, which may want a whole number or a choice")
     )
-    return said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}"
+    return cut_middle(said, _LONGEST)
 
 
 class PlainErrorMiddleware:

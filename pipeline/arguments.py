@@ -87,7 +87,7 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
 def _explain_extra_word(word: str, config: str) -> str:
     """Return the error message for a word beside `--config` that changes no option."""
     if "=" not in word and is_run(word):
-        return f"{word} is a run, which has its own options. Leave out --config {config}"
+        return f"{word} is a run, which has its own options. Leave out `--config {config}`"
     return explain_malformed_override(word)
 
 

@@ -27,6 +27,8 @@ STEERING = re.compile(
 )
 # Characters with a meaning anywhere in Markdown: emphasis, code, links, tables, formulas, addresses and mentions.
 _MARKS = re.compile(r"[\\`*\[\]#|~$@]|(?<![^\W_])_|_(?![^\W_])|:(?=\S)|(?<=[Ww]{3})\.")
+_LONGEST_WORD = 300  # characters
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 _SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 _MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
 
@@ -58,11 +60,22 @@ def unescape_query(text: str) -> str:
     return text.translate(_MEANT)
 
 
+def cut_middle(text: str, most: int) -> str:
+    """Return text without its middle, so that about `most` characters are left."""
+    text = text if len(text) <= most else redact_urls(text)  # a half of a URL would not be recognised
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
+
+
+def _clean_message(text: str) -> str:
+    """Return a message that is printable, holds no passwords of URLs, and quotes no long path as a whole."""
+    return _LONG_WORD.sub(lambda word: cut_middle(word[0], _LONGEST_WORD), make_printable(redact_urls(text)))
+
+
 class _PrintableLogRecord(logging.LogRecord):
-    """A log record whose message is printable and holds no passwords of URLs."""
+    """A log record whose message went through `_clean_message`."""
 
     def getMessage(self) -> str:  # noqa: D102
-        return redact_urls(make_printable(super().getMessage()))
+        return _clean_message(super().getMessage())
 
 
 def format_duration(seconds: float) -> str:
@@ -80,11 +93,10 @@ def format_error(error: BaseException, command: str = "") -> str:
         error: the error.
         command: the command that it ended, for the advice.
     """
-    said = make_printable(redact_urls(" ".join(str(error).split())))
+    said = _clean_message(" ".join(str(error).split()))
     if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
-        where = (
-            redact_urls(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else ""
-        )
+        named = isinstance(error.filename, str | bytes | os.PathLike)
+        where = _clean_message(os.fsdecode(error.filename)) if named else ""
         return f"{where}: {advice}" if where else f"{said}: {advice}"
     if is_out_of_memory(error):
         said, _, more = said.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
@@ -110,7 +122,7 @@ _LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or
 _MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {
     "shard": "Lower shard.workers or shard.megabytes",
     "evaluate": "Lower evaluate.sequences",
-    "sample": "Lower --samples or sample.chunks",
+    "sample": "Lower `--samples` or sample.chunks",
     "index": "Lower index.max_chunks or index.max_contexts",
     "neighbours": "Give fewer queries at a time",
     "analyse": "Lower analyse.max_chunks or analyse.corpus_chunks",

@@ -44,7 +44,7 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
     run = Run(folder, options)
     if run.chunker.name == PIXELS:
         if prompts:
-            raise ValueError("this run's model completes pictures. Use sample.pictures= instead of --prompt")
+            raise ValueError("this run's model completes pictures. Use sample.pictures= instead of `--prompt`")
         return _complete_pictures(run, samples)
     default = options.sample.prompts or [*folder.read_corpus_record().frequent, ""]
     texts = to_texts(default if prompts is None else prompts, 'sample(options, ["import "])')
@@ -188,7 +188,7 @@ def query_index(options: Options, query: IndexQuery) -> SearchResults:
     if query.space != "contexts":
         check_chunks(options)
     elif query.min_count is not None:
-        raise ConfigError("--min-count applies to chunks only")
+        raise ConfigError("`--min-count` applies to chunks only")
     if query.space != "chunks" and not query.queries:
         raise ConfigError(f"{query.space} are searched by texts. Give a text to search for")
     folder = RunFolder.from_options(options)
@@ -207,7 +207,7 @@ def query_index(options: Options, query: IndexQuery) -> SearchResults:
         except (FileNotFoundError, ValueError) as error:
             from pipeline.run.index.build import build_index
 
-            log.info("--refresh: %s", error)
+            log.info("`--refresh`: %s", error)
             build_index(replace(options, index=replace(options.index, space=query.space)))
     if query.like or query.minus or query.plus:
         return probe.analogy(query.like, query.minus, query.plus, query.count, query.min_count)

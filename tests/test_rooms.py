@@ -29,7 +29,7 @@ ORDER = {
         "build",
     ],
     "pipeline": [
-        "console signals",
+        "console signals suggestions",
         "config",
         "run",
         "training evaluation reporting",

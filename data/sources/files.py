@@ -480,7 +480,7 @@ def _iterate_members(path: str, expansion: int, remarks: Counter[str]) -> Iterat
         with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
             for member in tar:
                 if member.issparse():  # a kilobyte may expand to any number of zeros
-                    raise ValueError(f"{path}: {member.name} is sparse. Make the tar again without --sparse")
+                    raise ValueError(f"{path}: {member.name} is sparse. Make the tar again without the option sparse")
                 remarks["links in tars were left out, although they may stand for files"] += (
                     member.issym() or member.islnk()
                 )

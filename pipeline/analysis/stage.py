@@ -25,7 +25,8 @@ from pipeline.run.analysis_results import Agreement, Analysis, ByLayer, Classes,
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, Part, read_as
 from pipeline.run.opened import Run
-from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
+from pipeline.run.run_directory import RunFolder, guard_results, stage_overrides
+from pipeline.suggestions import format_command
 
 log = logging.getLogger(__name__)
 _ON_MAP = 8  # neighbours of a point
@@ -134,7 +135,7 @@ def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
     """Read the bits by frequency that `haed evaluate` measured, or note why there are none."""
     path = run.folder.path / "evaluation.json"
     words = ("evaluate.breakdown=true", *stage_overrides(run.options.evaluate.stage))
-    again = f"Run `{format_command('evaluate', run.folder, *words)}` first"
+    again = f"Run {format_command('evaluate', run.folder.path, *words)} first"
     if not os.path.lexists(path):
         notes.append(f"loss by frequency is left out. {again}")
         return []

@@ -104,15 +104,15 @@ def find_config_file(config: str) -> Path:
         and config not in list_presets()
     ):
         if (path / "config.yaml").is_file():
-            raise ConfigError(f"{path} is a run. Name it without --config, or use --config {path / 'config.yaml'}")
+            raise ConfigError(f"{path} is a run. Name it without `--config`, or use `--config {path / 'config.yaml'}`")
         if not path.is_file():
-            hint = f". {path.stem} is a preset: use --config {path.stem}" if path.stem in list_presets() else ""
+            hint = f". {path.stem} is a preset: use `--config {path.stem}`" if path.stem in list_presets() else ""
             raise ConfigError(f"no configuration file at {path}{hint}")
         return path
     path = PRESETS / f"{config}.yaml"
     if not path.is_file():
         if Path("runs", config, "config.yaml").is_file():
-            raise ConfigError(f"{config!r} is a run, not a preset. Name it without --config")
+            raise ConfigError(f"{config!r} is a run, not a preset. Name it without `--config`")
         known = {name.replace("-", "_"): name for name in list_presets()}
         close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
         hint = f"Did you mean {known[close[0]]}? " if close else ""

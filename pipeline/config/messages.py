@@ -24,9 +24,11 @@ from pipeline.config.schema import (
     type_of,
     validate_options,
 )
+from pipeline.console import cut_middle
 
 PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
+_SHOWN = 60  # characters of a value
 _NEAR = 0.8  # similarity of a misspelled value: a letter in five may be wrong
 
 
@@ -430,7 +432,7 @@ def explain_section_value(key: str, value: Any) -> str:
         if key == "source":
             return f"{message}: {key}.path={value}"
         if key == "model" and value in list_presets():
-            return f"{message}, or use the preset: --config {value}"
+            return f"{message}, or use the preset: `--config {value}`"
     if key == "optimizer":
         return f"{message}, such as optimizer.learning_rate=0.002 (the optimizer is always AdamW)"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
@@ -484,7 +486,7 @@ def explain_validation_error(key: str, item: Any) -> str:
             close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, _NEAR)
             meant = close[0] if close else None
         if key == "model.kind" and value in list_presets():
-            message += f"; {value} is a preset: --config {value}"
+            message += f"; {value} is a preset: `--config {value}`"
         elif key in KINDS and meant is None:
             message += (
                 f". For a kind of your own, install the package that names it as an entry point of {KINDS[key].group}"
@@ -606,12 +608,10 @@ def _parse_number(name: str, text: str) -> float | None:
 
 
 def shorten_value(value: Any) -> str:
-    """Return the `repr` of a value, truncated beyond 60 characters."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:50]}…"
+    """Return the `repr` of a value, without its middle if it is long."""
+    return cut_middle(repr(value), _SHOWN)
 
 
 def shorten_text(value: Any) -> str:
-    """Return a value as typed, truncated beyond 60 characters."""
-    shown = value if isinstance(value, str) else shorten_value(value)
-    return shown if len(shown) <= 60 else f"{shown[:50]}…"
+    """Return a value as typed, without its middle if it is long."""
+    return cut_middle(value if isinstance(value, str) else repr(value), _SHOWN)

@@ -414,7 +414,7 @@ class IndexOptions:
             ge=1,
             le=10**12,
             description="Minimum number of occurrences of an indexed chunk. Null: all chunks are indexed, and searches "
-            "without --min-count return frequent chunks only.",
+            "return frequent chunks only, unless they set a min_count.",
         ),
         Unit("occurrences"),
     ] = field(default=None, metadata=CHUNKS_ONLY)

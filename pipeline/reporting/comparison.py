@@ -20,6 +20,7 @@ from pipeline.run.checkpoints import read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record, read_metrics
 from pipeline.run.run_directory import CORPUS, RunFolder
+from pipeline.suggestions import name_flows
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"
@@ -323,7 +324,7 @@ def _format_verdict(rows: list[Row], by: Budget) -> str:
 def format_markdown(comparison: Comparison) -> str:
     """Format the comparison as Markdown: the verdict or why there is none, narrow tables, and the differences."""
     tables = [part.to_markdown() for part in comparison.table.split_columns(_NARROW)]
-    text = "\n\n".join([*filter(None, [markdown_text(comparison.verdict_summary)]), *tables])
+    text = "\n\n".join([*filter(None, [markdown_text(name_flows(comparison.verdict_summary))]), *tables])
     if comparison.differing:
         text += "\n\nWhat differs:\n\n" + "\n".join(f"- {markdown_text(line)}" for line in comparison.difference_lines)
     return text

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from pipeline.console import STEERING, escape_control_characters, make_printable, markdown_text, show_white_space
 from pipeline.reporting.terms import TERMS
+from pipeline.suggestions import format_command, mark_commands
 
 STYLE = Path(__file__).parent / "style.css"
 
@@ -108,7 +109,7 @@ def make_environment(**names: Any) -> Environment:
     environment = Environment(
         loader=PackageLoader("pipeline.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals["terms"] = TERMS
+    environment.globals |= {"terms": TERMS, "command": format_command}
     environment.filters |= {
         "visible": escape_control_characters,
         "signs": show_white_space,
@@ -144,11 +145,6 @@ def data_uri(png: bytes) -> str:
 def _join_lines(text: str) -> str:
     """Return text around a chunk on one line, with repeated blanks as one."""
     return re.sub(r"[ \t]{2,}", " ", text.replace("\r", "").replace("\n", "↵"))
-
-
-def mark_commands(text: str) -> Markup:
-    """Return a message as HTML, with its commands in backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _refer_to_characters(text: str) -> Markup:

@@ -45,8 +45,9 @@ from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import PIXELS, SearchResults
 from pipeline.run.index.storage import StaleIndexError, has_index
 from pipeline.run.metrics import Record
-from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
+from pipeline.run.run_directory import RunFolder, guard_results, stage_overrides
 from pipeline.run.trackers import publish_results
+from pipeline.suggestions import format_command, name_flows
 
 T = TypeVar("T")
 OWN_OPTIONS = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
@@ -238,7 +239,7 @@ def summarise_report(options: Options) -> str:
         lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())
     if report.mixture:
         lines.append(report.mixture.to_markdown())
-    lines += [markdown_text(warning) for warning in report.warnings]
+    lines += [markdown_text(name_flows(warning)) for warning in report.warnings]
     lines.append(f"Report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
     return "\n\n".join(lines)
 
@@ -255,9 +256,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
         ValueError: metrics are damaged. With options: any file is damaged, or the configuration was changed.
     """
     files, configured = _RunFiles(folder, is_strict=options is not None), summarise_configuration(folder)
-    if options is None:
-        with suppress(OSError, ValueError):
-            options = folder.load_options()
+    options = options or files.attempt(folder.load_options)
     stage = options.evaluate.stage if options else None
     phases = phase_metrics(folder, folder.phase_history(options) if options else None)
     report = RunReport(folder.path.name, determine_state(folder), phases, files.warnings, configured=configured)
@@ -282,7 +281,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     elif analysis:
         files.warnings.append(
             f"The analysis belongs to another checkpoint ({analysis.stage} step {analysis.step:,}), so "
-            f"it is not shown. Run `{format_command('analyse', folder, *stage_overrides(stage))}` again."
+            f"it is not shown. Run {format_command('analyse', folder.path, *stage_overrides(stage))} again."
         )
     names = ["samples.png", *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis)]
     report.pictures = {name: folder.path / name for name in names if os.path.lexists(folder.path / name)}
@@ -342,7 +341,7 @@ def _collect_warnings(folder: RunFolder, options: Options | None, present: Check
     if any(sample.checkpoint not in (None, present.digest) for sample in report.samples):
         warnings.append(
             f"The samples belong to another checkpoint than the run's present one ({phase} step {step:,}). "
-            f"Run `{format_command('sample', folder, *stage_overrides(stage))}` again."
+            f"Run {format_command('sample', folder.path, *stage_overrides(stage))} again."
         )
     return warnings
 
@@ -353,7 +352,7 @@ def _explain_stale_evaluation(
     return (
         f"The likelihood belongs to checkpoint {evaluation.checkpoint[:12]} ({evaluation.stage} step "
         f"{evaluation.step:,}). The run's present checkpoint is {present.digest[:12]} ({present.phase} "
-        f"step {present.step:,}). Run `{format_command('evaluate', folder, *stage_overrides(stage))}` "
+        f"step {present.step:,}). Run {format_command('evaluate', folder.path, *stage_overrides(stage))} "
         "again."
     )
 

@@ -7,7 +7,6 @@ with. Every writer holds `RunFolder.lock`, and has checked before everything tha
 import logging
 import os
 import platform
-import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -47,6 +46,7 @@ from pipeline.run.checkpoints import (
     make_identity,
 )
 from pipeline.run.files import CorpusRecord, Environment, read_as
+from pipeline.suggestions import format_command
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -166,10 +166,11 @@ class RunFolder:
         for key in keys:
             readers = [name for name, those in READS.items() if any(f"{key}.".startswith(f"{each}.") for each in those)]
             if reader and reader not in readers:
-                also = f". haed {', haed '.join(readers)} takes {key}=" if readers else ""
+                also = f". {key}= is for {', '.join(map(format_command, readers))}" if readers else ""
                 also = _TRAINED_IN if key == "precision" else also
                 raise ConfigError(
-                    f"{key}= cannot be changed in an existing run. haed {reader} takes {', '.join(takes)}{also}"
+                    f"{key}= cannot be changed in an existing run. {format_command(reader)} takes "
+                    f"{', '.join(takes)}{also}"
                 )
         if "name" in keys:
             raise ConfigError(f"name= and {self.path} both name a run. Leave one of them out")
@@ -205,7 +206,7 @@ class RunFolder:
         if not corpora:
             raise FileNotFoundError(
                 f"the shards of {self.path} are not at {location}. Put them back, or make them "
-                f"again: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
+                f"again: {format_command('shard', '--config', self.path / 'config.yaml')}"
             )
         for corpus in corpora:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
@@ -249,8 +250,8 @@ class RunFolder:
             return read_as(CorpusRecord, self.path / CORPUS)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{self.path} is not trained. Run `{format_command('pretrain', self)}` or `{format_command('train', self)}` "
-                "first"
+                f"{self.path} is not trained. Run {format_command('pretrain', self.path)} or "
+                f"{format_command('train', self.path)} first"
             ) from None
 
     def phase_folder(self, name: str) -> Path:
@@ -295,7 +296,7 @@ class RunFolder:
             if has_checkpoint(self.phase_folder(name) / "checkpoints"):
                 return name
         stages = (wanted,) if wanted else ("pretrain", "train")
-        commands = " or ".join(f"`{format_command(stage, self)}`" for stage in stages)
+        commands = " or ".join(format_command(stage, self.path) for stage in stages)
         raise FileNotFoundError(
             f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''}. Train it with {commands} first"
         )
@@ -423,17 +424,6 @@ def _load_stamped_options(path: Path, stamp: tuple[int, ...]) -> Options:
     return load_options(path)
 
 
-def format_command(stage: str, folder: RunFolder, *more: str) -> str:
-    """Return a command that can be typed as it is, wherever runs are kept.
-
-    Args:
-        stage: name of the command.
-        folder: the run.
-        more: further words.
-    """
-    return shlex.join(["haed", stage, str(folder.path), *more])
-
-
 def stage_overrides(stage: Phase | None) -> list[str]:
     """Return the override that selects the checkpoint of a phase; an empty list selects the last phase."""
     return [f"evaluate.stage={stage}"] if stage else []
@@ -462,7 +452,7 @@ def _suggest_instead(name: str) -> str:
     if name in list_presets():
         return f". {name} is a preset: `haed run --config {name}` makes a run of it"
     if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
-        return f". Give a configuration as --config {name}"
+        return f". Give a configuration as `--config {name}`"
     return f". Give data as source.path={name}" if os.path.exists(name) else ""
 
 

@@ -376,7 +376,8 @@ def open_trackers(
     """
     run = RunFolder.from_options(options)
     trackers: list[Tracker] = [TensorBoard(run, phase, step)]
-    if options.tracking != "none":
+    # A training that goes on has the tracker's run open: a second writer would mix it up, and mark it as finished.
+    if options.tracking != "none" and (phase or run.lock_holder() is None):
         try:
             trackers.append(BackgroundTracker(_KINDS[options.tracking](run, phase)))
         except Exception as error:  # whatever another package raises when it is imported
@@ -397,6 +398,9 @@ def open_trackers(
 
 
 def publish_results(options: Options, report: Path | None = None) -> None:
-    """Give the trackers of a run its present results, and its report if there is a new one."""
+    """Give the trackers of a run its present results, and its report if there is a new one.
+
+    While the run is trained, only TensorBoard gets them. The training gives them to the others at its end.
+    """
     with open_trackers(options, report=report):
         pass

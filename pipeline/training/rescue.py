@@ -1,6 +1,5 @@
 """Rescue of a training whose run folder was removed, moved or replaced: it is saved where it can be resumed."""
 
-import shlex
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pipeline.config import Options, Phase, is_mixed, max_known_chunks
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.known import store_known_chunks
 from pipeline.run.run_directory import RunFolder
+from pipeline.suggestions import format_command
 from pipeline.training.trainer import UnsavedCheckpointError
 
 _MOST = 1000  # names that are tried
@@ -60,8 +60,8 @@ def save_beside(
             "from the beginning"
         )
     return FolderLostError(
-        f"{unsaved}; training stopped, and step {unsaved.step:,} was saved in {run.path}. Run `haed {phase} "
-        f"{shlex.quote(str(run.path))}` to resume"
+        f"{unsaved}; training stopped, and step {unsaved.step:,} was saved in {run.path}. Run "
+        f"{format_command(phase, run.path)} to resume"
     )
 
 

@@ -48,12 +48,13 @@ from pipeline.run.checkpoints import (
 from pipeline.run.device import Compute, release_memory, setup_compute
 from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
-from pipeline.run.run_directory import LATEST_FIRST, RunFolder, format_command
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory
 from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, interruptible_section
+from pipeline.suggestions import format_command
 from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
 from pipeline.training.optimizer import learning_rate_share
 from pipeline.training.rescue import save_beside
@@ -101,7 +102,8 @@ def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Opti
         if other != phase and (then := read_trained_options(run.phase_folder(other) / "checkpoints")):
             options, late = _restore_sections(then, options, (other,))
             for each in late:
-                log.info("config.yaml keeps %s=%s until `haed %s` trains with %s", each.key, each.was, other, each.now)
+                again = format_command(other)
+                log.info("config.yaml keeps %s=%s until %s trains with %s", each.key, each.was, again, each.now)
     return options
 
 
@@ -180,7 +182,7 @@ def load_phase_one(options: Options) -> Checkpoint:
     first = Checkpoints(run.phase_folder("pretrain") / "checkpoints").load_best(training=True)
     if first is None:
         raise FileNotFoundError(
-            f"{run.path} has no phase one. Run `{format_command('pretrain', run)}` first, or name a run "
+            f"{run.path} has no phase one. Run {format_command('pretrain', run.path)} first, or name a run "
             "in finetune.start_from"
         )
     return first

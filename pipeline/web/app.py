@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import shlex
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -22,7 +21,6 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, urlencode
 
 from jinja2 import Environment
-from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -34,13 +32,14 @@ from haed.options import SYSTEMS
 from pipeline.console import escape_control_characters, format_error, unescape_query
 from pipeline.reporting.charts import list_series
 from pipeline.reporting.findings import ANALYSIS, MAP, read_map_checkpoint
-from pipeline.reporting.rendering import STYLE, make_environment, mark_commands, render_template
+from pipeline.reporting.rendering import STYLE, make_environment, render_template
 from pipeline.reporting.report import load_run_report
 from pipeline.reporting.run_state import determine_state, phase_metrics, read_history, read_setting
 from pipeline.run.files import RunNotes, read_notes
 from pipeline.run.index.queries import PIXELS
 from pipeline.run.index.storage import check_index_exists
 from pipeline.run.run_directory import RunFolder
+from pipeline.suggestions import Suggestion, mark_commands
 from pipeline.web import changes, questions
 from pipeline.web.changes import RefusedChangeError
 from pipeline.web.listing import RunListing, rows_to_json, state_facts
@@ -100,26 +99,12 @@ def make_templates(links: dict[str, str]) -> Environment:
         tools=TOOLS, links=links, address=run_page_url, asking=_neighbours_url, heading=_next_chunks_heading
     )
     if links:
-        made.filters["commands"] = _link_forms
+        made.filters["commands"] = partial(mark_commands, form_url=_form_url)
     return made
 
 
-_COMMAND = re.compile(r"`haed (index|evaluate|sample|pretrain|finetune|train) ([^`]+)`")
-
-
-def _link_forms(text: str) -> Markup:
-    """Return a message as HTML whose commands for a run are links to forms of Prefect that are filled in."""
-    parts, place = [], 0
-    for found in _COMMAND.finditer(text):
-        run, *words = shlex.split(found[2])
-        values: dict[str, Any] = {"overrides": [word for word in words if "=" in word]}
-        if "--space" in words:
-            values["space"] = words[words.index("--space") + 1]
-        url = run_page_url(Path(run).name, f"form/{found[1]}", **{key: each for key, each in values.items() if each})
-        parts += [mark_commands(text[place : found.start()])]
-        parts += [Markup('<a href="{}">the form {}</a>').format(url, found[1])]
-        place = found.end()
-    return Markup("").join([*parts, mark_commands(text[place:])])
+def _form_url(suggestion: Suggestion) -> str:
+    return run_page_url(suggestion.run, f"form/{suggestion.flow}", **suggestion.fields)
 
 
 def _next_chunks_heading(found: Any) -> str:

@@ -18,7 +18,7 @@ from pipeline.console import escape_control_characters, format_error, unescape_q
 from pipeline.run.files import Sample, describe_speed
 from pipeline.run.index.queries import PIXELS, Neighbour, QueryResult, display_chunk
 from pipeline.run.index.storage import RandomPairScores
-from pipeline.run.run_directory import format_command
+from pipeline.suggestions import format_command
 from pipeline.web.corpus_examples import Example
 
 if TYPE_CHECKING:  # torch costs two seconds
@@ -388,8 +388,8 @@ def ask_score(question: ScoreQuestion) -> Callable[["LoadedRun"], ScoreResult]:
     def ask(opened: "LoadedRun") -> ScoreResult:
         run, text = opened.run, question.prompt.encode(errors="replace")
         if run.chunker.name == PIXELS:
-            again = format_command("evaluate", run.folder)
-            raise ValueError(f"this run's model is of pictures. Run `{again}` to score them")
+            again = format_command("evaluate", run.folder.path)
+            raise ValueError(f"this run's model is of pictures. Run {again} to score them")
         if not text:
             raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
         chunks, size = run.score_chunks(text), max(1, run.size(text))
@@ -419,8 +419,8 @@ def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResul
 
         run = opened.run
         if run.chunker.name == PIXELS:
-            again = format_command("sample", run.folder)
-            raise ValueError(f"this run's model is of pictures. Run `{again}` to draw completions into samples.png")
+            again = format_command("sample", run.folder.path)
+            raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
         how = SampleOptions(
             chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
         )

@@ -2,14 +2,22 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 PATIENCE = 900  # seconds, which only what hangs takes, however much else the machine does
+# A flag, a command that has a flow, or advice to repeat one: nothing for a reader without a terminal.
+COMMAND = re.compile(
+    r"(?<![\w-])--[a-z]|[Rr]un the same command|"
+    r"\bhaed (run|shard|pretrain|finetune|train|evaluate|sample|next|index|neighbours|analyse|report|compare)\b"
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,6 +44,28 @@ def call(address: str, path: str, body: dict[str, Any] | None = None, method: st
     request = urllib.request.Request(f"{address}/api{path}", data, {"Content-Type": "application/json"}, method=method)
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return json.loads(answer.read() or "null")
+
+
+def check_texts(address: str) -> int:
+    """Checks that no text of a server names a command or a flag, and returns how many there are.
+
+    They are artifacts, but for tables and samples, which have the data, states of flow runs, and logs.
+    """
+
+    def read(what: str) -> Iterator[dict[str, Any]]:
+        for offset in count(0, 200):
+            yield from (some := call(address, f"/{what}/filter", {"limit": 200, "offset": offset}))
+            if len(some) < 200:
+                return
+
+    texts = [each["message"] for each in read("logs")]
+    texts += [each["state"]["message"] or "" for each in read("flow_runs")]
+    for each in read("artifacts"):
+        has_data = each["type"] == "table" or each["key"].startswith("samples-")
+        texts += [each["description"] or "", "" if has_data else str(each["data"])]
+    wrong = [text for text in texts if COMMAND.search(text)]
+    assert not wrong, wrong
+    return len(texts)
 
 
 def until(seconds: float, found: Any, every: float = 0.3) -> Any:

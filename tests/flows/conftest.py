@@ -15,7 +15,7 @@ import pytest
 from flows.deployments import deployment_suffix
 from flows.environment import DEFAULTS
 from tests.conftest import TINY, lay_database
-from tests.flows.api import PATIENCE, call, clean_environment, until
+from tests.flows.api import PATIENCE, call, check_texts, clean_environment, until
 
 SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
 
@@ -114,7 +114,10 @@ def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterat
     made.start(*arguments)
     yield made
     print(made.said()[-20_000:])  # shown beside what failed
-    made.stop()
+    try:
+        check_texts(made.address)
+    finally:
+        made.stop()
 
 
 @pytest.fixture(scope="module")

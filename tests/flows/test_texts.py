@@ -1,40 +1,41 @@
 """Texts of the UI: flows in place of commands, runs in lists, and steps that a kill took."""
 
+import ast
 import logging
 import os
+import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.artifacts import name_flows, name_flows_in_logs
+from flows.artifacts import name_flows_in_logs
+from flows.deployments import build_deployments
 from flows.flows import FLOWS
 from flows.forms import PLAIN, list_recent_runs, load_tagged_options, read_form, unlabel_run
 from flows.lifecycle import RUN, describe_saved_progress, finish_flow_run
 from pipeline import config
-from pipeline.console import markdown_text, prepare_logs
+from pipeline.console import prepare_logs
 from pipeline.run.run_directory import RunFolder
+from pipeline.suggestions import name_flows, read_suggestion
+from tests.flows.api import COMMAND, check_texts, clean_environment
+from tests.test_rooms import MODULES
 
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("Run `haed evaluate` again to compare.", "Run the flow evaluate again to compare."),
-        ("Run `haed pretrain runs/mine` first", "Run the flow pretrain (run mine) first"),
-        ("Make one with `haed run --config quickstart`", "Make one with the flow haed (preset=quickstart)"),
-        (
-            "Use `haed index RUN --space contexts` and `haed neighbours RUN --context TEXT`",
-            "Use the flow index (space=contexts) and the flow neighbours",
-        ),
-        ("saved. Run the same command to resume", "saved. Retry to resume"),
-        ("Lower --samples or sample.chunks", "Lower samples or sample.chunks"),
-        ("`haed serve` starts TensorBoard -- and more", "`haed serve` starts TensorBoard -- and more"),
-    ],
+# Modules whose messages are read in a terminal alone.
+OF_TERMINALS = (
+    *(
+        "pipeline.arguments",
+        "pipeline.commands",
+        "pipeline.cli",
+        "pipeline.config.messages",
+        "pipeline.config.reference",
+    ),
+    *("pipeline.web.explore", "flows.commands", "flows.deployments", "flows.serve", "flows.server", "flows.cli"),
 )
-def test_messages_of_the_ui_name_flows_in_place_of_commands(message: str, shown: str) -> None:
-    assert name_flows(message) == shown
-    assert name_flows(markdown_text(message)) == markdown_text(shown)
 
 
 def test_our_logs_name_flows_and_those_of_others_stay(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,10 +48,55 @@ def test_our_logs_name_flows_and_those_of_others_stay(caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records] == ["run the flow report", "run `haed report`"]
 
 
+def read_messages() -> Iterator[tuple[str, str]]:
+    """All texts of our code that may be a message, with their places, except of modules that speak to terminals alone."""
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        owners = [each for each in ast.walk(tree) if isinstance(each, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        skipped = {id(each.body[0].value) for each in owners if each.body and isinstance(each.body[0], ast.Expr)}
+        for node in ast.walk(tree) if not name.startswith(OF_TERMINALS) else ():
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(node, ast.JoinedStr):
+                skipped |= {id(part) for part in node.values}
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "NAME" for part in node.values)
+            if isinstance(text, str) and id(node) not in skipped:
+                yield f"{name}:{node.lineno}", text
+
+
+def test_messages_name_commands_and_flags_in_backticks_alone_and_all_of_them_have_forms() -> None:
+    forms = {flow.name: flow.parameters.properties for flow in FLOWS}
+    found = 0
+    for place, text in read_messages():
+        assert not COMMAND.search(name_flows(re.sub("^--[a-z].*", "", text))), f"{place}: {text}"
+        for code in re.findall("`(.+?)`", text):
+            if (suggestion := read_suggestion(code)) and suggestion.flow:
+                assert {*suggestion.fields} <= {*forms[suggestion.flow]}, f"{place}: {text}"
+                found += 1
+    assert found > 20
+
+
 def test_no_form_speaks_of_a_command_line() -> None:
-    for flow in FLOWS:
-        text = (flow.description or "") + str(flow.parameters.model_dump())
-        assert "command line" not in text and name_flows(text) == text, flow.name
+    for deployment in build_deployments("here"):
+        text = (deployment.description or "") + str(deployment._parameter_openapi_schema.model_dump())
+        assert "command line" not in text and not COMMAND.search(text), deployment.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_artifact_or_state_names_a_command(whole: Path, tmp_path: Path, api: str) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    shutil.copytree(tmp_path / "runs/run", tmp_path / "runs/other")
+    (tmp_path / "runs/other/evaluation.json").unlink()
+    lines = [
+        "from flows.flows import *",
+        "neighbours('run', min_count=2), index('run', 'contexts'), analyse('other', ['evaluate.stage=pretrain'])",
+        "next_chunks('run', ['import ']), compare(['run', 'other']), report('run')",
+        "neighbours('other', [], 'contexts', return_state=True), index('none', return_state=True)",
+    ]
+    environment = clean_environment(PREFECT_API_URL=api)
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert check_texts(api.removesuffix("/api")) > 20
 
 
 def test_runs_are_listed_with_state_and_date_finished_first(

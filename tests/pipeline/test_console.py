@@ -1,5 +1,6 @@
 """What a person is shown: nothing that steers a terminal."""
 
+import errno
 import logging
 from html.parser import HTMLParser
 
@@ -11,6 +12,7 @@ from markdown_it.token import Token
 
 from pipeline.console import (
     code_fence,
+    cut_middle,
     escape_control_characters,
     format_error,
     make_printable,
@@ -170,3 +172,15 @@ def test_addresses_in_a_text_are_no_links() -> None:
 
 def test_messages_of_errors_steer_nothing() -> None:
     assert format_error(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"
+
+
+def test_messages_quote_no_long_path_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+    path = f"/begin/{'x' * 4096}/end"
+    for error in (FileNotFoundError(f"there is no {path}. Give another"), OSError(errno.ENOSPC, "full", path)):
+        said = format_error(error)
+        assert "/begin/xxx" in said and "xxx/end" in said and len(said) < 500
+    url = f"https://host/{'x' * 400}?X-Amz-Signature={'secret' * 9}"
+    assert "secret" not in cut_middle(url, 60)
+    prepare_logs()
+    logging.getLogger("pipeline").warning("no %s", path)
+    assert len(caplog.messages[-1]) < 400 and caplog.messages[-1].endswith("/end")

@@ -102,7 +102,7 @@ def test_lower_halves_of_pictures(pictures: Options) -> None:
     upper = np.array([[0] * 12 + [60] * 12])
     assert run.complete(upper, 2, pictures.sample).tolist() == [[120] * 12 + [180] * 12]
     assert "lower halves the model completed" in write_report(pictures).read_text()
-    with pytest.raises(ValueError, match=r"sample.pictures= instead of --prompt"):
+    with pytest.raises(ValueError, match=r"sample.pictures= instead of `--prompt`"):
         sample(pictures, ["x"])
     before = Path(found[0].text).stat().st_mtime_ns
     folder = str(Path(pictures.runs_dir) / pictures.name)

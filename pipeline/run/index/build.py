@@ -73,7 +73,7 @@ def build_index(options: Options) -> IndexSummary:
                 "predictions are not indexed. Index chunks, and query them with `haed neighbours RUN --after TEXT`"
             )
         if limits.layer is not None or limits.scale is not None:
-            log.warning("index.layer and index.scale apply to contexts only. Use --space contexts")
+            log.warning("index.layer and index.scale apply to contexts only. Use `--space contexts`")
     folder = RunFolder.from_options(options)
     run, corpus = Run(folder, options), folder.open_corpus()
     check_split(corpus.split_counts(limits.split).chunks, corpus.location, "index.split", limits.split)
@@ -105,7 +105,7 @@ def describe_index(index: IndexSummary) -> str:
         f"{how}: recall@10 {quality.recall:.4f}, one query on one core {quality.p50:.2f} ms (p99 {quality.p99:.2f})",
     ]
     if index.floor > 1:
-        lines.append(f"answers occur at least {index.floor} times; --min-count changes this")
+        lines.append(f"answers occur at least {index.floor} times; `--min-count` changes this")
     return "\n".join(lines)
 
 

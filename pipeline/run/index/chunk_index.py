@@ -179,7 +179,7 @@ class ChunkIndex:
             note = None if count is None else self._shortage_note(count, len(pairs), among, least)
             results.append(QueryResult(text, chunk.hex(), [self._neighbour_at(*pair) for pair in pairs], note))
         log_notes(results)
-        rest = f", of {len(self):,} (--min-count 1)" if among < len(self) else ""
+        rest = f", of {len(self):,} (`--min-count 1`)" if among < len(self) else ""
         often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
         chance = "" if are_predictions else self.meta.chance_note
         about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{chance}"

@@ -167,7 +167,7 @@ class Probe:
         """
         parts = [to_texts(x, 'run.probe.analogy("for ", minus="while ", plus="if ")') for x in (like, minus, plus)]
         if not (parts[0] or parts[2]):
-            raise ValueError("--minus needs --like or --plus")
+            raise ValueError("`--minus` needs `--like` or `--plus`")
         signs = [sign for sign, part in zip((1.0, -1.0, 1.0), parts, strict=True) for _ in part]
         chunks = self._parse_chunks([text for part in parts for text in part])
         vector = np.array([signs], np.float32) @ self._embed_chunks(chunks)

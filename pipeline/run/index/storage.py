@@ -26,7 +26,8 @@ import numpy as np
 from data.filesystem import OpenedFile, add_path_to_errors, make_folders, open_file, replace_atomically
 from pipeline.config import ConfigError, IndexOptions, Phase
 from pipeline.run.files import ChecksumCache, read_as
-from pipeline.run.run_directory import LATEST_FIRST, RunFolder, format_command, stage_overrides
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder, stage_overrides
+from pipeline.suggestions import format_command
 
 VECTORS, SEARCH, TABLE, META = "vectors.faiss", "search.faiss", "table.parquet", "meta.json"
 HEADER = 45  # bytes
@@ -184,12 +185,14 @@ def check_index_exists(folder: RunFolder, space: Space) -> None:
         others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
         there = f" (it has {', '.join(others)})" if others else ""
         of = "" if space == "chunks" else f" of {space}"
-        raise FileNotFoundError(f"{folder.path} has no index{of}{there}. Run `{index_command(folder, space)}` first")
+        raise FileNotFoundError(f"{folder.path} has no index{of}{there}. Run {index_command(folder, space)} first")
 
 
 def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
     """Return the command that builds the index of a space, for the checkpoint of a phase."""
-    return format_command("index", folder, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage))
+    return format_command(
+        "index", folder.path, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage)
+    )
 
 
 def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> Phase | None:
@@ -234,7 +237,7 @@ class IndexFiles:
             StaleIndexError: it is of another checkpoint.
             ValueError: it is damaged.
         """
-        place, again = space_folder(folder, space), f"Run `{index_command(folder, space)}` again"
+        place, again = space_folder(folder, space), f"Run {index_command(folder, space)} again"
         check_index_exists(folder, space)
         try:
             meta = read_as(IndexMetadata, place / META)
@@ -244,7 +247,7 @@ class IndexFiles:
         if meta.checkpoint != (digest or present.digest):
             why = f", since {present.fallback}" if present.fallback else ""
             wanted = f"the run's present checkpoint ({present.path}{why})"
-            again = f"Run `{index_command(folder, space, _find_stage(folder, digest, meta))}` again"
+            again = f"Run {index_command(folder, space, _find_stage(folder, digest, meta))} again"
             if meta.checkpoint == present.digest:  # another phase was asked for
                 wanted = "the requested one"
             raise StaleIndexError(

@@ -127,7 +127,7 @@ def test_what_cannot_be_analysed_is_said_in_a_line(
     for expected, words in (
         ("no embeddings to analyse. Use `haed evaluate`", [f"{where}/tokens"]),
         ("too few to analyse. Lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
-        ("haed analyse takes", [str(run), "index.min_count=3"]),
+        ("`haed analyse` takes", [str(run), "index.min_count=3"]),
     ):
         assert main(["analyse", *words]) > 0
         error = capsys.readouterr().err

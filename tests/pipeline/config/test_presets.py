@@ -313,7 +313,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("threads=100000", "threads=100000: input should be less than or equal to 1024"),
         ("batch.context=100000", "batch.context=100000: input should be less than or equal to 65536"),
         ("seed=99999999999999999999", "seed=99999999999999999999: input should be less"),
-        (f"seed={'9' * 5000}", "seed=9999.*…: has too many digits"),
+        (f"seed={'9' * 5000}", "seed=9999.*…9*: has too many digits"),
         ("optimizer.learning_rate=1e400", "optimizer.learning_rate=1e400: must be a finite number"),
         ("seed=1e400", "seed=1e400: is not a whole number"),
         ("sample.prompts={a: 1}", r"sample.prompts=\{'a': '1'\}: expected a list, such as \[a, b\]"),
@@ -335,7 +335,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("source.offsets=[-1]", r"source.offsets=\[-1\] must be two byte positions in a file"),
         ("device=foo", "device='foo': expected auto .*, cpu, cuda, or cuda:1 for the second GPU$"),
         ("runs_dir=a\0b", "runs_dir='a.x00b': a NUL character is not allowed"),
-        (f"name={'x' * 300}", "name='xxx.*…: string should have at most 200 characters"),
+        (f"name={'x' * 300}", "name='xxx.*…x*': string should have at most 200 characters"),
     ],
 )
 def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> None:
@@ -348,7 +348,7 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
 
 def test_a_preset_is_no_kind_of_model() -> None:
     with pytest.raises(
-        ConfigError, match="kind=megabyte: expected one of .*; megabyte is a preset: --config megabyte$"
+        ConfigError, match="kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"
     ):
         load_options("hred", ["model.kind=megabyte"])
 

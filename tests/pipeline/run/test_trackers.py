@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -187,6 +188,25 @@ def test_what_is_refused_is_dropped_and_what_fails_at_the_end_is_given_up(
     assert tracker.tries == 3
     refused, failed = (record.message for record in caplog.records)
     assert "refuses a part of the run (too long)" in refused and "OSError: gone" in failed
+
+
+def test_a_run_that_is_trained_is_left_to_its_training(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[Path]()
+
+    class Closed(MLflow):
+        def __init__(self, run: RunFolder, phase: Any) -> None:
+            opened.append(run.path)
+            raise ModuleNotFoundError("closed")
+
+    monkeypatch.setattr("pipeline.run.trackers._KINDS", {"mlflow": Closed})
+    options = RunFolder(run).load_options()
+    options.tracking = "mlflow"
+    shutil.rmtree(run / "tensorboard")
+    with RunFolder(run).lock():
+        publish_results(options)
+    assert opened == [] and read_summary(run)[1]
+    publish_results(options)
+    assert opened == [run]
 
 
 def train(words: list[str], home: Path, *more: str, command: str = "pretrain", **environment: str) -> str:

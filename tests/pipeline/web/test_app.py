@@ -22,6 +22,7 @@ from pipeline.web.app import make_application
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
 from pipeline.web.model_cache import ModelCache
 from pipeline.web.runs import ServedRuns
+from tests.flows.api import COMMAND
 
 HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
 
@@ -101,10 +102,18 @@ def test_forms_and_flow_runs_of_prefect_are_offered_beside_prefect_alone(
     site: Site, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HAED_TENSORBOARD_URL", "http://127.0.0.1:6006")
+    Checkpoints(run / "finetune/checkpoints").set_pointer("best", run / "finetune/checkpoints/step-00000002")
+    (run / "samples.json").write_text("[]")  # no data that looks like a command
     alone = site.get("/runs/run/").text
+    assert "<code>haed report run</code>" in alone and "<code>haed evaluate " in alone
     assert not any(word in alone for word in ("/runs/run/form/", "Flow runs", "flow-runs", "TensorBoard"))
     beside = TestClient(make_application(ServedRuns(run.parent), site.warm, {"Prefect UI": "/v2/"}))
     page = beside.get("/runs/run/").text
+    assert not COMMAND.search(page) and "the form report" in page and "the form evaluate" in page
+    assert (
+        "the flow haed (preset=quickstart)"
+        in TestClient(make_application(ServedRuns(run), site.warm, {"UI": "/"})).get("/runs/").text
+    )
     assert "/runs/run/form/evaluate" in page and 'data-flow-runs="/runs/run/flow-runs"' in page
     assert 'href="http://127.0.0.1:6006/?runFilter=%5Erun%2F"' in page
     monkeypatch.delenv("HAED_TENSORBOARD_URL")
@@ -318,7 +327,8 @@ def test_a_damaged_run_is_a_line_and_the_others_are_shown(site: Site, run: Path)
     (run / "evaluation.json").write_text("{")
     for path in ("/runs/", "/runs/run/", "/runs/whole/"):
         site.get(path)
-    assert "evaluation.json is damaged" in site.get("/runs/run/").text
+    page = site.get("/runs/run/").text
+    assert "evaluation.json is damaged" in page and "model is a section of options" in page
     assert "model" in site.ask("next?prompt=a", 400)["error"]
     shutil.rmtree(run.with_name("whole") / "finetune")
     shutil.rmtree(run.with_name("whole") / "pretrain")

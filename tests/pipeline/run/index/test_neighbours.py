@@ -170,7 +170,7 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
     assert main([*asked[:2], "for "]) == 0
     assert capsys.readouterr().out.startswith("centred cosine," if metric == "centred" else "cosine,")
     assert main(["neighbours", str(run), "--minus", "for "]) == 1
-    assert "--minus needs" in capsys.readouterr().err
+    assert "`--minus` needs" in capsys.readouterr().err
 
 
 def test_passages_have_no_centred_cosine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +220,7 @@ def test_queries_from_files_and_answers_as_values(
         (["--context-file", sys.executable], 2, "so the file is not text"),
         (["--context-file", "nowhere"], 1, "--context-file nowhere: no such file"),
         (["--context", "x"], 1, "Run `haed index"),
-        (["--context", "x", "--min-count", "2"], 2, "--min-count applies to chunks"),
+        (["--context", "x", "--min-count", "2"], 2, "`--min-count` applies to chunks"),
         (["x", "--after", "y"], 2, "only one kind of query"),
         (["x", "--like", "y"], 2, "only one kind of query"),
         (["x", "--csv", "--json"], 2, "exclude each other"),
