@@ -75,6 +75,11 @@ def run_page_url(name: str, page: str = "", **question: Any) -> str:
     return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
 
 
+def run_list_url(search: str) -> str:
+    """Return the address of the list of runs with words in its search box."""
+    return f"/runs/?{urlencode({'search': search})}"
+
+
 def served_page_url(folder: RunFolder) -> str | None:
     """Return the address of a run's page beside the Prefect UI; None: `haed serve` does not serve that run.
 

@@ -10,7 +10,7 @@ const NUMBERS = {
   step: "step", share: "done", validation: "validation bits", training: "training bits",
   evaluated: "evaluated", parameters: "parameters", left: "seconds left",
 };
-const WIDTHS = { run: NARROW ? 150 : 220, step: 80, share: 80, validation: NARROW ? 90 : 110, evaluated: 165, changed: 145, note: 200, corpus: 180 };
+const WIDTHS = { run: NARROW ? 150 : 220, word: 120, step: 80, share: 80, validation: NARROW ? 90 : 130, evaluated: 165, changed: 145, note: 200, corpus: 180 };
 const find = (selector) => document.querySelector(selector);
 const place = find("#table");
 let table, version, known = new Map(), keys = new Set();
@@ -223,6 +223,7 @@ async function start() {
   for (const event of ["dataFiltered", "rowSelectionChanged", "dataProcessed"]) table.on(event, () => setTimeout(describeFilters));
   table.on("dataSorted", (sorters) => keep("sort", sorters.map(({ field, dir }) => ({ column: field, dir }))));
   place.addEventListener("input", ({ target }) => target.dispatchEvent(new KeyboardEvent("keyup"))); // texts that are pasted count too
+  find("#search").value = new URLSearchParams(location.search).get("search") ?? "";
   find("#search").addEventListener("input", search);
   find("#archived").addEventListener("change", search);
   find("#group").addEventListener("change", () => table.setGroupBy(find("#group").value ? groupOf : false));
