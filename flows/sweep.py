@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from urllib.parse import urlencode
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
@@ -89,6 +90,7 @@ def sweep(form: FormSubmission) -> list[str]:
         check_system(options)
         check_corpus(options)
     folder = RunFolder.from_options(form.options).path
+    tag = f"sweep:{form.options.name}"
     own = str(deployment.name or "").removeprefix("sweep-")
     with get_client(sync_client=True) as client:
         try:
@@ -101,12 +103,15 @@ def sweep(form: FormSubmission) -> list[str]:
                 each_run,
                 parameters={"preset": form.preset, "name": run.name, "overrides": [*base, *run.values]},
                 name=f"haed {run.name}",  # until it names itself
-                tags=[f"sweep:{form.options.name}"],
+                tags=[tag],
                 idempotency_key=f"{flow_run.id} {run.name}",
             )
             lines.append(f"- [{markdown_text(run.name)}](/v2/runs/flow-run/{started.id})")
-    listed = served_page_url(RunFolder(folder)) and run_list_url(folder.name)
-    lines += [f"\n[The list of these runs]({listed}), once they have begun"] if listed else []
+    if served_page_url(RunFolder(folder)):
+        lines += [f"\n[Their results in the list of runs]({run_list_url(f'{folder.name}-')}), once they have begun"]
+    lines += [
+        f"\n[Their flow runs](/v2/runs?{urlencode({'tags': tag})}). To stop the sweep, tick them and delete them there"
+    ]
     title = f"{len(runs)} runs of the sweep {form.options.name}"
     post_markdown("\n".join(lines), artifact_key("sweep", form.options.name), title)
     return [run.name for run in runs]

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -75,9 +75,9 @@ def run_page_url(name: str, page: str = "", **question: Any) -> str:
     return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
 
 
-def run_list_url(search: str) -> str:
-    """Return the address of the list of runs with words in its search box."""
-    return f"/runs/?{urlencode({'search': search})}"
+def run_list_url(name: str) -> str:
+    """Return the address of the list of the runs whose names contain a text."""
+    return f"/runs/?{urlencode({'filter run': name})}"
 
 
 def served_page_url(folder: RunFolder) -> str | None:
@@ -331,7 +331,8 @@ class _Pages:
             except (RefusedChangeError, OSError) as error:
                 refused[format_error(error)] = folder
         if not refused:
-            return RedirectResponse("/runs/", 303)
+            came = urlsplit(request.headers.get("referer", ""))  # to the list as it was searched and grouped
+            return RedirectResponse(f"/runs/?{came.query}" if came.path == "/runs/" and came.query else "/runs/", 303)
         if action == "delete":
             return await self._ask_deletion(list(refused.values()), list(refused), 409)
         return self._render_page("error.html", 409, error=" ".join(refused), title="Not possible")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.map import MapPoints, render_map_page
+from tests.flows.api import PATIENCE, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
@@ -53,7 +54,7 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         assert page.evaluate("view.scale") == pytest.approx(before)
         light = page.evaluate("colours[0]")
         page.emulate_media(color_scheme="dark")
-        page.wait_for_function(f"colours[0] !== '{light}'")  # brighter on a dark page
+        until(PATIENCE, lambda: page.evaluate("colours[0]") != light)  # brighter on a dark page
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
         assert page.title() == "run" and not wrong and fetched == [path.as_uri()]
         browser.close()
