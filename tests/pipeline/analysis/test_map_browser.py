@@ -52,9 +52,9 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         page.wait_for_function(f"view.scale > {before} * 1.3")
         page.click("#reset")
         assert page.evaluate("view.scale") == pytest.approx(before)
-        light = page.evaluate("colours[0]")
+        light = page.evaluate("colours.at(-1)")
         page.emulate_media(color_scheme="dark")
-        until(PATIENCE, lambda: page.evaluate("colours[0]") != light)  # brighter on a dark page
+        until(PATIENCE, lambda: page.evaluate("colours.at(-1)") != light)  # brighter on a dark page
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
         assert page.title() == "run" and not wrong and fetched == [path.as_uri()]
         browser.close()
