@@ -58,5 +58,5 @@ def test_a_sweep_starts_its_runs_and_one_with_a_wrong_value_starts_none(served: 
     assert call(served.address, f"/flow_runs/{right}")["state"]["message"] == f"2 runs were started: {', '.join(names)}"
     until(PATIENCE, lambda: [run["state_type"] for run in runs()] == ["COMPLETED"] * 2)
     rates = [Path(served.folder, "runs", name, "config.yaml").read_text() for name in names]
-    assert ["learning_rate: 0.001\n" in text for text in rates] == [True, False]
+    assert ["\n  learning_rate: 0.001\n" in text for text in rates] == [True, False]
     assert {run["name"] for run in runs()} == {f"haed {name} · 10 steps" for name in names}
