@@ -49,6 +49,7 @@ from flows.forms import (
 )
 from flows.lifecycle import acquire_device, is_inner, stop_on_signals, tag_flow_run
 from flows.mappers import as_tasks
+from flows.sweep import sweep
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
 from pipeline.config import (
@@ -652,5 +653,5 @@ def format_budget(limits: PhaseOptions) -> str:
 
 FLOWS = (
     *(run_pipeline, shard, pretrain, finetune, train, evaluate, sample, report, compare),
-    *(next_chunks, index, neighbours, analyse),
+    *(next_chunks, index, neighbours, analyse, sweep),
 )

@@ -31,6 +31,7 @@ from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.urls import NO_SECRET, is_remote
 from flows.artifacts import ROOMS, name_flows_in_logs, update_parent_progress
 from flows.lifecycle import drop_tracebacks, finish_flow_run, is_inner, is_served, label_flow_run, tag_flow_run
+from flows.middleware import VALUES
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
 from pipeline.arguments import describe_runs, load_run_options
@@ -119,6 +120,10 @@ Words = Annotated[
     list[Annotated[str, Field(max_length=LONGEST_WORD, json_schema_extra={"pattern": NO_SECRET, "default": ""})]],
     Field(max_length=MOST),
 ]
+Values = Annotated[
+    list[Annotated[str, Field(max_length=LONGEST, json_schema_extra={"pattern": VALUES, "default": ""})]],
+    Field(max_length=100),
+]
 Text = Annotated[str, Field(max_length=LONGEST)]
 Place = Annotated[str, Field(max_length=LONGEST), _NoSecret]
 Run = Annotated[str, Field(min_length=1, max_length=LONGEST), _NoSecret]
@@ -171,6 +176,12 @@ PLAIN = {
         )
         for phase in _TIMED
     },
+    "values": FormField(
+        Values,
+        "Values to try, each line an option with its values, such as optimizer.learning_rate=0.001,0.003. Each combination is a run, "
+        "at most 100 in all.",
+        ("seed=0,1,2",),
+    ),
     "overrides": FormField(Words, "Further options, each key=value. They are applied last.", ()),
 }
 GROUPS = {
@@ -189,11 +200,12 @@ GROUPS = {
 
 @dataclass
 class FormSubmission:
-    """A submitted form: the preset, the overrides as on the command line, and the resulting options."""
+    """A submitted form: the preset, the overrides as on the command line, the resulting options, and values to try."""
 
     preset: str
     overrides: list[str]
     options: Options
+    values: tuple[str, ...] = ()
 
 
 def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
@@ -258,7 +270,7 @@ def config_flow(
             options = load_form_options(preset, overrides, values)
             tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
             overrides = [*(write_override(key, value) for key, value in values.items()), *overrides]
-            return function(FormSubmission(preset, overrides, options))
+            return function(FormSubmission(preset, overrides, options, tuple(bound.arguments.get("values", ()))))
 
         descriptions = "\n".join(f"    {name}: {each.about}" for name, each in form_fields.items())
         run_form.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{descriptions}\n"

@@ -75,7 +75,7 @@ SERVER, SERVER_STARTED = "haed.server", "haed.server_started"  # the `haed serve
 SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
 # Flows that train, and flows that answer. All others are stages that may take hours.
 TRAINS = ("haed", "pretrain", "finetune", "train")
-ASKS = ("sample", "next", "neighbours", "compare", "report")
+ASKS = ("sample", "next", "neighbours", "compare", "report", "sweep")
 ENDED = "the process that ran or served it ended before it did"
 OF_PARENT = "its parent run ended before it did"
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)

@@ -6,7 +6,7 @@
 - `PlainErrorMiddleware` explains the messages of form checks. They come from jsonschema, which repeats the value and
   the pattern that it does not match.
 - `RunPagesMiddleware` serves the pages of runs, and leads from them to forms of Prefect that are filled in:
-  `/runs/NAME/form/index?space=contexts&overrides=index.kind=flat`. With a
+  `/runs/NAME/form/index?space=contexts&overrides=index.kind=flat`. `/runs/.form/haed` leads to an empty one. With a
   password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie. `/enter#PASSWORD`
   does the same; browsers do not send the part after `#`. Without the cookie a browser asks for name and password, which
   programs send as they do to Prefect's API.
@@ -27,6 +27,8 @@ from haed.options import NO_ADDRESS
 from pipeline.console import cut_middle
 from pipeline.web.host_check import send_response
 
+# For forms: an option with values to try, or an item that was added and left empty.
+VALUES = NO_SECRET + r"(?=\s*[\w.]+\s*=|$)"
 DEEPEST = 100  # objects and lists within each other
 _MOST = 2**63 - 1
 _SHOWN = 80  # characters
@@ -107,6 +109,7 @@ WORDS = {
         "an address must not hold a name, password or signature, because it is stored and shown. Leave "
         "it out, as in s3://BUCKET/FOLDER. Keys come from the environment, see docs/reference/security.md"
     ),
+    VALUES: "values to try are KEY=VALUE,VALUE, such as seed=0,1,2. An address must not hold a password",
     NO_ADDRESS: "a term of the loss is WEIGHT*NAME, such as 0.01*center",
 }
 
@@ -180,11 +183,11 @@ _ENTER = (
     "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
     "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
-_FORM = re.compile(r"/runs/([^/]+)/form/([a-z]+)")
+_FORM = re.compile(r"/runs/(?:\.|([^/]+)/)form/([a-z]+)")
 _FLOW_RUNS = re.compile(r"/runs/([^/]+)/flow-runs")
 _LISTED = 10  # flow runs on the page of a run
 # Flows whose forms name a run, to continue it by its own configuration.
-_BY_NAME = ("pretrain", "finetune", "train", "haed")
+_BY_NAME = ("pretrain", "finetune", "train", "haed", "sweep")
 _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
 
 
@@ -248,8 +251,8 @@ class RunPagesMiddleware:
         ]
         await send_response(send, 200, json.dumps(rows), "application/json")
 
-    async def _redirect_to_form(self, run: str, flow: str, scope: Any, send: Any) -> None:
-        """Redirect to the form of the newest deployment of a flow, filled in for a run."""
+    async def _redirect_to_form(self, run: str | None, flow: str, scope: Any, send: Any) -> None:
+        """Redirect to the form of the newest deployment of a flow, filled in for a run if one is named."""
         wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "UPDATED_DESC", "limit": 1}
         deployments = await self._ask_prefect("/api/deployments/filter", wanted, scope)
         if not deployments:
@@ -257,6 +260,7 @@ class RunPagesMiddleware:
                 send, 404, f"there is no deployment of {flow}. Start haed serve, then try again\n"
             )
         values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
+        values = values if run else {}
         asked = parse_qs(scope["query_string"].decode("latin-1"))
         values |= {"overrides": asked["overrides"]} if "overrides" in asked else {}
         values |= {"space": asked["space"][-1]} if "space" in asked else {}

@@ -45,6 +45,7 @@ ORDER = {
         "server",
         "lifecycle",
         "forms dispatcher",
+        "sweep",
         "flows",
         "deployments",
         "serve",

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from jinja2 import Environment
 from starlette.applications import Starlette
@@ -72,6 +72,11 @@ def run_page_url(name: str, page: str = "", **question: Any) -> str:
     """Return the address of a run's page, with a question as its parameters."""
     asked = f"?{urlencode(question, doseq=True)}" if question else ""
     return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
+
+
+def run_list_url(name: str) -> str:
+    """Return the address of the list of the runs whose names contain a text."""
+    return f"/runs/?{urlencode({'filter run': name})}"
 
 
 def served_page_url(folder: RunFolder) -> str | None:
@@ -311,7 +316,8 @@ class _Pages:
             except (RefusedChangeError, OSError) as error:
                 refused[format_error(error)] = folder
         if not refused:
-            return RedirectResponse("/runs/", 303)
+            came = urlsplit(request.headers.get("referer", ""))  # to the list as it was searched and grouped
+            return RedirectResponse(f"/runs/?{came.query}" if came.path == "/runs/" and came.query else "/runs/", 303)
         if action == "delete":
             return await self._ask_deletion(list(refused.values()), list(refused), 409)
         return self._render_page("error.html", 409, error=" ".join(refused), title="Not possible")

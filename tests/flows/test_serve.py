@@ -37,6 +37,7 @@ FLOWS = {
     "analyse",
     "compare",
     "report",
+    "sweep",
 }
 STEPS = 120  # enough to be killed at a tenth of them
 
@@ -99,6 +100,9 @@ def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
         place = urlsplit(asking.getresponse().headers["Location"])
     filled = json.loads(parse_qs(place.query)["parameters"][0])
     assert filled == {"run": "x", "space": "contexts", "overrides": ["index.kind=flat"]}
+    with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
+        asking.request("GET", "/runs/.form/sweep")
+        assert asking.getresponse().headers["Location"].endswith("/run?parameters=%7B%7D")
     assert answer(f"{served.address}/runs/x/form/nothing", {}) == 404
     run = served.trigger("report", {"run": "nö & such"})
     until(PATIENCE, lambda: served.state(run) == "FAILED")

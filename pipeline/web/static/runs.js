@@ -10,7 +10,7 @@ const NUMBERS = {
   step: "step", share: "done", validation: "validation bits", training: "training bits",
   evaluated: "evaluated", parameters: "parameters", left: "seconds left",
 };
-const WIDTHS = { run: NARROW ? 150 : 220, step: 80, share: 80, validation: NARROW ? 90 : 110, evaluated: 165, changed: 145, note: 200, corpus: 180 };
+const WIDTHS = { run: NARROW ? 140 : 270, word: NARROW ? 85 : 120, step: 80, share: 80, validation: NARROW ? 100 : 130, evaluated: 165, changed: 145, note: 200, corpus: 180 };
 const find = (selector) => document.querySelector(selector);
 const place = find("#table");
 let table, version, known = new Map(), keys = new Set();
@@ -54,6 +54,30 @@ function describeFilters() {
   const shown = table.getDataCount("active"), ticked = table.getSelectedData().length;
   find("#trouble").textContent = wrong.map(({ value }) => `${value} compares with no number. Use one such as <2.1. `).join("");
   find("#count").textContent = `${shown.toLocaleString("en")} of ${known.size.toLocaleString("en")} runs, ${ticked} ticked`;
+  group();
+  keepPlace();
+}
+
+// The address has search, grouping, archive and filters, so that a list can be shared. Ticks come back with the page.
+function keepPlace() {
+  const asked = new URLSearchParams();
+  for (const name of ["search", "group"]) if (find(`#${name}`).value) asked.set(name, find(`#${name}`).value);
+  if (find("#archived").checked) asked.set("archived", "");
+  for (const { field, value } of table.getHeaderFilters()) asked.set(`filter ${field}`, value);
+  const state = { ticked: table.getSelectedData().map(({ run }) => run) }, address = `/runs/${asked.size ? "?" : ""}${asked}`;
+  if (location.pathname + location.search !== address || JSON.stringify(history.state) !== JSON.stringify(state)) history.replaceState(state, "", address);
+}
+function restorePlace() {
+  const asked = new URLSearchParams(location.search), { ticked = [] } = history.state ?? {}, fields = table.getColumns().map((column) => column.getField());
+  find("#search").value = asked.get("search") ?? "";
+  find("#archived").checked = asked.has("archived");
+  if ([...find("#group").options].some(({ value }) => value === asked.get("group"))) find("#group").value = asked.get("group");
+  search();
+  for (const field of fields.filter((field) => asked.get(`filter ${field}`))) {
+    table.showColumn(field);
+    table.setHeaderFilterValue(field, asked.get(`filter ${field}`));
+  }
+  table.selectRow(ticked.filter((run) => known.has(run)));
 }
 
 function makeColumn(field, title, isNumber) {
@@ -101,7 +125,7 @@ function keep(name, value) {
 }
 
 function describeGroup(value, count, data) {
-  const parts = [`${groupName()} ${value || "none"}`, `${count} run${count > 1 ? "s" : ""}`];
+  const parts = [find("#group").value === "seeds" ? value || "the same options" : `${groupName()} ${value || "none"}`, `${count} run${count > 1 ? "s" : ""}`];
   for (const field of ["validation", "evaluated"]) {
     const rows = data.filter((row) => typeof row[field] === "number"), values = rows.map((row) => row[field]);
     if (!values.length || (field === "evaluated" && new Set(rows.map((row) => row.unit)).size > 1)) continue;
@@ -112,11 +136,19 @@ function describeGroup(value, count, data) {
   return element("span", parts.join(" · "));
 }
 const groupName = () => find("#group").selectedOptions[0]?.textContent ?? "";
+let grouped = "", several = []; // by what, and what varies among the runs that are shown, but for the seed
+function group() {
+  const by = find("#group").value, rows = by === "seeds" ? table.getData("active") : [];
+  const fields = ["preset", "corpus", ...[...keys].filter((key) => key.startsWith("option ") && key !== "option seed")];
+  const vary = fields.filter((field) => new Set(rows.map((row) => row[field] ?? null)).size > 1);
+  if (by === grouped && String(vary) === String(several)) return;
+  [grouped, several] = [by, vary];
+  table.setGroupBy(by ? groupOf : false);
+}
 function groupOf(row) {
   const by = find("#group").value;
   if (by !== "seeds") return format(row[by]);
-  const options = [...keys].filter((key) => key.startsWith("option ") && key !== "option seed" && (row[key] ?? null) !== null);
-  return [row.preset, row.corpus, ...options.map((key) => `${key.slice(7)}=${row[key]}`)].join(" ");
+  return several.filter((field) => (row[field] ?? null) !== null).map((field) => `${field.replace("option ", "")}=${row[field]}`).join(" ");
 }
 
 // Columns that came with new runs, in the table and among the choices.
@@ -138,6 +170,7 @@ function offer(field, title, list) {
   list.append(label);
   box.addEventListener("change", () => {
     table[box.checked ? "showColumn" : "hideColumn"](field);
+    if (box.checked && !SHOWN.includes(field)) table.moveColumn(field, "run", true); // where it is seen
     keep("columns", [...remember("columns", SHOWN).filter((each) => each !== field), ...(box.checked ? [field] : [])]);
     table.redraw(true);
     tidyHeaders();
@@ -205,7 +238,8 @@ async function start() {
     ...Object.entries(NUMBERS).map(([field, title]) => makeColumn(field, title, true)),
     ...[...keys].sort().map((key) => makeColumn(key, key.slice(7), rows.some((row) => typeof row[key] === "number"))),
   ];
-  const order = (column) => (SHOWN.indexOf(column.field) + SHOWN.length + 1) % (SHOWN.length + 1); // the usual ones first
+  // The run, what was chosen, and the usual ones come first.
+  const order = ({ field, visible }) => (SHOWN.includes(field) ? SHOWN.indexOf(field) : visible ? 0.5 : SHOWN.length);
   columns.sort((one, other) => order(one) - order(other));
   find("#plain").remove();
   find("#tools").hidden = place.hidden = false;
@@ -225,7 +259,10 @@ async function start() {
   place.addEventListener("input", ({ target }) => target.dispatchEvent(new KeyboardEvent("keyup"))); // texts that are pasted count too
   find("#search").addEventListener("input", search);
   find("#archived").addEventListener("change", search);
-  find("#group").addEventListener("change", () => table.setGroupBy(find("#group").value ? groupOf : false));
+  find("#group").addEventListener("change", group);
+  const choices = find("#tools details");
+  addEventListener("pointerdown", ({ target }) => (choices.open &&= choices.contains(target)));
+  choices.addEventListener("keydown", ({ key }) => key === "Escape" && ((choices.open = false), choices.firstElementChild.focus()));
   find("#download").addEventListener("click", (event) => {
     event.preventDefault();
     table.download("csv", "runs.csv");
@@ -234,7 +271,7 @@ async function start() {
     event.target.querySelectorAll("[type=hidden]").forEach((each) => each.remove());
     for (const { run } of table.getSelectedData()) event.target.append(element("input", "", { type: "hidden", name: "run", value: run }));
   });
-  search();
+  restorePlace();
   tidyHeaders();
   describeFilters();
   setTimeout(update, 1000 * SECONDS);

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.map import MapPoints, render_map_page
+from tests.flows.api import PATIENCE, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
@@ -51,5 +52,9 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         page.wait_for_function(f"view.scale > {before} * 1.3")
         page.click("#reset")
         assert page.evaluate("view.scale") == pytest.approx(before)
+        light = page.evaluate("colours.at(-1)")
+        page.emulate_media(color_scheme="dark")
+        until(PATIENCE, lambda: page.evaluate("colours.at(-1)") != light)  # brighter on a dark page
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
         assert page.title() == "run" and not wrong and fetched == [path.as_uri()]
         browser.close()

@@ -118,6 +118,7 @@ def test_forms_and_flow_runs_of_prefect_are_offered_beside_prefect_alone(
     assert 'href="http://127.0.0.1:6006/?runFilter=%5Erun%2F"' in page
     monkeypatch.delenv("HAED_TENSORBOARD_URL")
     assert "TensorBoard" not in beside.get("/runs/run/").text
+    assert "/runs/.form/sweep" in beside.get("/runs/").text and ".form" not in site.get("/runs/").text
 
 
 def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run: Path) -> None:

@@ -103,7 +103,17 @@ def test_the_list_is_searched_filtered_sorted_and_grouped(page: Any, address: st
     group = page.locator(".tabulator-group")
     group.get_by_text("4 runs · validation").wait_for()
     assert "± 0.000 (4)" in group.inner_text()
-    page.reload()  # the columns are remembered
+    page.get_by_label("filter run").fill("seed")
+    page.get_by_label("search").fill("seed-2")
+    page.get_by_text("1 of 4 runs").wait_for()
+    page.get_by_role("link", name="seed-2").click()
+    page.get_by_role("heading", name="seed-2", exact=True).wait_for()
+    page.go_back()  # search, grouping and filters come back, and columns are remembered
+    page.get_by_text("1 of 4 runs").wait_for()
+    group.get_by_text("1 run ·").wait_for()
+    assert page.get_by_label("filter run").input_value() == "seed" and page.url.endswith(
+        "/?search=seed-2&group=seeds&filter+run=seed"
+    )
     page.get_by_label("filter option seed").wait_for()
 
 
@@ -117,7 +127,8 @@ def test_ticked_runs_are_compared_archived_and_deleted(page: Any, address: str, 
     page.get_by_role("heading", name="Comparison of 2 runs").wait_for()
     page.locator(".u-legend").get_by_text("seed-1 finetune validation").wait_for()
     page.go_back()
-    row.filter(has_text="seed-1").get_by_label("Select Row").check()
+    page.get_by_text("2 ticked").wait_for()  # as it was left
+    row.filter(has_text=LONG).get_by_label("Select Row").uncheck()
     page.get_by_role("button", name="Archive").click()
     page.get_by_text("3 of 4 runs").wait_for()
     assert read_notes(run.with_name("seed-1")).archived

@@ -47,6 +47,13 @@ def test_an_archived_run_is_left_out_until_it_is_restored(site: Site, run: Path)
     assert site.get("/runs/?format=json").json()[0]["archived"] and read_notes(run).tags == ["kept"]
     change(site, "restore", "run")
     assert 'href="/runs/run/"' in site.get("/runs/").text
+    for came, place in (
+        ("/runs/?search=a%26b", "/runs/?search=a%26b"),
+        ("/elsewhere?x", "/runs/"),
+    ):  # as it was searched
+        headers = {"referer": f"http://testserver{came}"}
+        answer = site.client.post("/runs/.change", data={"action": "archive", "run": "run"}, headers=headers)
+        assert answer.headers["location"] == place
 
 
 def test_a_run_is_renamed_and_works_under_its_new_name(site: Site, run: Path) -> None:

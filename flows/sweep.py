@@ -1,0 +1,117 @@
+"""The flow `sweep`: a run of all stages for each combination of values, as a flow run of its own.
+
+Every combination is checked before any run is started. The runs then wait for their turns like other trainings, and each
+can be cancelled and retried alone. A retry of the sweep starts none twice.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from urllib.parse import urlencode
+
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import deployment, flow_run
+
+from flows.artifacts import artifact_key, post_markdown
+from flows.forms import FormSubmission, config_flow
+from pipeline.config import ConfigError, check_training, load_options, training_phases
+from pipeline.console import markdown_text
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.sharding import check_corpus
+from pipeline.run.system import check_system
+from pipeline.web.app import run_list_url, served_page_url
+
+MOST_RUNS = 100
+_COMMA = re.compile(r",(?![^\[]*\])")  # outside a list, such as [copied,recalled]
+
+
+@dataclass
+class SweptRun:
+    """A run of a sweep: its name, and its values as overrides."""
+
+    name: str
+    values: list[str]
+
+
+def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
+    """Return a run for each combination of values. The values of the last option vary fastest.
+
+    Args:
+        name: name of the sweep, with which the names of its runs begin.
+        words: options with their values, such as `seed=0,1,2`.
+
+    Raises:
+        ConfigError: there are no values or too many, or two runs would have one name.
+    """
+    choices: dict[str, dict[str, None]] = {}
+    for word in filter(None, words):
+        key, sign, texts = word.partition("=")
+        given = [text.strip() for text in _COMMA.split(texts) if text.strip()]
+        if not sign or not key.strip() or not given:
+            raise ConfigError(f"values: {word!r} is not an option with values. Use one such as seed=0,1,2")
+        choices.setdefault(key.strip(), {}).update(dict.fromkeys(given))
+    if not choices:
+        raise ConfigError("values: there is nothing to try. Give an option with values, such as seed=0,1,2")
+    if (number := math.prod(map(len, choices.values()))) > MOST_RUNS:
+        raise ConfigError(f"values: these are {number:,} combinations. Give at most {MOST_RUNS}")
+    last = Counter(key.rpartition(".")[2] for key in choices)
+    short = {key: part if last[part := key.rpartition(".")[2]] == 1 else key for key in choices}
+    runs = []
+    for chosen in product(*choices.values()):
+        values = dict(zip(choices, chosen, strict=True))
+        tail = re.sub(r"[^\w.+]+", "-", "-".join(f"{short[key]}-{value}" for key, value in values.items())).strip("-")
+        runs.append(SweptRun(f"{name}-{tail}", [f"{key}={value}" for key, value in values.items()]))
+    twice = [each for each, count in Counter(run.name for run in runs).items() if count > 1]
+    if twice:
+        raise ConfigError(f"values: two runs would have the name {twice[0]}. Leave one of their values out")
+    return runs
+
+
+@config_flow(
+    "sweep",
+    "preset name source seconds pretrain_seconds finetune_seconds values sources model batch optimizer launcher overrides",
+    lambda names: f"{len(names)} runs were started: {', '.join(names)}",
+)
+def sweep(form: FormSubmission) -> list[str]:
+    """Start a run of all stages for each combination of values, such as three learning rates with two seeds.
+
+    The runs take turns. The names of the runs begin with that of the sweep. Compare them in the list of runs.
+    """
+    base = [word for word in form.overrides if not word.startswith("name=")]
+    runs = list_runs_to_try(form.options.name, form.values)
+    for run in runs:
+        options = load_options(form.preset, [*base, *run.values, f"name={run.name}"])
+        for phase in training_phases(options.model.kind):
+            check_training(phase, options)
+        check_system(options)
+        check_corpus(options)
+    folder = RunFolder.from_options(form.options).path
+    tag = f"sweep:{form.options.name}"
+    own = str(deployment.name or "").removeprefix("sweep-")
+    with get_client(sync_client=True) as client:
+        try:
+            each_run = client.read_deployment_by_name(f"haed/haed-{own}").id
+        except ObjectNotFound:
+            raise ConfigError("a sweep is started from its form in Prefect. Start haed serve, then try again") from None
+        lines = []
+        for run in runs:
+            started = client.create_flow_run_from_deployment(
+                each_run,
+                parameters={"preset": form.preset, "name": run.name, "overrides": [*base, *run.values]},
+                name=f"haed {run.name}",  # until it names itself
+                tags=[tag],
+                idempotency_key=f"{flow_run.id} {run.name}",
+            )
+            lines.append(f"- [{markdown_text(run.name)}](/v2/runs/flow-run/{started.id})")
+    if served_page_url(RunFolder(folder)):
+        lines += [f"\n[Their results in the list of runs]({run_list_url(f'{folder.name}-')}), once they have begun"]
+    lines += [
+        f"\n[Their flow runs](/v2/runs?{urlencode({'tags': tag})}). To stop the sweep, tick them and delete them there"
+    ]
+    title = f"{len(runs)} runs of the sweep {form.options.name}"
+    post_markdown("\n".join(lines), artifact_key("sweep", form.options.name), title)
+    return [run.name for run in runs]

@@ -1,0 +1,62 @@
+"""A sweep: its combinations and their names, what is refused before any run is started, and runs that are started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.sweep import list_runs_to_try
+from pipeline.config import ConfigError
+from tests.flows.api import PATIENCE, call, until
+from tests.flows.conftest import SETTINGS, Served
+
+
+def test_each_combination_is_a_run_with_a_name() -> None:
+    runs = list_runs_to_try("a", ["optimizer.learning_rate=1e-3, 0.003", "", "seed=0,1,0"])
+    assert [run.name for run in runs] == [
+        "a-learning_rate-1e-3-seed-0",
+        "a-learning_rate-1e-3-seed-1",
+        "a-learning_rate-0.003-seed-0",
+        "a-learning_rate-0.003-seed-1",
+    ]
+    assert runs[1].values == ["optimizer.learning_rate=1e-3", "seed=1"]
+    (one, other) = list_runs_to_try("a", ["evaluate.parts=[copied,recalled],[copied]"])
+    assert one.values == ["evaluate.parts=[copied,recalled]"] and other.name == "a-parts-copied"
+    (both,) = list_runs_to_try("a", ["pretrain.steps=4", "finetune.steps=6"])
+    assert both.name == "a-pretrain.steps-4-finetune.steps-6"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "values: there is nothing to try. Give an option with values, such as seed=0,1,2"),
+        (["seed"], "values: 'seed' is not an option with values. Use one such as seed=0,1,2"),
+        (["seed= , "], "is not an option with values"),
+        (["=1,2"], "is not an option with values"),
+        ([f"seed={','.join(map(str, range(11)))}", f"threads={','.join(map(str, range(1, 11)))}"], "these are 110"),
+        (["source.path=a/b,a-b"], "values: two runs would have the name a-path-a-b. Leave one of their values out"),
+    ],
+)
+def test_values_that_make_no_runs_are_told(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+        list_runs_to_try("a", words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_sweep_starts_its_runs_and_one_with_a_wrong_value_starts_none(served: Served) -> None:
+    def runs() -> Any:
+        return [run for run in call(served.address, "/flow_runs/filter", {}) if "sweep:tried" in run["tags"]]
+
+    given = {"name": "tried", "overrides": SETTINGS}
+    wrong = served.trigger("sweep", given | {"values": ["optimizer.learning_rate=0.001,-1"]})
+    until(PATIENCE, lambda: served.state(wrong) == "FAILED")
+    assert "learning_rate" in call(served.address, f"/flow_runs/{wrong}")["state"]["message"] and not runs()
+    right = served.trigger("sweep", given | {"values": ["optimizer.learning_rate=0.001,0.003"]})
+    until(PATIENCE, lambda: served.state(right) == "COMPLETED")
+    names = [f"tried-learning_rate-{rate}" for rate in ("0.001", "0.003")]
+    assert call(served.address, f"/flow_runs/{right}")["state"]["message"] == f"2 runs were started: {', '.join(names)}"
+    until(PATIENCE, lambda: [run["state_type"] for run in runs()] == ["COMPLETED"] * 2)
+    rates = [Path(served.folder, "runs", name, "config.yaml").read_text() for name in names]
+    assert ["\n  learning_rate: 0.001\n" in text for text in rates] == [True, False]
+    assert {run["name"] for run in runs()} == {f"haed {name} · 10 steps" for name in names}
