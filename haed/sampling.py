@@ -48,6 +48,7 @@ def mask_largest(values: Tensor, number: int) -> Tensor:
     return above | (equal & (equal.cumsum(-1) <= number - above.sum(-1, keepdim=True)))
 
 
+@torch.no_grad()
 def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
     """Return log probabilities (N, C + 1), in nats, of each outcome jointly with the beginning; to spell is the last.
 
@@ -422,7 +423,7 @@ class ChunkSampler(Sampler):
         samples: B.
     """
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __init__(self, system: HAED, prompt: TokenBatch, samples: int = 1) -> None:
         self.system, self.samples, self.device = system, samples, system.device
         self.cache = system.main.create_cache()
@@ -457,7 +458,7 @@ class ChunkSampler(Sampler):
             documents = [documents[0].fork() for _ in range(self.samples)]
         return documents
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """See `Sampler.draw_chunk`."""
         k, known = self.system.cut.k, self.system.known
@@ -663,7 +664,7 @@ class TokenSampler(Sampler):
         self.unread = max(0, tokens.shape[1] - self.window + 1)
         self._restart_window(self.window - 1)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """See `Sampler.draw_chunk`."""
         k = self.system.cut.k
@@ -682,7 +683,7 @@ class TokenSampler(Sampler):
         else:
             self.logits = self.system(symbols, self.memory)[:, -1]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _restart_window(self, newest: int) -> None:
         """Restart the window with at most `newest` of the newest tokens."""
         kept = self.symbols[:, 1:][:, max(0, self.symbols.shape[1] - 1 - newest) :]
