@@ -22,6 +22,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from haed.chunk.memory import Part, PartPrediction, PartScores
@@ -30,7 +31,9 @@ from haed.chunk.packing import Chunks, chunk_keys
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 DEPTH = ORDERS[-1]
 _BORDER = 0  # id of the place between documents; real chunks begin at 1
-_Order = tuple[slice, int, int]  # the places of a context that matched, how many chunks follow, and how many different ones
+_Order = tuple[
+    slice, int, int
+]  # the places of a context that matched, how many chunks follow, and how many different ones
 _SMALL = 32  # a context with at most so many occurrences has its types counted when it is asked
 
 
@@ -362,9 +365,8 @@ class Recalled(Part):
         for places, total, types in reversed(orders):  # the longest context leaves a share to the shorter ones
             weights.append((places, left / (total + types)))
             left *= types / (total + types)
-        probability = recall.counts.double() * (left / max(1, int(recall.counts.sum())))
+        probability = F.pad(recall.counts.double() * (left / max(1, int(recall.counts.sum()))), (1, 0))  # by id
         for places, weight in weights:
-            after = recall.sequence[recall.order[places].long()].long()
-            after = after[after != _BORDER] - 1
+            after = recall.sequence.index_select(0, recall.order[places])
             probability.index_add_(0, after, torch.full((len(after),), weight, dtype=torch.float64))
-        return recall.chunks, probability
+        return recall.chunks, probability[1:]
