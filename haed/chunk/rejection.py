@@ -18,7 +18,7 @@ from torch import Tensor
 
 LEAST = 1 << 14  # chunks: fewer are all scored, which takes no longer
 _DIRECTIONS = 32
-_PROPOSED, _ROUNDS = 256, 8
+_PROPOSED, _ROUNDS = 256, 4
 _AT_ONCE, _BLOCK = 32, 1 << 13  # queries, and chunks
 
 
