@@ -21,7 +21,6 @@ from haed.layers.lstm import linear_rows
 from haed.options import GramsOptions
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
-
 _FEW = 256  # symbols of which NumPy computes the rows, in less time, as in sampling
 
 
@@ -140,7 +139,7 @@ class Grams(nn.Module):
         few = last.device.type == "cpu" and last.numel() <= _FEW
         symbols, found = last.numpy() if few else last, []
         for place, order in enumerate(self.orders):
-            key = order
+            key: Any = order
             for column in range(-order, 0):
                 key = (key ^ symbols[..., column]) * _MIX[0]
                 key = (key ^ (key >> 29)) * _MIX[1]
