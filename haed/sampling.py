@@ -421,7 +421,7 @@ class ChunkSampler(Sampler):
         samples: B.
     """
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __init__(self, system: HAED, prompt: TokenBatch, samples: int = 1) -> None:
         self.system, self.samples, self.device = system, samples, system.device
         self.cache = system.main.create_cache()
@@ -456,9 +456,12 @@ class ChunkSampler(Sampler):
             documents = [documents[0].fork() for _ in range(self.samples)]
         return documents
 
-    @torch.inference_mode()
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """See `Sampler.draw_chunk`."""
+        with torch.inference_mode() if self.device.type == "cpu" else torch.no_grad():  # less to do for each small call
+            return self._draw_next(draw, opened)
+
+    def _draw_next(self, draw: Draw, opened: Tensor | None) -> Chunks:
         k, known = self.system.cut.k, self.system.known
         drawn = Chunks(torch.zeros(self.samples, k, dtype=torch.long), torch.zeros(self.samples, dtype=torch.long))
         opened = drawn.lengths[:0] if opened is None else opened.long()
@@ -662,7 +665,7 @@ class TokenSampler(Sampler):
         self.unread = max(0, tokens.shape[1] - self.window + 1)
         self._restart_window(self.window - 1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """See `Sampler.draw_chunk`."""
         k = self.system.cut.k
@@ -681,7 +684,7 @@ class TokenSampler(Sampler):
         else:
             self.logits = self.system(symbols, self.memory)[:, -1]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _restart_window(self, newest: int) -> None:
         """Restart the window with at most `newest` of the newest tokens."""
         kept = self.symbols[:, 1:][:, max(0, self.symbols.shape[1] - 1 - newest) :]
