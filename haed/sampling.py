@@ -48,6 +48,7 @@ def mask_largest(values: Tensor, number: int) -> Tensor:
     return above | (equal & (equal.cumsum(-1) <= number - above.sum(-1, keepdim=True)))
 
 
+@torch.no_grad()
 def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
     """Return log probabilities (N, C + 1), in nats, of each outcome jointly with the beginning; to spell is the last.
 
@@ -180,15 +181,15 @@ class OutcomeSpace:
         if summoned is not None:
             ways.append(("known", rows.pop(0), weights[0] * summoned.double().cpu()))
             own = 2
-        others = vocabulary.chunks[:0]
+        listed = []
         for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
             places = rows.pop(0) if part.vocabulary is not None else None
-            if not prediction_of.present:
-                continue
-            named, probability = prediction_of.list_outcomes()
-            if places is None:
-                places, others = self._find_or_add(named, others)
-            ways.append((part.name, places, weight * probability))
+            if prediction_of.present:
+                chunks, probability = prediction_of.list_outcomes()
+                listed.append((part.name, chunks, places, weight * probability))
+        found, others = self._find_rows([chunks for _, chunks, places, _ in listed if places is None])
+        for name, _, places, probability in listed:
+            ways.append((name, next(found) if places is None else places, probability))
         spelled = weights[own - 1].log()
         if n := len(opened):
             begins = torch.cat([vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
@@ -200,18 +201,16 @@ class OutcomeSpace:
             joint.index_add_(0, places, probability)
         return Outcomes(vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
 
-    def _find_or_add(self, named: Chunks, others: Chunks) -> tuple[Tensor, Chunks]:
-        """Return the rows of chunks, and the chunks that the vocabulary lacks, of these and those before."""
-        rows = self.vocabulary.find_rows(named)
+    def _find_rows(self, sets: Sequence[Chunks]) -> tuple[Iterator[Tensor], Chunks]:
+        """Return the rows of the chunks of each of some sets, and the chunks that the vocabulary lacks."""
+        none = self.vocabulary.chunks[:0]
+        tokens = torch.cat([none.tokens, *(each.tokens for each in sets)])
+        lengths = torch.cat([none.lengths, *(each.lengths for each in sets)])
+        rows = self.vocabulary.find_rows(Chunks(tokens, lengths))
         missing = (rows < 0).nonzero().squeeze(1)
-        if len(missing):
-            before = ChunkVocabulary(others).find_rows(named[missing])
-            extra = find_distinct(named.tokens[missing[before < 0]], named.lengths[missing[before < 0]])
-            rows[missing[before >= 0]] = len(self.vocabulary) + before[before >= 0]
-            rows[missing[before < 0]] = len(self.vocabulary) + len(others) + extra.inverse
-            tokens, lengths = torch.cat([others.tokens, extra.tokens]), torch.cat([others.lengths, extra.lengths])
-            others = Chunks(tokens, lengths)
-        return rows, others
+        others = find_distinct(tokens[missing], lengths[missing])
+        rows[missing] = len(self.vocabulary) + others.inverse
+        return iter(rows.split([len(each) for each in sets])), Chunks(others.tokens, others.lengths)
 
 
 def _spell_beginning(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> tuple[Chunks, Tensor]:
@@ -457,9 +456,12 @@ class ChunkSampler(Sampler):
             documents = [documents[0].fork() for _ in range(self.samples)]
         return documents
 
-    @torch.no_grad()
     def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """See `Sampler.draw_chunk`."""
+        with torch.inference_mode() if self.device.type == "cpu" else torch.no_grad():  # less to do for each small call
+            return self._draw_next(draw, opened)
+
+    def _draw_next(self, draw: Draw, opened: Tensor | None) -> Chunks:
         k, known = self.system.cut.k, self.system.known
         drawn = Chunks(torch.zeros(self.samples, k, dtype=torch.long), torch.zeros(self.samples, dtype=torch.long))
         opened = drawn.lengths[:0] if opened is None else opened.long()

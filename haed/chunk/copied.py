@@ -9,6 +9,8 @@ chunks of the cache, also those that no vocabulary has. Cf. Grave et al. 2017 (c
 Legend: N chunks that are scored, P chunks in the cache, W width of ŷ, K tokens of a chunk.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,7 +39,6 @@ class Copied(Part):
         self.most, self.sharpness = most, sharpness
         self.states: Tensor | None = None  # (P, W) at unit length
         self.chunks: Chunks | None = None
-        self.keys = torch.zeros(0, dtype=torch.long)
 
     def score(self, states: Tensor, chunks: Chunks) -> PartScores:
         """See `Part.score`."""
@@ -50,15 +51,16 @@ class Copied(Part):
         )
 
     def _score_block(self, states: Tensor, chunks: Chunks) -> PartScores:
-        count, past = len(chunks), len(self.keys)
+        count, past = len(chunks), 0 if self.chunks is None else len(self.chunks)
         self._append_chunks(states, chunks)
-        assert self.states is not None
+        assert self.states is not None and self.chunks is not None
+        keys = chunk_keys(self.chunks.tokens, self.chunks.lengths)
         with torch.autocast(states.device.type, enabled=False):
             scores = self.sharpness * (self.states[past:] @ self.states.t())
         place = torch.arange(past, past + count)[:, None]
         other = torch.arange(past + count)
         visible = ((other < place) & (other >= place - self.most)).to(scores.device)
-        same = (self.keys[past:, None] == self.keys).to(scores.device) & visible
+        same = (keys[past:, None] == keys).to(scores.device) & visible
         scores = scores.masked_fill(~visible, -torch.inf)
         present = visible.any(1)
         log_prob = (scores.masked_fill(~same, -torch.inf).logsumexp(1) - scores.logsumexp(1)).where(
@@ -72,12 +74,13 @@ class Copied(Part):
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; there is one outcome for each chunk of the cache."""
         if self.states is None or self.chunks is None:
-            nothing = Chunks(self.keys, self.keys)
-            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (nothing, self.keys), lambda _: nothing)
+            none = torch.zeros(0, dtype=torch.long)
+            nothing = Chunks(none, none)
+            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (nothing, none), lambda _: nothing)
         chunks = self.chunks
         with torch.autocast(state.device.type, enabled=False):
             similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
-        features = torch.stack([similarity.amax().float().cpu(), torch.tensor(float(len(self.keys))).log1p()])
+        features = torch.tensor([float(similarity.amax()), math.log1p(len(chunks))])
 
         def list_outcomes() -> tuple[Chunks, Tensor]:
             return chunks, (self.sharpness * similarity).double().cpu().softmax(0)
@@ -94,20 +97,14 @@ class Copied(Part):
 
     def _append_chunks(self, states: Tensor, chunks: Chunks) -> None:
         unit = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=1)
-        keys = chunk_keys(chunks.tokens, chunks.lengths)
         if self.states is None or self.chunks is None:
-            self.states, self.chunks, self.keys = unit, chunks, keys
+            self.states, self.chunks = unit, chunks
             return
-        self.states, self.keys = torch.cat([self.states, unit]), torch.cat([self.keys, keys])
+        self.states = torch.cat([self.states, unit])
         tokens, lengths = (torch.cat([getattr(x, n) for x in (self.chunks, chunks)]) for n in ("tokens", "lengths"))
         self.chunks = Chunks(tokens, lengths)
 
     def _forget_oldest(self) -> None:
         assert self.states is not None and self.chunks is not None
-        if len(self.keys) > self.most:
-            newest = torch.arange(len(self.keys) - self.most, len(self.keys))
-            self.states, self.keys, self.chunks = (
-                self.states[-self.most :],
-                self.keys[-self.most :],
-                self.chunks[newest],
-            )
+        if len(self.chunks) > self.most:
+            self.states, self.chunks = self.states[-self.most :], self.chunks[slice(-self.most, None)]

@@ -9,6 +9,7 @@ Legend: N chunks, K tokens per chunk at most, V vocabulary, S decoding decisions
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from haed.base import TokenBatch, length_mask
 from haed.layers.ngram_embedding import SortedIntegers, SparseLookup
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+_FEW = 1 << 10  # chunks whose keys NumPy computes, in a third of the time, as in sampling
 
 
 def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -34,9 +36,15 @@ def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
     Returns:
         (N,) int64.
     """
-    key = lengths.long() * _MIX[0] + 1
-    for column in tokens.unbind(1):
-        key = (key ^ column.long()) * _MIX[1]
+    if tokens.device.type == "cpu" and len(tokens) <= _FEW:
+        return torch.from_numpy(_mix_tokens(tokens.long().numpy().T, lengths.long().numpy()))
+    return _mix_tokens(tokens.long().unbind(1), lengths.long())
+
+
+def _mix_tokens(columns: Any, lengths: Any) -> Any:
+    key = lengths * _MIX[0] + 1
+    for column in columns:
+        key = (key ^ column) * _MIX[1]
         key = (key ^ (key >> 29)) * _MIX[2]
     return key ^ (key >> 32)
 

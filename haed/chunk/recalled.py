@@ -14,6 +14,7 @@ beginning of a document is a chunk of its own in contexts, so that beginnings ar
 Legend: M positions of the train split, U distinct chunks, N chunks of a document that are scored, K tokens of a chunk.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from haed.chunk.memory import Part, PartPrediction, PartScores
@@ -29,6 +31,9 @@ from haed.chunk.packing import Chunks, chunk_keys
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 DEPTH = ORDERS[-1]
 _BORDER = 0  # id of the place between documents; real chunks begin at 1
+_Order = tuple[
+    slice, int, int
+]  # the places of a context that matched, how many chunks follow, and how many different ones
 _SMALL = 32  # a context with at most so many occurrences has its types counted when it is asked
 
 
@@ -195,6 +200,18 @@ class ChunkRecall:
             result[small] = new.sum(1)
         return result
 
+    def count_after(self, order: int, places: slice) -> tuple[int, int]:
+        """Return how many chunks follow the context of one range of an order, and how many different ones.
+
+        For one range it takes a tenth of the time of `count_outcomes` and `count_types`.
+        """
+        first, end, ends = places.start, places.stop, self.ends.numpy()
+        if end - first <= _SMALL:
+            after = self.sequence.numpy()[self.order.numpy()[places]].tolist()
+            return len(after) - after.count(_BORDER), len({*after} - {_BORDER})
+        total = end - first - int(ends.searchsorted(end) - ends.searchsorted(first))
+        return total, int(self.types[self.ranges.numpy().searchsorted(order * len(self) + first)])
+
 
 def _sort_contexts(sequence: Tensor, positions: Tensor) -> Tensor:
     """Sort positions by the chunks before each, the nearest first, by doubling.
@@ -311,42 +328,45 @@ class Recalled(Part):
 
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; the outcomes are all distinct chunks of the train split."""
-        recall = self.recall
+        recall, orders, features = self.recall, list[_Order](), [0.0] * self.features
         ranges = recall.find_last_context(self.ids, DEPTH)
-        first, end = torch.tensor([ranges + [(0, 0)] * (DEPTH + 1 - len(ranges))]).unbind(2)
-        features = torch.zeros(1, self.features)
-        orders = [
-            (slice(int(first[0, order]), int(end[0, order])), float(total), float(types))
-            for order, _, total, types in self._match_orders(first, end, features)
-        ]
+        for number, order in enumerate(ORDERS[: bisect_left(ORDERS, len(ranges))]):
+            places = slice(*ranges[order])
+            total, types = recall.count_after(order, places)
+            if not total:
+                break
+            orders.append((places, total, types))
+            features[number], features[-2], features[-1] = 1.0, types / total, math.log1p(total)
         return PartPrediction(
-            features[0],
+            torch.tensor(features),
             len(recall.keys) > 0,
             lambda: self._list_outcomes(orders),
             lambda generator: self._draw_outcome(orders, generator),
         )
 
-    def _draw_outcome(self, orders: list[tuple[slice, float, float]], generator: torch.Generator | None) -> Chunks:
+    def _draw_outcome(self, orders: list[_Order], generator: torch.Generator | None) -> Chunks:
         """Draw a chunk: from the longest order that matched, or with the probability that it leaves from a shorter one."""
         recall = self.recall
+        draw = partial(torch.rand, 1, dtype=torch.float64, generator=generator)
         for places, total, types in reversed(orders):
-            place = int(float(torch.rand(1, dtype=torch.float64, generator=generator)) * (total + types))
-            if place < total:
-                after = recall.sequence[recall.order[places].long()]
-                return recall.chunks[after[after != _BORDER][place : place + 1].long() - 1]
-        passed = torch.rand(1, dtype=torch.float64, generator=generator) * recall.cumulative_counts[-1]
+            if float(draw()) * (total + types) >= total:
+                continue
+            while True:  # few places are the end of a document
+                place = places.start + int(float(draw()) * (places.stop - places.start))
+                if (chunk := int(recall.sequence[recall.order[place]])) != _BORDER:
+                    return recall.chunks[slice(chunk - 1, chunk)]
+        passed = draw() * recall.cumulative_counts[-1]
         row = torch.searchsorted(recall.cumulative_counts, passed, right=True).clamp(max=len(recall.keys) - 1)
         return recall.chunks[row]
 
-    def _list_outcomes(self, orders: list[tuple[slice, float, float]]) -> tuple[Chunks, Tensor]:
+    def _list_outcomes(self, orders: list[_Order]) -> tuple[Chunks, Tensor]:
         """Return all chunks and p (U,), from the ranges, occurrences and types of the orders that matched."""
         recall, left, weights = self.recall, 1.0, []
         for places, total, types in reversed(orders):  # the longest context leaves a share to the shorter ones
             weights.append((places, left / (total + types)))
             left *= types / (total + types)
-        probability = recall.counts.double() * (left / max(1, int(recall.counts.sum())))
+        probability = F.pad(recall.counts.double() * (left / max(1, int(recall.counts.sum()))), (1, 0))  # by id
         for places, weight in weights:
-            after = recall.sequence[recall.order[places].long()].long()
-            after = after[after != _BORDER] - 1
+            after = recall.sequence.index_select(0, recall.order[places])
             probability.index_add_(0, after, torch.full((len(after),), weight, dtype=torch.float64))
-        return recall.chunks, probability
+        return recall.chunks, probability[1:]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 LEAST = 1 << 14  # chunks: fewer are all scored, which takes no longer
-_DIRECTIONS = 48
+_DIRECTIONS = 32
 _PROPOSED, _ROUNDS = 256, 4
 _AT_ONCE, _BLOCK = 32, 1 << 13  # queries, and chunks
 
@@ -52,7 +52,7 @@ class RejectionSampler:
     def bound_scores(self, queries: Tensor) -> Tensor:
         """Return upper bounds (N, C) of the scores of all chunks."""
         with torch.autocast(queries.device.type, enabled=False):
-            return self._project(queries.to(self.bias.dtype)) @ self.columns + self.bias
+            return torch.addmm(self.bias, self._project(queries.to(self.bias.dtype)), self.columns)
 
     @torch.no_grad()
     def draw_rows(self, queries: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -68,7 +68,7 @@ class RejectionSampler:
         for some in torch.arange(len(queries)).split(_AT_ONCE):
             wide = queries[some.to(queries.device)].to(self.bias.dtype)
             bounds = self.bound_scores(wide)
-            passed = (bounds - bounds.amax(1, keepdim=True)).exp().cumsum(1, dtype=torch.float64)
+            passed = (bounds - bounds.amax(1, keepdim=True)).exp_().cumsum(1, dtype=torch.float64)
             for _ in range(_ROUNDS):
                 chance = torch.rand(2, len(some), _PROPOSED, dtype=torch.float64, generator=generator).to(wide.device)
                 place = torch.searchsorted(passed, chance[0] * passed[:, -1:], right=True)

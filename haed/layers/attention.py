@@ -8,6 +8,7 @@ Legend: B sequences, L positions, n queries, m keys, W width, H heads, D width o
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -93,16 +94,30 @@ def sinusoidal_embedding(places: Tensor, width: int, dtype: torch.dtype) -> Tens
 
 def apply_rotary_embedding(x: Tensor, grid: Grid) -> Tensor:
     """Apply the rotary position embedding (Su et al. 2021) to x (…, n, D) at the positions of a grid."""
-    half = x.shape[-1] // 2
-    wide = torch.promote_types(x.dtype, torch.float32)
-    frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
-    angle = grid.first_positions(x.shape[-2], x.device)[:, None] * frequency
-    rotate = _Rotation.apply if torch.is_grad_enabled() else _rotate_pairs  # a step of sampling is mostly calls
-    return rotate(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+    sampling = torch.is_inference_mode_enabled()  # a step is mostly calls, and every layer needs the same factors
+    find_factors = _cached_factors if sampling else _rotation_factors
+    cos, sin = find_factors(grid, x.shape[-2], x.shape[-1], x.dtype, x.device)
+    return _Rotation.apply(x, cos, sin) if torch.is_grad_enabled() else _rotate_pairs(x, cos, sin)
+
+
+def _rotation_factors(
+    grid: Grid, count: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the factors (n, D) of each coordinate and of the one that it is rotated with."""
+    half = width // 2
+    wide = torch.promote_types(dtype, torch.float32)
+    frequency = 10_000.0 ** (-torch.arange(half, device=device, dtype=wide) / half)
+    angle = grid.first_positions(count, device)[:, None] * frequency
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    rest = cos.new_ones(count, width - 2 * half)
+    return torch.cat([cos, cos, rest], -1), torch.cat([-sin, sin, 0 * rest], -1)
+
+
+_cached_factors = lru_cache(maxsize=4)(_rotation_factors)
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotation of coordinates i and i + D/2 of x by angles with given cosines and sines (n, D/2).
+    """Rotation of coordinates i and i + D/2 of x, see `_rotation_factors`.
 
     The backward pass is the opposite rotation. It takes three passes over x in place of seven, and as many backwards
     (dev/LOG.md).
@@ -120,10 +135,9 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    one, zero = x.new_ones(len(cos), x.shape[-1] - 2 * half), x.new_zeros(len(cos), x.shape[-1] - 2 * half)
+    half = x.shape[-1] // 2
     other = torch.cat([x[..., half : 2 * half], x[..., :half], x[..., 2 * half :]], -1)
-    return other.mul_(torch.cat([-sin, sin, zero], -1)).addcmul_(x, torch.cat([cos, cos, one], -1))
+    return other.mul_(sin).addcmul_(x, cos)
 
 
 def attention(

@@ -21,6 +21,7 @@ from haed.layers.lstm import linear_rows
 from haed.options import GramsOptions
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
+_FEW = 256  # symbols of which NumPy computes the rows, in less time, as in sampling
 
 
 class _GatherRows(torch.autograd.Function):
@@ -84,6 +85,8 @@ class SparseLookup:
     @classmethod
     def from_rows(cls, rows: Tensor) -> "SparseLookup":
         """Return the look-up of row indices of any shape."""
+        if torch.is_inference_mode_enabled():  # only a gradient needs them to be distinct
+            return cls(rows.flatten(), torch.arange(rows.numel(), device=rows.device).view_as(rows))
         found = SortedIntegers.from_values(rows.flatten())
         count = int(found.count_values()) if rows.device.type == "cpu" else rows.numel()
         distinct = rows.new_zeros(count).scatter_(0, found.inverse, found.values)
@@ -133,14 +136,15 @@ class Grams(nn.Module):
 
         The newest symbol is the last.
         """
-        found = []
+        few = last.device.type == "cpu" and last.numel() <= _FEW
+        symbols, found = last.numpy() if few else last, []
         for place, order in enumerate(self.orders):
-            key = torch.full_like(last[..., 0], order)
-            for column in last[..., -order:].unbind(-1):
-                key = (key ^ column) * _MIX[0]
+            key: Any = order
+            for column in range(-order, 0):
+                key = (key ^ symbols[..., column]) * _MIX[0]
                 key = (key ^ (key >> 29)) * _MIX[1]
-            found.append((key ^ (key >> 32)).remainder(self.rows) + place * self.rows)
-        return SparseLookup.from_rows(torch.stack(found, -1))
+            found.append((key ^ (key >> 32)) % self.rows + place * self.rows)
+        return SparseLookup.from_rows(torch.stack([torch.as_tensor(rows) for rows in found], -1))
 
     def forward(self, looked: SparseLookup) -> tuple[Tensor, Tensor]:
         """Return the terms for the layer (…, layer) and for the logits (…, symbols)."""
