@@ -10,7 +10,10 @@ from pipeline.analysis.map import MapPoints, render_map_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`"),
+]
 
 
 def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
