@@ -192,10 +192,10 @@ def test_training_with_loader_workers_and_a_damaged_shard(options: Options, work
 def test_ctrl_c_ends_sharding_at_once_and_it_goes_on(tmp_path: Path) -> None:
     source = tmp_path / "texts"
     source.mkdir()
-    words = np.random.default_rng(0).choice(np.frombuffer(b"abcdef  \n", np.uint8), 1_000_000).tobytes()
-    for number in range(6):
+    words = np.random.default_rng(0).choice(np.frombuffer(b"abcdef  \n", np.uint8), 4_000_000).tobytes()
+    for number in range(8):
         (source / f"train-{number}.txt").write_bytes(b"%d " % number + words)
-    arguments = ["source.kind=text", f"source.path={source}", f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=1"]
+    arguments = ["source.kind=text", f"source.path={source}", f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=4"]
     child = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "shard", *arguments], cwd=ROOT, stderr=subprocess.PIPE, env=os.environ
     )
