@@ -185,19 +185,19 @@ def test_from_the_command_to_the_page_and_not_twice(
 
 
 @pytest.mark.slow
-def test_one_of_the_catalogue_is_run_whole_in_seconds(
+def test_one_of_the_catalogue_is_run_whole_at_a_hundredth_of_minutes(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "hourglass-copy"
     where = ["--data", str(plan.data), "--output", str(tmp_path / "out")]
-    assert main(["experiment", name, *where, "--seconds", "2", "--parallel", "2", "threads=1", "--json"]) == 0
+    assert main(["experiment", name, *where, "--seconds", "8.4", "--parallel", "2", "threads=1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["variant"] for row in found["rows"]] == [each.name for each in load_experiment(name).variants]
     assert all(row["bits"] and row["steps"] and not row["failures"] for row in found["rows"])
     made = {path.name for path in Path(found["folder"]).iterdir()}
     assert made >= {"report.html", f"{name}.png", f"{name}.csv", f"{name}.json", "clock.json"}
     result = read_as(Result, Path(found["folder"]) / f"{name}.json")
-    assert result.command == f"haed experiment {name} --budget minutes --seconds=2 --parallel=2 threads=1"
+    assert result.command == f"haed experiment {name} --budget minutes --seconds=8.4 --parallel=2 threads=1"
     assert result.date and "cores" in result.machine
     assert f"| command | `{result.command}` |" in format_page(load_experiment(name), result)
 
