@@ -139,6 +139,7 @@ def asked(address: str) -> tuple[int, dict[str, str]]:
         return error.code, json.load(error)
 
 
+@pytest.mark.slow
 def test_a_server_outlives_an_index_that_is_cut_and_takes_it_once_it_is_whole(run: Path) -> None:
     command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

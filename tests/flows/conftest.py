@@ -1,5 +1,6 @@
 """`haed serve` as a process, in a folder of its own."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from flows.deployments import deployment_suffix
 from flows.environment import DEFAULTS
+from pipeline.cli import main
 from tests.conftest import TINY, lay_database
 from tests.flows.api import PATIENCE, call, check_texts, clean_environment, until
 
@@ -54,7 +56,8 @@ class Served:
         """Whether its runner polls: all deployments are marked as ready."""
         from flows.flows import FLOWS
 
-        return len(self.found()) == len(FLOWS) and all(item["status"] == "READY" for item in self.found())
+        found = self.found()
+        return len(found) == len(FLOWS) and all(item["status"] == "READY" for item in found)
 
     def found(self) -> list[dict[str, Any]]:
         """The deployments of this folder."""
@@ -73,6 +76,11 @@ class Served:
             PATIENCE, lambda: call(self.address, path, {"parameters": parameters})
         )  # 503: the database was busy
         return str(run["id"])
+
+    def work(self, command: str, *words: str) -> None:
+        """Runs a command beside it, in its folder and in this process: a flow takes a process of seconds."""
+        with contextlib.chdir(self.folder):
+            assert main([command, "--config", "quickstart", *words]) == 0
 
     def state(self, run: str) -> str:
         """Type of a run's state."""
@@ -132,5 +140,4 @@ def served(
 @pytest.fixture(scope="module")
 def corpus(served: Served) -> None:
     """The shards of SETTINGS, where the server runs."""
-    run = served.trigger("shard", {"overrides": SETTINGS})
-    until(PATIENCE, lambda: served.state(run) == "COMPLETED")
+    served.work("shard", *SETTINGS)

@@ -1,6 +1,7 @@
 """`haed run` where something is wrong: a line or two, no traceback, whether Prefect had started or not."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -29,13 +30,21 @@ from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, until
         (["--config", "quickstat"], 2, "Did you mean quickstart"),
         (["source.kind=text", "source.path=nowhere"], 1, "source.path=nowhere: no such file or folder"),
         (["nowhere"], 1, "no run 'nowhere'"),
+        (["iem.correction=none"], 2, "Set iem.correction=inclusion, or model.mixture.known=0"),
     ],
 )
 def test_what_is_wrong_is_said_before_prefect_starts(
-    arguments: list[str], status: int, message: str, tmp_path: Path
+    arguments: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = haed(tmp_path, "run", *arguments)
-    assert done.returncode == status and message in done.stderr and done.stderr.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *arguments]) == status
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,10 +76,28 @@ def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) 
 
 
 @pytest.mark.slow
-def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path, api: str) -> None:
-    done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required", PREFECT_API_URL=api)
-    assert done.returncode == 1 and "has no checkpoint. Use resume=auto to start" in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+def test_what_a_flow_finds_wrong_ends_it_in_a_line(tiny: list[str], text: Path, tmp_path: Path, api: str) -> None:
+    """Before the corpus is cut, before a training, and in a stage. One process runs all, since it loads for seconds."""
+    (tmp_path / "train.py").write_bytes((text / "train-textwrap.py").read_bytes())
+    uneven = [*of_kind("hourglass", tiny), "model.hourglass.hierarchy=1@1 1@9999 1@1", "shards_dir=uncut"]
+    wrong = {
+        "hierarchy": ["name=long", *uneven],
+        "empty": [*tiny, "name=empty", "source.path=train.py"],
+        "failing": [*tiny, "name=failing", "resume=required"],
+    }
+    code = (
+        "import json, sys; from flows.cli import main\n"
+        "for words in json.loads(sys.argv[1]): print('status', main(['run', *words]), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, json.dumps(list(wrong.values()))]
+    environment = clean_environment(PREFECT_API_URL=api)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    hierarchy, _, empty, of_empty, failing, of_failing, rest = re.split(r"status (\d)\n", done.stderr)
+    assert rest == "" and "Traceback" not in done.stderr + done.stdout and of_empty == of_failing == "1"
+    assert "factor 9999 exceeds the" in hierarchy and not (tmp_path / "uncut").exists()
+    assert "the test split of" in empty and "evaluate.split=test cannot be read" in empty
+    assert not (tmp_path / "runs" / "empty").exists()
+    assert "has no checkpoint. Use resume=auto to start" in failing
 
 
 @pytest.mark.slow
@@ -86,33 +113,6 @@ def test_the_flow_of_contributing_takes_a_run_and_ends_with_its_summary(whole: P
     *_, last = done.stdout.splitlines() or [""]
     size = sum(path.stat().st_size for path in (tmp_path / "runs/run").rglob("*") if path.is_file())
     assert last == f"Completed {size:,} bytes {size}", done.stderr[-2000:]
-
-
-def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "iem.correction=none"]) == 2
-    assert "Set iem.correction=inclusion, or model.mixture.known=0" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(
-    tiny: list[str], tmp_path: Path, api: str
-) -> None:
-    words = [*of_kind("hourglass", tiny), "name=long", "model.hourglass.hierarchy=1@1 1@9999 1@1"]
-    done = haed(tmp_path, "run", *words, PREFECT_API_URL=api)
-    assert "factor 9999 exceeds the" in done.stderr and not (tmp_path / "shards").exists()
-
-
-@pytest.mark.slow
-def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path, tmp_path: Path, api: str) -> None:
-    (tmp_path / "train.py").write_bytes((text / "train-textwrap.py").read_bytes())
-    done = haed(tmp_path, "run", *tiny, "name=empty", "source.path=train.py", PREFECT_API_URL=api)
-    assert done.returncode == 1 and "the test split of" in done.stderr
-    assert "evaluate.split=test cannot be read" in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout and not (tmp_path / "runs" / "empty").exists()
 
 
 @pytest.mark.slow

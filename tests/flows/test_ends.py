@@ -55,6 +55,8 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
 ) -> None:
     """What saves is the end alone, as nothing else is due. Beside kill -9 there are an evaluation and a `haed run`."""
     for how, (end, trainings) in ENDS.items():
+        if how == "kill -9":
+            kill_a_direct_run(served)
         runs = {
             name: served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, *more, f"name={name}"]})
             for name, more in trainings.items()
@@ -64,7 +66,7 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
             until(PATIENCE, lambda metrics=metrics: has_begun(metrics))
         family = psutil.Process(served.process.pid).children(recursive=True)
         if how == "kill -9":
-            runs |= evaluate_and_kill_a_direct_run(served)
+            runs |= evaluate(served)
             family = psutil.Process(served.process.pid).children(recursive=True)
         end(served.process)
         status = served.process.wait(PATIENCE)
@@ -78,8 +80,8 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
     assert running(served) == []
 
 
-def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
-    """Flow runs that are not trainings: `haed`, which evaluates now, and its stage. A `haed run` was killed before."""
+def kill_a_direct_run(served: Served) -> None:
+    """A `haed run`, which has no process of the server's."""
     where = clean_environment(PREFECT_API_URL=f"{served.address}/api")
     command = [sys.executable, "-m", "flows.cli", "run", *SETTINGS, "name=direct", "pretrain.steps=1000000"]
     with (
@@ -88,6 +90,10 @@ def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
     ):
         until(PATIENCE, (served.folder / "runs/direct/pretrain/metrics.jsonl").is_file)
         direct.kill()
+
+
+def evaluate(served: Served) -> dict[str, str]:
+    """Flow runs that are not trainings: `haed`, which evaluates now, and its stage."""
     slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
     slow += ["model.decoder.width=1024"]
     whole = served.trigger(
@@ -106,8 +112,7 @@ def test_cancel_within_a_validation_of_minutes_saves_the_last_step(served: Serve
         (served.folder / "long" / f"{split}.txt").write_text("".join(f"line {n} of a text\n" for n in range(lines)))
     long = [*SETTINGS, *SLOW, "source.path=long", "batch.sequences=1", "train.steps=4", "model.decoder.width=1024"]
     long += ["validation.times=4", "validation.windows=1000000", "name=validated"]
-    sharded = served.trigger("shard", {"overrides": long})
-    until(PATIENCE, lambda: served.state(sharded) == "COMPLETED")
+    served.work("shard", *long)
     run = served.trigger("train", {"overrides": long})
     until(PATIENCE, lambda: has_begun(served.folder / "runs/validated/train/metrics.jsonl"))
     call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})

@@ -22,14 +22,14 @@ NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
 
 @pytest.fixture(scope="module")
 def standing(text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for the tests of this module, with a schedule."""
-    yield from serving(text, database, tmp_path_factory.mktemp("standing"), *NIGHTLY)
+    """One server for the tests of this module, with a schedule, and the shards of SETTINGS."""
+    for made in serving(text, database, tmp_path_factory.mktemp("standing"), *NIGHTLY):
+        made.work("shard", *SETTINGS)
+        yield made
 
 
 def test_what_was_typed_counts_even_if_it_is_the_default_and_the_log_says_so(standing: Served) -> None:
     typed = {"model": {"main": {"heads": 4}}, "iem": {"similarity": "dot"}}  # both equal the schema's defaults
-    first = standing.trigger("shard", {"overrides": [*SETTINGS, "name=first"]})
-    until(PATIENCE, lambda: standing.state(first) == "COMPLETED")
     given = [word for word in SETTINGS if not word.startswith("model.main.heads")]
     run = standing.trigger("train", {"overrides": [*given, "name=typed-{date}"], **typed})
     until(PATIENCE, lambda: standing.state(run) == "COMPLETED")
@@ -73,8 +73,6 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
         ("0 2 * * *", ["name=nightly"])
     ]
     until(PATIENCE, lambda: any(run["auto_scheduled"] for run in call(standing.address, "/flow_runs/filter", {})))
-    run = standing.trigger("shard", {"overrides": SETTINGS})
-    until(PATIENCE, lambda: standing.state(run) == "COMPLETED")
     long = [*SETTINGS, "train.steps=100000", "name=long"]
     run = standing.trigger("train", {"overrides": long})
     until(PATIENCE, (standing.folder / "runs/long/train/checkpoints/latest").is_file)

@@ -18,6 +18,7 @@ from haed.chunk.packing import Chunks
 from haed.distributed import Ranks
 from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
+from tests.flows.api import PATIENCE
 
 # kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
 CASES = {
@@ -119,23 +120,30 @@ def train(
     return found | {name: p.grad.to_dense() for name, p in made.system.named_parameters() if p.grad is not None}
 
 
-def all_cases(rank: int, size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """What a rank of so many finds; they meet at a file."""
-    patience = timedelta(seconds=90)  # to find the others, and for each exchange
-    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=patience)
-    try:
-        if size == 8:
-            return {case: train(case, Ranks(), rank, size, 8) for case in EIGHT}
-        if size == 4:
-            return {case: train(case, Ranks(), rank, size, 8) for case in GROUPED}
-        return {case: train(case, Ranks(), rank, size) for case in [*CASES, *OF_TOKENS]}
-    finally:
-        dist.destroy_process_group()
+Found = dict[str, dict[str, torch.Tensor]]
 
 
-def together(size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The first rank is this process, the others are processes of their own."""
-    command = [sys.executable, "-m", __name__, str(size), str(meeting)]
+def all_cases(rank: int, meetings: Path) -> dict[int, Found]:
+    """What a rank finds among eight, four and two, of which it may be one; they meet at files."""
+    patience = timedelta(seconds=PATIENCE)  # to find the others, and for each exchange
+    asked = {8: (EIGHT, 8), 4: (list(GROUPED), 8), 2: ([*CASES, *OF_TOKENS], 4)}
+    found = dict[int, Found]()
+    for size, (cases, windows) in asked.items():
+        if rank < size:
+            meeting = (meetings / str(size)).as_uri()
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)
+            try:
+                found[size] = {case: train(case, Ranks(), rank, size, windows) for case in cases}
+            finally:
+                dist.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    """By the number of ranks. The first rank is this process, the others are processes of their own."""
+    meetings = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", __name__, str(meetings)]
     with ExitStack() as stack:
         others = [
             stack.enter_context(
@@ -143,10 +151,10 @@ def together(size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
                     [*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
                 )
             )
-            for rank in range(1, size)
+            for rank in range(1, 8)
         ]
         try:
-            found = all_cases(0, size, meeting)
+            found = all_cases(0, meetings)
             said = [other.communicate()[1] for other in others]
         except RuntimeError as error:  # also that another is gone, which has said why
             for other in others:
@@ -160,51 +168,30 @@ def together(size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
-    return together(2, tmp_path_factory.mktemp("ranks") / "meeting")
-
-
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
-    return together(8, tmp_path_factory.mktemp("ranks") / "meeting")
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
-    return together(4, tmp_path_factory.mktemp("ranks") / "meeting")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, *OF_TOKENS])
-def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[str, torch.Tensor]]) -> None:
-    compare(two[case], train(case, Ranks(), 0, 1))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("case", EIGHT)
-def test_eight_ranks_are_one_with_the_joined_batch(case: str, eight: dict[str, dict[str, torch.Tensor]]) -> None:
-    compare(eight[case], train(case, Ranks(), 0, 1, 8))
-
-
-def compare(found: dict[str, torch.Tensor], alone: dict[str, torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("case", "size"), [*((case, 2) for case in [*CASES, *OF_TOKENS]), *((case, 8) for case in EIGHT)]
+)
+def test_ranks_are_one_with_the_joined_batch(case: str, size: int, together: dict[int, Found]) -> None:
+    found, alone = together[size][case], train(case, Ranks(), 0, 1, 8 if size == 8 else 4)
     assert found.keys() == alone.keys() and len(alone) > 20
     for name, value in alone.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("case", GROUPED)
 def test_groups_choose_among_their_own_candidates_and_take_turns_in_being_counted(
-    case: str, four: dict[str, dict[str, torch.Tensor]]
+    case: str, together: dict[int, Found]
 ) -> None:
     meeting = Meeting(2)
     with ThreadPoolExecutor(2) as pool:
         groups = [pool.submit(train, case, Ranks(), place, 2, 8, meeting.at(place)) for place in range(2)]
         one, other = (group.result() for group in groups)
     assert one["candidates"] != other["candidates"] and len(one) > 20
-    for name, value in four[case].items():
+    for name, value in together[4][case].items():
         mean = (one[name] + other[name]) / (1 if name == "nats" else 2)
         torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
 
@@ -218,4 +205,4 @@ def test_groups_that_leave_ranks_over_are_refused() -> None:
 
 
 if __name__ == "__main__":
-    all_cases(int(sys.argv[3]), int(sys.argv[1]), Path(sys.argv[2]))
+    all_cases(int(sys.argv[2]), Path(sys.argv[1]))

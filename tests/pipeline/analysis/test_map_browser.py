@@ -11,7 +11,10 @@ from tests.flows.api import PATIENCE, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`"),
+]
 
 
 def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
@@ -27,7 +30,7 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         )
     )
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--headless", "--no-sandbox"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page, wrong, fetched = browser.new_page(), [], []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)

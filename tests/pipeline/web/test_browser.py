@@ -24,7 +24,10 @@ from pipeline.web.runs import ServedRuns
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`"),
+]
 LONG = "long-" + "x" * 60 + " wörter <b> 'and' \"quotes\" & " + "y" * 55
 
 
@@ -51,14 +54,14 @@ def address(run: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page whose scripts must not fail, and which must not try what its policy forbids."""
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page whose scripts must not fail, and which must not try what its policy forbids; it ends before its server."""
     page, wrong = browser.new_page(viewport={"width": 1280, "height": 900}), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)

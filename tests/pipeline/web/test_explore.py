@@ -33,7 +33,7 @@ def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subpro
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
     address, process = exploring
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_default_timeout(PATIENCE)
         said: list[str] = []
@@ -66,6 +66,7 @@ def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subpro
     assert process.communicate() == ("", "") and process.returncode == 130
 
 
+@pytest.mark.slow
 def test_it_listens_on_this_machine_alone(exploring: tuple[str, "subprocess.Popen[str]"]) -> None:
     address, process = exploring
     sockets = psutil.Process(process.pid).net_connections()
