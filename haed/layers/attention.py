@@ -94,30 +94,39 @@ def sinusoidal_embedding(places: Tensor, width: int, dtype: torch.dtype) -> Tens
 
 def apply_rotary_embedding(x: Tensor, grid: Grid) -> Tensor:
     """Apply the rotary position embedding (Su et al. 2021) to x (…, n, D) at the positions of a grid."""
-    sampling = torch.is_inference_mode_enabled()  # a step is mostly calls, and every layer needs the same factors
-    find_factors = _cached_factors if sampling else _rotation_factors
-    cos, sin = find_factors(grid, x.shape[-2], x.shape[-1], x.dtype, x.device)
-    return _Rotation.apply(x, cos, sin) if torch.is_grad_enabled() else _rotate_pairs(x, cos, sin)
+    at = grid, x.shape[-2], x.shape[-1], x.dtype, x.device
+    if torch.is_inference_mode_enabled():  # a step of sampling is mostly calls, and every layer needs the same factors
+        return _rotate_pairs(x, *_cached_factors(*at))
+    cos, sin = _rotation_angles(*at)
+    return _Rotation.apply(x, cos, sin) if torch.is_grad_enabled() else _rotate_pairs(x, *_widen(cos, sin, x.shape[-1]))
 
 
-def _rotation_factors(
+def _rotation_angles(
     grid: Grid, count: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the factors (n, D) of each coordinate and of the one that it is rotated with."""
+    """Return cosines and sines (n, D/2) of the angles of n positions."""
     half = width // 2
     wide = torch.promote_types(dtype, torch.float32)
     frequency = 10_000.0 ** (-torch.arange(half, device=device, dtype=wide) / half)
     angle = grid.first_positions(count, device)[:, None] * frequency
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    rest = cos.new_ones(count, width - 2 * half)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def _widen(cos: Tensor, sin: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the factors (n, D) of each coordinate and of the one that it is rotated with."""
+    rest = cos.new_ones(len(cos), width - 2 * cos.shape[-1])
     return torch.cat([cos, cos, rest], -1), torch.cat([-sin, sin, 0 * rest], -1)
 
 
-_cached_factors = lru_cache(maxsize=4)(_rotation_factors)
+@lru_cache(maxsize=4)
+def _cached_factors(
+    grid: Grid, count: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return _widen(*_rotation_angles(grid, count, width, dtype, device), width)
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotation of coordinates i and i + D/2 of x, see `_rotation_factors`.
+    """Rotation of coordinates i and i + D/2 of x by angles with given cosines and sines (n, D/2).
 
     The backward pass is the opposite rotation. It takes three passes over x in place of seven, and as many backwards
     (dev/LOG.md).
@@ -126,12 +135,12 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate_pairs(x, cos, sin)
+        return _rotate_pairs(x, *_widen(cos, sin, x.shape[-1]))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate_pairs(gradient, cos, -sin), None, None
+        return _rotate_pairs(grad, *_widen(cos, -sin, grad.shape[-1])), None, None
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

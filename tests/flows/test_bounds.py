@@ -12,6 +12,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.flows import FLOWS
 from flows.forms import add_run_choices
+from flows.middleware import VALUES
 from tests.flows.api import clean_environment
 
 BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]
@@ -74,7 +75,7 @@ def filled(schema: dict[str, Any], definitions: dict[str, Any], most: bool) -> A
             return schema["maximum"] if "maximum" in schema else math.nextafter(schema["exclusiveMaximum"], 0)
         return schema["minimum"] if "minimum" in schema else 5e-324
     if kind == "string":
-        return "é" * min(schema["maxLength"], 5000)
+        return ("seed=" if schema.get("pattern") == VALUES else "") + "é" * min(schema["maxLength"] - 5, 5000)
     if kind == "array":
         return [filled(schema["items"], definitions, most)]
     if kind == "boolean":

@@ -254,7 +254,7 @@ def test_another_corpus_at_the_place_of_the_run_s_own(run: Path, tmp_path: Path)
 )  # fmt: skip
 def test_what_cannot_apply_is_refused(reader: str, given: str, run: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"{given.split('=')[0]}= cannot be changed .*\. haed {reader} takes .*device"
+        ConfigError, match=rf"{given.split('=')[0]}= cannot be changed .*\. `haed {reader}` takes .*device"
     ):
         RunFolder(run).load_options([given], reader)
 
