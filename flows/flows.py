@@ -41,6 +41,7 @@ from flows.forms import (
     Split,
     Temperature,
     Words,
+    check_all_stages,
     config_flow,
     divide_training_time,
     load_tagged_options,
@@ -57,7 +58,6 @@ from pipeline.config import (
     Options,
     Phase,
     PhaseOptions,
-    check_training,
     remembered_chunks,
     requested_likelihood,
     training_phases,
@@ -78,8 +78,7 @@ from pipeline.run.index.storage import IndexMetadata, IndexSummary, choose_metri
 from pipeline.run.metrics import PhaseStatus, Record
 from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.sharding import SplitSize, check_corpus, check_split, split_sizes
-from pipeline.run.system import check_system
+from pipeline.run.sharding import SplitSize, check_split, split_sizes
 from pipeline.suggestions import name_flows
 from pipeline.web.app import served_page_url, tensorboard_url
 
@@ -550,10 +549,7 @@ def run_pipeline(form: FormSubmission) -> PipelineResult:
     A token model is trained in a single phase, `train`, and has no index.
     """
     options = form.options
-    for phase in training_phases(options.model.kind):
-        check_training(phase, options)  # not after the corpus was sharded
-    check_system(options)
-    check_corpus(options)
+    check_all_stages(options)
     show_places(options)
     with PipelineArtifact(options, divide_training_time(options, training_phases(options.model.kind))):
         result = _run_stages(form)

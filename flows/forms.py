@@ -46,11 +46,14 @@ from pipeline.config import (
     TrainOptions,
     ValidationOptions,
     applies_to,
+    check_training,
     training_phases,
     write_override,
 )
 from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder, list_runs
+from pipeline.run.sharding import check_corpus
+from pipeline.run.system import check_system
 
 log = logging.getLogger(__name__)
 _MOST_RUNS = 200  # in a list
@@ -206,6 +209,19 @@ class FormSubmission:
     overrides: list[str]
     options: Options
     values: tuple[str, ...] = ()
+
+
+def check_all_stages(options: Options) -> None:
+    """Check what all stages of a run need, before the corpus is sharded.
+
+    Raises:
+        ConfigError: a phase cannot be trained so, or the system cannot be built.
+        ValueError: the run was trained on another corpus.
+    """
+    for phase in training_phases(options.model.kind):
+        check_training(phase, options)
+    check_system(options)
+    check_corpus(options)
 
 
 def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:

@@ -17,12 +17,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import artifact_key, post_markdown
-from flows.forms import FormSubmission, config_flow
-from pipeline.config import ConfigError, check_training, load_options, training_phases
+from flows.forms import FormSubmission, check_all_stages, config_flow
+from pipeline.config import ConfigError, load_options
 from pipeline.console import markdown_text
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.sharding import check_corpus
-from pipeline.run.system import check_system
 from pipeline.web.app import run_list_url, served_page_url
 
 MOST_RUNS = 100
@@ -84,11 +82,7 @@ def sweep(form: FormSubmission) -> list[str]:
     base = [word for word in form.overrides if not word.startswith("name=")]
     runs = list_runs_to_try(form.options.name, form.values)
     for run in runs:
-        options = load_options(form.preset, [*base, *run.values, f"name={run.name}"])
-        for phase in training_phases(options.model.kind):
-            check_training(phase, options)
-        check_system(options)
-        check_corpus(options)
+        check_all_stages(load_options(form.preset, [*base, *run.values, f"name={run.name}"]))
     folder = RunFolder.from_options(form.options).path
     tag = f"sweep:{form.options.name}"
     own = str(deployment.name or "").removeprefix("sweep-")

@@ -31,9 +31,7 @@ from haed.chunk.packing import Chunks, chunk_keys
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 DEPTH = ORDERS[-1]
 _BORDER = 0  # id of the place between documents; real chunks begin at 1
-_Order = tuple[
-    slice, int, int
-]  # the places of a context that matched, how many chunks follow, and how many different ones
+_Order = tuple[slice, int, int]  # of a context that matched: its places, the chunks that follow, the different ones
 _SMALL = 32  # a context with at most so many occurrences has its types counted when it is asked
 
 

@@ -97,8 +97,7 @@ def apply_rotary_embedding(x: Tensor, grid: Grid) -> Tensor:
     at = grid, x.shape[-2], x.shape[-1], x.dtype, x.device
     if torch.is_inference_mode_enabled():  # a step of sampling is mostly calls, and every layer needs the same factors
         return _rotate_pairs(x, *_cached_factors(*at))
-    cos, sin = _rotation_angles(*at)
-    return _Rotation.apply(x, cos, sin) if torch.is_grad_enabled() else _rotate_pairs(x, *_widen(cos, sin, x.shape[-1]))
+    return _Rotation.apply(x, *_rotation_angles(*at))
 
 
 def _rotation_angles(
@@ -138,9 +137,9 @@ class _Rotation(torch.autograd.Function):
         return _rotate_pairs(x, *_widen(cos, sin, x.shape[-1]))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate_pairs(grad, *_widen(cos, -sin, grad.shape[-1])), None, None
+        return _rotate_pairs(gradient, *_widen(cos, -sin, gradient.shape[-1])), None, None
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
