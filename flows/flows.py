@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -187,12 +187,16 @@ def _train_phase(phase: Phase, form: FormSubmission) -> "TrainingResult":
     options = form.options
     check_run(phase, options)
     os.environ[FLOW_RUN] = str(flow_run.name)
-    if not is_inner():
-        show_places(options)
     live_artifact = LiveArtifact(
         f"{run_artifact_key('live', options)}-{phase}", PhaseStatus(f"{options.name}: {phase}", getattr(options, phase))
     )
-    with stop_on_signals() as stop, acquire_device(options, stop), live_artifact as live:
+    with ExitStack() as held:
+        if not is_inner():  # the outer flow has
+            held.enter_context(RunFolder.from_options(options).reserve())
+            show_places(options)
+        stop = held.enter_context(stop_on_signals())
+        held.enter_context(acquire_device(options, stop))
+        live = held.enter_context(live_artifact)
 
         def listen(record: Record) -> None:
             live(record)
@@ -550,9 +554,11 @@ def run_pipeline(form: FormSubmission) -> PipelineResult:
     """
     options = form.options
     check_all_stages(options)
-    show_places(options)
-    with PipelineArtifact(options, divide_training_time(options, training_phases(options.model.kind))):
-        result = _run_stages(form)
+    os.environ[FLOW_RUN] = str(flow_run.name)
+    with RunFolder.from_options(options).reserve():
+        show_places(options)
+        with PipelineArtifact(options, divide_training_time(options, training_phases(options.model.kind))):
+            result = _run_stages(form)
     post_report(options)
     return result
 

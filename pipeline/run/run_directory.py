@@ -25,6 +25,7 @@ from data.filesystem import (
     add_path_to_errors,
     check_guards,
     guard_folder,
+    is_still,
     make_folders,
     open_file,
     process_description,
@@ -408,14 +409,42 @@ class RunFolder:
         """Return a description of the process that holds the run's lock, such as a training; None if it is free."""
         return read_lock_holder(self.path / "lock")
 
-    def _open_lock(self) -> IO[bytes]:
-        def refuse(holder: str) -> None:
-            raise BlockingIOError(f"{self.path} is in use by {holder}. Wait for it or stop it")
+    @contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Keep the run from being renamed, archived or deleted while no stage holds its lock, such as between two stages.
 
+        The file that is locked lies beside the run's folder, which need not exist yet. The reservation ends with the
+        process, however it ends.
+
+        Raises:
+            BlockingIOError: another process has reserved the run; the message names it.
+            OSError: the folder of runs cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with acquire_lock(self._reservation, self._refuse, patience=1.0) as file:
+            _rewrite_file(file, process_description().encode())
+            try:
+                yield
+            finally:
+                if is_still(self._reservation, file.fileno()):
+                    self._reservation.unlink(missing_ok=True)
+
+    def user(self) -> str | None:
+        """Return a description of the process that works on the run or has reserved it; None if nobody has."""
+        return self.lock_holder() or read_lock_holder(self._reservation)
+
+    @property
+    def _reservation(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.reserved")
+
+    def _refuse(self, holder: str) -> None:
+        raise BlockingIOError(f"{self.path} is in use by {holder}. Wait for it or stop it")
+
+    def _open_lock(self) -> IO[bytes]:
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
-                return acquire_lock(self.path / "lock", refuse, patience=1.0)
+                return acquire_lock(self.path / "lock", self._refuse, patience=1.0)
 
 
 @lru_cache(4096)

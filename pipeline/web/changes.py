@@ -1,7 +1,7 @@
 """Changes that the pages of runs make: notes, tags, the archive, and the name or existence of a run's folder.
 
-A run is renamed or deleted under its lock, so never while a process trains or evaluates it, and not while another run
-starts from it.
+A run is renamed or deleted under its lock and its reservation. So that never happens while a process trains or evaluates it,
+nor between two stages of a flow, nor while another run starts from it.
 """
 
 import os
@@ -66,7 +66,7 @@ def archive_run(folder: RunFolder, archived: bool) -> None:
         RefusedChangeError: a process uses the run.
         OSError: the file cannot be written.
     """
-    if archived and (holder := folder.lock_holder()):
+    if archived and (holder := folder.user()):
         raise RefusedChangeError(f"{folder.path.name} is in use by {holder}. Archive it when that has ended.")
     with _notes:
         notes = read_or_empty(folder)
@@ -94,7 +94,7 @@ def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
         raise RefusedChangeError(f"{name} exists already. Choose another name.", "name")
     _check_unused(runs, folder)
     try:
-        with folder.lock():
+        with folder.reserve(), folder.lock():
             os.rename(folder.path, target)
     except BlockingIOError as error:
         raise RefusedChangeError(f"{error}.", "name") from None
@@ -113,7 +113,7 @@ def delete_run(runs: ServedRuns, folder: RunFolder) -> None:
     _check_unused(runs, folder)
     hidden = folder.path.with_name(f".deleted-{uuid4().hex[:12]}")
     try:
-        with folder.lock():
+        with folder.reserve(), folder.lock():
             os.rename(folder.path, hidden)
             shutil.rmtree(hidden)
     except BlockingIOError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.run.run_directory import RunFolder
 from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
@@ -77,6 +78,7 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
         served.start()
         assert {name: served.state(run) for name, run in runs.items()} == dict.fromkeys(runs, "CRASHED"), how
     assert not (served.folder / "runs/whole/evaluation.json").exists()  # it was killed, and did not finish
+    assert RunFolder(served.folder / "runs/whole").user() is None
     assert running(served) == []
 
 
@@ -102,6 +104,11 @@ def evaluate(served: Served) -> dict[str, str]:
     of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
     stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
     until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, stage)))
+    with (
+        pytest.raises(BlockingIOError, match="in use by process .*haed whole"),
+        RunFolder(served.folder / "runs/whole").reserve(),
+    ):
+        pass  # nor between its stages, which hold no lock of the run
     return {"whole": whole, "evaluate": stage}
 
 

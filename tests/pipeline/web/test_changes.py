@@ -2,7 +2,10 @@
 
 import csv
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -100,8 +103,11 @@ def test_notes_have_bounds_and_lose_nothing(field: str, value: str, site: Site, 
     assert f'id="trouble-{field}"' in text and value in text and not (run / "notes.json").exists()
 
 
-def test_a_run_in_use_is_neither_renamed_nor_archived_nor_deleted(site: Site, run: Path) -> None:
-    with RunFolder(run).lock():
+@pytest.mark.parametrize("hold", [RunFolder.lock, RunFolder.reserve])
+def test_a_run_in_use_is_neither_renamed_nor_archived_nor_deleted(
+    hold: Callable[[RunFolder], AbstractContextManager[Any]], site: Site, run: Path
+) -> None:
+    with hold(RunFolder(run)):
         assert "in use by process" in edit(site, status=409, name="other")
         assert "in use by process" in change(site, "archive", "run", status=409)
         assert "in use by process" in change(site, "delete", "run", status=409)
