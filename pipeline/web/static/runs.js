@@ -89,7 +89,7 @@ function makeColumn(field, title, isNumber) {
     tooltip: (_, cell) => format(cell.getValue()).slice(0, 300),
     headerFilter: "input", headerFilterFunc: matches, headerFilterLiveFilter: true, headerFilterPlaceholder: isNumber ? "<2.1" : "",
     headerFilterParams: { elementAttributes: { "aria-label": `filter ${field.includes(" ") ? field : title}` } },
-    sorter: isNumber ? "number" : "alphanum", sorterParams: { alignEmptyValues: "bottom" },
+    sorter: isNumber ? sortNumbers : "alphanum", sorterParams: { alignEmptyValues: "bottom" },
     // A spreadsheet must not take a text for a formula.
     accessorDownload: (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : value),
   };
@@ -135,6 +135,22 @@ function describeGroup(value, count, data) {
   }
   return element("span", parts.join(" · "));
 }
+
+// Numbers are sorted with empty ones last, and groups by the means of their runs.
+const means = new Map(); // of the runs that are shown, by field and group
+function groupMean(field, row) {
+  const key = `${field} ${groupOf(row)}`;
+  if (!means.has(key)) {
+    const values = table.getData("active").filter((each) => groupOf(each) === groupOf(row) && typeof each[field] === "number").map((each) => each[field]);
+    means.set(key, values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null);
+  }
+  return means.get(key);
+}
+function sortNumbers(one, other, oneRow, otherRow, column, direction) {
+  const last = direction === "asc" ? 1 : -1, field = column.getField();
+  const compare = (a, b) => (a === b ? 0 : typeof a !== "number" ? last : typeof b !== "number" ? -last : a - b);
+  return (grouped && compare(groupMean(field, oneRow.getData()), groupMean(field, otherRow.getData()))) || compare(one ?? null, other ?? null);
+}
 const groupName = () => find("#group").selectedOptions[0]?.textContent ?? "";
 let grouped = "", several = []; // by what, and what varies among the runs that are shown, but for the seed
 function group() {
@@ -144,7 +160,9 @@ function group() {
   if (by === grouped && String(vary) === String(several)) return;
   [grouped, several] = [by, vary];
   table.setGroupBy(by ? groupOf : false);
+  sortAgain();
 }
+const sortAgain = () => table.setSort(table.getSorters().map(({ field, dir }) => ({ column: field, dir })));
 function groupOf(row) {
   const by = find("#group").value;
   if (by !== "seeds") return format(row[by]);
@@ -222,7 +240,7 @@ async function showRows(rows) {
   await offerColumns(changed);
   if (gone.length) await table.deleteRow(gone);
   if (changed.length) await table.updateOrAddData(changed);
-  if (fresh) table.setSort(table.getSorters().map(({ field, dir }) => ({ column: field, dir })));
+  if (fresh) sortAgain();
   await new Promise((resolve) => setTimeout(resolve, 50)); // the table is drawn later
   if (focused && document.activeElement === document.body) find(`a[data-run="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   describeFilters();
@@ -255,6 +273,7 @@ async function start() {
   for (const key of [...keys].sort()) offer(key, key.slice(7), find(`#${key.slice(0, 6)}s`));
   for (const key of [...keys].sort()) if (key.startsWith("option ")) find("#group").append(element("option", key.slice(7), { value: key }));
   for (const event of ["dataFiltered", "rowSelectionChanged", "dataProcessed"]) table.on(event, () => setTimeout(describeFilters));
+  table.on("dataSorting", () => means.clear());
   table.on("dataSorted", (sorters) => keep("sort", sorters.map(({ field, dir }) => ({ column: field, dir }))));
   place.addEventListener("input", ({ target }) => target.dispatchEvent(new KeyboardEvent("keyup"))); // texts that are pasted count too
   find("#search").addEventListener("input", search);

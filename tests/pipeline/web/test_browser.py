@@ -1,6 +1,7 @@
 """The pages of runs in a browser: the list with its script, curves, narrow and dark, and what axe-core says of each page."""
 
 import csv
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -118,6 +119,24 @@ def test_the_list_is_searched_filtered_sorted_and_grouped(page: Any, address: st
         "/?search=seed-2&group=seeds&filter+run=seed"
     )
     page.get_by_label("filter option seed").wait_for()
+
+
+def test_groups_are_sorted_by_the_means_of_their_runs(page: Any, address: str, run: Path) -> None:
+    for name, value in (("run", 1), (LONG, 9), ("seed-1", 4), ("seed-2", 6)):  # the first two are a group
+        path = run.with_name(name) / "config.yaml"
+        path.write_text(re.sub(r"\nlog_steps: \d+\n", f"\nlog_steps: {value}\n", path.read_text()))
+    open_list(page, address)
+    page.get_by_text("columns", exact=True).click()
+    page.get_by_label("log_steps", exact=True).check()
+    page.keyboard.press("Escape")
+    page.get_by_label("group by").select_option("seed")
+    for first in ("seed 1 ", "seed 2 "):  # up, then down
+        page.get_by_role("button", name="log_steps", exact=True).press("Enter")
+        group = page.locator(".tabulator-group").first
+        group.get_by_text(first).wait_for()
+    assert [each[:6] for each in page.locator(".tabulator-group").all_inner_texts()] == ["seed 2", "seed 0", "seed 1"]
+    page.get_by_label("filter run").fill("run")
+    page.get_by_text("1 of 4 runs").wait_for()
 
 
 def test_ticked_runs_are_compared_archived_and_deleted(page: Any, address: str, run: Path) -> None:
