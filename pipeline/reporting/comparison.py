@@ -155,13 +155,30 @@ class Comparison:
         return " ".join([*fallen, *filter(None, [self.verdict, self.refused])])
 
     @property
+    def shown_differences(self) -> list[RunDifference]:
+        """Return the differences between the runs, with at most 12 options."""
+        budgets = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
+        return self.differing[: budgets + SHOWN]
+
+    @property
+    def hidden_differences(self) -> str:
+        """Return how many differences are not shown, as a sentence; empty if all are."""
+        left = len(self.differing) - len(self.shown_differences)
+        return f"and {left} more options (the JSON output has all)" if left else ""
+
+    @property
     def difference_lines(self) -> list[str]:
         """Return the differences between the runs as lines of text, with at most 12 options."""
-        lines = [str(each) for each in self.differing]
-        budgets = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
-        left = len(lines) - budgets - SHOWN
-        more = f"and {left} more options (the JSON output has all)"
-        return lines if left <= 0 else [*lines[: budgets + SHOWN], more]
+        return [*map(str, self.shown_differences), *filter(None, [self.hidden_differences])]
+
+    @property
+    def difference_table(self) -> Table:
+        """Return a table with the runs as rows, and with their differences as columns."""
+        shown = self.shown_differences
+        cells = [[_format_value(each.values.get(row.run)) for each in shown] for row in self.rows]
+        numeric = [all(isinstance(value, int | float) for value in each.values.values()) for each in shown]
+        rows = [[row.run, *line] for row, line in zip(self.rows, cells, strict=True)]
+        return Table(["run", *(each.what for each in shown)], rows, [False, *numeric])
 
 
 def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:

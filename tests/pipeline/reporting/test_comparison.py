@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -168,6 +169,10 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert differing["seed"] == {"tiny": 0, "other": 1} and not {"data", "steps"} & set(differing)
     spent = differing.get("model FLOPs", {"tiny": 1.0, "other": 1.0})  # of batches that are as long as their texts
     assert min(spent.values()) > 0.9 * max(spent.values())
+    differences = page.partition("<h2>Differences</h2>")[2].partition("</table>")[0]
+    heads, cells = re.findall(r"<th[^>]*>([^<\n]+)", differences), re.findall(r"<td[^>]*>([^<\n]+)", differences)
+    seeds = dict(zip(cells[:: len(heads)], cells[heads.index("seed") :: len(heads)], strict=True))
+    assert heads[0] == "run" and seeds == {"tiny": "0", "other": "1"}
     assert "seed: 0 (tiny); 1 (other)" in text or "seed: 1 (other); 0 (tiny)" in text
     stages.train(replace(two[1], train=replace(two[1].train, steps=5)))
     evaluate_run(two[1])
