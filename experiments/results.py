@@ -23,6 +23,7 @@ from pipeline.run.files import Environment, Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 
 NOISE = 0.02  # bits, or a share of other metrics: with a single seed, smaller differences are not told apart
+HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
 
 
@@ -247,6 +248,9 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     pairs = [*((pair, True) for pair in experiment.better), *((pair, False) for pair in experiment.no_better)]
     judged = [_judge_pair(by_name, pair, name, experiment, better) for pair, better in pairs for name in experiment.by]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
+    best = min((row.bits for row in rows if row.bits is not None), default=0.0)
+    if best > HARDLY_LEARNED:
+        return "cannot tell at this size", [f"no model has learned much: the best needs {best:.2f} bits of 8 by chance"]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
         texts.append(f"{'the other' if texts else 'all'} {len(judged) - len(texts)} comparisons are as claimed")

@@ -288,6 +288,11 @@ def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
     assert judge_claim(TWO, [wide, flat]).startswith(word)
 
 
+def test_models_that_have_hardly_learned_are_not_ranked() -> None:
+    found = judge_claim(TWO, [row("flat", 7.9), row("wide", 7.0)])
+    assert found.startswith("cannot tell") and "the best needs 7.00 bits of 8 by chance" in found
+
+
 def test_a_verdict_may_be_of_several_figures() -> None:
     rows = [row("flat", 1.5), row("wide", 1.6)]
     rows[0].metrics["memory"], rows[1].metrics["memory"] = Metric(3.0, 0), Metric(2.0, 0)
