@@ -4,6 +4,7 @@ Every reader of a run calls `RunFolder.check_unchanged` first: configuration and
 with. Every writer holds `RunFolder.lock`, and has checked before everything that could be refused.
 """
 
+import hashlib
 import logging
 import os
 import platform
@@ -435,7 +436,8 @@ class RunFolder:
 
     @property
     def _reservation(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.reserved")
+        digest = hashlib.sha256(os.fsencode(self.path.name)).hexdigest()  # a name may be as long as a file's can be
+        return self.path.with_name(f".{digest[:16]}.reserved")
 
     def _refuse(self, holder: str) -> None:
         raise BlockingIOError(f"{self.path} is in use by {holder}. Wait for it or stop it")

@@ -94,7 +94,7 @@ def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
         raise RefusedChangeError(f"{name} exists already. Choose another name.", "name")
     _check_unused(runs, folder)
     try:
-        with folder.reserve(), folder.lock():
+        with folder.reserve(), RunFolder(target).reserve(), folder.lock():
             os.rename(folder.path, target)
     except BlockingIOError as error:
         raise RefusedChangeError(f"{error}.", "name") from None

@@ -385,3 +385,12 @@ def test_a_checkpoint_that_goes_while_it_is_looked_for(run: Path, monkeypatch: p
     monkeypatch.setattr(checkpoints, "load_checkpoint", replaced)
     found = Checkpoints(folder).load_newest()
     assert found is not None and found.path.name == "step-00000006"
+
+
+def test_one_process_reserves_a_run_and_leaves_nothing_whatever_its_name(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "runs" / f"{'ö' * 127}.")
+    with run.reserve():
+        assert run.user() is not None
+        with pytest.raises(BlockingIOError, match=r"in use by process \d+ on .*Wait for it or stop it"), run.reserve():
+            pass
+    assert run.user() is None and not list((tmp_path / "runs").iterdir())

@@ -112,6 +112,8 @@ def test_a_run_in_use_is_neither_renamed_nor_archived_nor_deleted(
         assert "in use by process" in change(site, "archive", "run", status=409)
         assert "in use by process" in change(site, "delete", "run", status=409)
         edit(site, note="while it trains")
+    with RunFolder(run.with_name("n" * 200)).reserve():  # by a flow that has not made its folder yet
+        assert "in use by process" in edit(site, status=409, name="n" * 200)
     assert run.is_dir() and read_notes(run) == RunNotes("while it trains")
 
 

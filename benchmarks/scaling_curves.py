@@ -1,0 +1,116 @@
+"""Bits of HAED and of a flat transformer with n-grams by width and by training compute, and how HAED's lead changes.
+
+    python benchmarks/scaling_curves.py FOLDER OUTPUT [--system haed|flat] [--widths 128 192 256 384] [--budgets 1 2 4 8]
+
+FOLDER has train.txt, valid.txt and test.txt. Every width is trained anew for every budget, which is in model TFLOPs of all
+phases, since each phase has its own schedule. Two thirds of HAED's budget are phase one, as in the preset. Runs and shards are
+kept in OUTPUT, so a second call goes on. Without --system it prints the table of both: the least bits per character of the valid
+split over the widths, HAED's lead at each budget, and straight lines in the logarithm of the budget.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
+
+import numpy as np
+from tabulate import tabulate
+
+from pipeline.config import Options, load_options, training_phases
+from pipeline.evaluation.evaluate import evaluate_run
+from pipeline.run.files import Evaluation, read_as
+from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.sharding import shard_source
+from pipeline.training import stages
+
+SYSTEMS = {"haed": "wikitext2", "flat": "flat"}
+SHARES = {"pretrain": 2 / 3, "finetune": 1 / 3, "train": 1.0}
+
+
+def load_system(system: str, width: int, name: str, args: argparse.Namespace, *more: str) -> Options:
+    """Return the options of a system with some width of its residual stream; widths of other parts grow in proportion."""
+    words = [f"name={name}", f"runs_dir={args.output}/runs", f"shards_dir={args.output}/shards", "evaluate.split=valid"]
+    words += ["source.kind=wikitext", f"source.path={args.folder}", "evaluate.baselines=false"]
+    words += ["threads=1", "seed=0", "validation.times=0"]
+    if system == "flat":
+        words += [f"model.token.width={width}", f"model.token.ffn={4 * width}", f"model.token.heads={width // 64}"]
+        words += ["model.token.grams.rows=32768"]
+    else:
+        words += [f"model.main.width={width}", f"model.main.ffn={4 * width}", f"model.main.heads={width // 64}"]
+        words += ["model.main.head_width=64", f"model.encoder.width={width}", f"model.encoder.hidden={2 * width}"]
+        words += [f"model.decoder.width={2 * width}", "evaluate.memory=0"]
+    words += [f"{phase}.seconds=null" for phase in list_phases(system)]
+    return load_options(SYSTEMS[system], [*words, *more])
+
+
+def list_phases(system: str) -> tuple[str, ...]:
+    """Return the phases that a system is trained in."""
+    return tuple(training_phases(load_options(SYSTEMS[system]).model.kind))
+
+
+def count_flops(options: Options, phases: tuple[str, ...]) -> list[float]:
+    """Return the model FLOPs that each phase of a run has taken."""
+    folder = RunFolder.from_options(options)
+    return [read_metrics(folder.path / phase / "metrics.jsonl")[-1]["flops"] for phase in phases]
+
+
+def train_run(system: str, width: int, budget: float, args: argparse.Namespace) -> None:
+    """Train a system of some width for a budget of TFLOPs, and evaluate it."""
+    phases = list_phases(system)
+    few = [f"{phase}.steps=8" for phase in phases]
+    probe = load_system(system, width, f"{system}-{width}-probe", args, *few)
+    shard_source(probe)
+    for phase in phases:
+        stages.run_phase(phase, probe)
+    steps = {
+        phase: max(1, round(SHARES[phase] * budget * 1e12 / (flops / 8)))
+        for phase, flops in zip(phases, count_flops(probe, phases), strict=True)
+    }
+    limits = [f"{phase}.steps={count}" for phase, count in steps.items()]
+    options = load_system(system, width, f"{system}-{width}-{budget:g}", args, *limits)
+    if not (RunFolder.from_options(options).path / "evaluation.json").exists():
+        for phase in phases:
+            stages.run_phase(phase, options)
+        evaluate_run(options)
+
+
+def read_bits(system: str, width: int, budget: float, output: Path) -> float:
+    """Return the bits per character of a run by the model alone; NaN: it was not run."""
+    path = output / "runs" / f"{system}-{width}-{budget:g}" / "evaluation.json"
+    return read_as(Evaluation, path).alone.value if path.exists() else np.nan
+
+
+def print_curves(args: argparse.Namespace) -> None:
+    """Print the bits of all runs, HAED's lead, and where straight lines would cross."""
+    best = {}
+    for system in SYSTEMS:
+        bits = np.array([[read_bits(system, w, b, args.output) for b in args.budgets] for w in args.widths])
+        heads = [f"{system}, width", *(f"{b:g} TFLOP" for b in args.budgets)]
+        print(
+            tabulate([[w, *row] for w, row in zip(args.widths, bits, strict=True)], heads, floatfmt=".3f"), end="\n\n"
+        )
+        best[system] = np.nanmin(bits, axis=0)
+    lead = best["flat"] - best["haed"]
+    print("lead of haed, at the best widths:", ", ".join(f"{value:.3f}" for value in lead))
+    slope, start = np.polyfit(np.log2(args.budgets), lead, 1)
+    print(f"it changes by {slope:+.3f} a doubling, in a straight line through {len(lead)} budgets of one seed")
+    if slope < 0:
+        print(f"which would be zero at {2 ** (-start / slope):.3g} TFLOP, if the line held")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--system", choices=list(SYSTEMS))
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 192, 256, 384])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[1, 2, 4, 8])
+    args = parser.parse_args()
+    if args.system is None:
+        print_curves(args)
+    else:
+        for width in args.widths:
+            for budget in args.budgets:
+                train_run(args.system, width, budget, args)
