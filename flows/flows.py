@@ -48,7 +48,7 @@ from flows.forms import (
     stage_flow,
     unlabel_run,
 )
-from flows.lifecycle import acquire_device, is_inner, stop_on_signals, tag_flow_run
+from flows.lifecycle import acquire_device, is_inner, stop_on_signals, tag_flow_run, take_turn
 from flows.mappers import as_tasks
 from flows.sweep import sweep
 from haed.options import SYSTEMS
@@ -191,11 +191,12 @@ def _train_phase(phase: Phase, form: FormSubmission) -> "TrainingResult":
         f"{run_artifact_key('live', options)}-{phase}", PhaseStatus(f"{options.name}: {phase}", getattr(options, phase))
     )
     with ExitStack() as held:
-        if not is_inner():  # the outer flow has
+        if not is_inner():  # the outer flow has the run and its devices
             held.enter_context(RunFolder.from_options(options).reserve())
             show_places(options)
         stop = held.enter_context(stop_on_signals())
-        held.enter_context(acquire_device(options, stop))
+        if not is_inner():
+            held.enter_context(acquire_device(options, stop))
         live = held.enter_context(live_artifact)
 
         def listen(record: Record) -> None:
@@ -575,6 +576,14 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
+    with take_turn(options):  # of the whole run: an evaluation would slow down another run's training
+        return _train_and_evaluate(form, stages, has_valid=corpus.splits["valid"].chunks > 0)
+
+
+def _train_and_evaluate(form: FormSubmission, stages: "StageLog", has_valid: bool) -> PipelineResult:
+    """Run the stages after `shard`. Without a valid split the gate of the parts that remember cannot be fitted."""
+    preset, overrides, options = form.preset, form.overrides, form.options
+    chunks = SYSTEMS[options.model.kind].chunks
     trained = []
     for phase in training_phases(options.model.kind):
         with stages.begin_stage(phase):
@@ -582,8 +591,7 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     folder, limits = RunFolder.from_options(options), options.evaluate
     run = str(folder.path)
     likelihood = requested_likelihood(options, folder.trained_phase(limits.stage))
-    fitted = corpus.splits["valid"].chunks > 0  # the gate of the parts that remember
-    memory = remembered_chunks(options, folder.trained_phase(limits.stage)) if fitted else 0
+    memory = remembered_chunks(options, folder.trained_phase(limits.stage)) if has_valid else 0
     parts = limits.parts if memory else []
     wanted = {"split": limits.split, "likelihood": likelihood, "memory": memory, "memory_parts": parts}
     if folder.is_current("evaluation.json", options, **wanted):

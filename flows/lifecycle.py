@@ -571,6 +571,20 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
         yield
 
 
+@contextmanager
+def take_turn(options: Options) -> Iterator[None]:
+    """Wait until the devices are free, and hold them. Only while it waits is a signal a request to stop.
+
+    Raises:
+        TrainingInterrupted: a signal or the server ended the run while it waited.
+        BlockingIOError: the devices are busy and another process is training this run.
+    """
+    with ExitStack() as held:
+        with stop_on_signals() as stop:
+            held.enter_context(acquire_device(options, stop))
+        yield
+
+
 def list_training_devices(options: Options) -> list[str]:
     """Return the names of the devices that a training uses, numbered the same way in all processes of this machine."""
     import torch

@@ -1,5 +1,6 @@
 """A sweep: its combinations and their names, what is refused before any run is started, and runs that are started."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,19 @@ def test_a_sweep_starts_its_runs_and_one_with_a_wrong_value_starts_none(served: 
     rates = [Path(served.folder, "runs", name, "config.yaml").read_text() for name in names]
     assert ["\n  learning_rate: 0.001\n" in text for text in rates] == [True, False]
     assert {run["name"] for run in runs()} == {f"haed {name} · 10 steps" for name in names}
+    assert meanwhile_of_others(served, names) == []
+
+
+def meanwhile_of_others(served: Served, names: list[str]) -> list[str]:
+    """The runs that began to train while the one before was trained, evaluated or reported: they would slow it down."""
+    every = call(served.address, "/flow_runs/filter", {})
+    times = [
+        (begun["start_time"], ended["end_time"], name)
+        for name in names
+        for begun in every
+        for ended in every
+        if begun["name"].startswith(f"pretrain {name}") and ended["name"].startswith(f"report {name}")
+    ]
+    assert len(times) == len(names)
+    times.sort()
+    return [name for (_, end, _), (start, _, name) in pairwise(times) if start < end]
