@@ -127,6 +127,10 @@ def explain_errors(value: Any) -> Any:
             before = value.partition(end)[0]
             where, reason, _ = before.partition("Failure reason: ")
             return f"{where}{words}" if reason else words
+    if value.startswith("{") and value.endswith(
+        _OF_NO_KIND
+    ):  # of a group of fields, of which Prefect says no more here
+        return "one of these values is not allowed. The message that appears at the edge of the page names it"
     said = redact_urls(
         value.replace(_OF_NO_KIND, "is no value for this field, which may want a whole number or a choice")
     )

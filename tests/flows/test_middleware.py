@@ -77,10 +77,12 @@ def test_a_request_is_refused_or_passed_on_whole() -> None:
 
 def test_messages_of_forms_are_sentences_of_a_readable_length() -> None:
     said = explain_errors(
-        {"errors": ["1.5 is not valid under any of the given schemas", "x" * 200_000 + " is too long"]}
+        {"errors": [f"{value} is not valid under any of the given schemas" for value in ("1.5", "{'rows': -1}")]}
+        | {"long": "x" * 200_000 + " is too long"}
     )
     assert said["errors"][0].startswith("1.5 is no value for this field")
-    assert len(said["errors"][1]) < 700 and said["errors"][1].endswith("x is too long")
+    assert said["errors"][1].startswith("one of these values is not allowed")
+    assert len(said["long"]) < 700 and said["long"].endswith("x is too long")
 
 
 UUID = "0b2f4d3e-7a51-4f6e-9d0c-3c1f2a4b5d6e"
