@@ -350,17 +350,20 @@ class FlowRunWatcher:
         self._ended.set()
 
     def _poll_server(self) -> None:
-        while self.stopped is None and not self._ended.wait(_WATCH_SECONDS):
+        while self.stopped is None and not self._ended.is_set():
             try:
-                with get_client(sync_client=True) as client:
-                    states = read_states(client, self._runs)
+                with get_client(sync_client=True) as client:  # of all requests: making one costs more than a request
+                    while self.stopped is None and not self._ended.wait(_WATCH_SECONDS):
+                        self._look_at_states(read_states(client, self._runs))
             except Exception as error:  # whatever it is
                 log.debug("the server does not answer about this run: %s", error)
-                continue
-            gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
-            if gone:
-                self.stopped = gone[0], states.get(gone[0])
-                log.info("the run was %s: saving, then stopping", self._describe_state())
+                self._ended.wait(_WATCH_SECONDS)
+
+    def _look_at_states(self, states: dict[UUID, State]) -> None:
+        gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
+        if gone:
+            self.stopped = gone[0], states.get(gone[0])
+            log.info("the run was %s: saving, then stopping", self._describe_state())
 
     def _describe_state(self) -> str:
         assert self.stopped is not None

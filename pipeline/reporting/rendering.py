@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup, escape
 
 from pipeline.console import STEERING, escape_control_characters, make_printable, markdown_text, show_white_space
@@ -100,6 +101,19 @@ class Table:
         )
 
 
+class _TemplateLoader(PackageLoader):
+    """A loader that compiles one template at a time.
+
+    Jinja parses literals with `ast`, which fails in CPython 3.11 if two threads do so at once (python/cpython#106905).
+    """
+
+    _lock = Lock()
+
+    def load(self, *arguments: Any, **named: Any) -> Template:
+        with self._lock:
+            return super().load(*arguments, **named)
+
+
 def make_environment(**names: Any) -> Environment:
     """Return the Jinja environment of all templates.
 
@@ -107,7 +121,7 @@ def make_environment(**names: Any) -> Environment:
         names: values and functions that templates use, beside those of each page.
     """
     environment = Environment(
-        loader=PackageLoader("pipeline.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=_TemplateLoader("pipeline.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals |= {"terms": TERMS, "command": format_command}
     environment.filters |= {
