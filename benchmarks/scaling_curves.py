@@ -1,11 +1,11 @@
 """Bits of HAED and of a flat transformer with n-grams by width and by training compute, and how HAED's lead changes.
 
-    python benchmarks/scaling_curves.py FOLDER OUTPUT [--system haed|flat] [--widths 128 192 256 384] [--budgets 1 2 4 8]
+    python benchmarks/scaling_curves.py FOLDER OUTPUT [--system haed|flat] [--widths 128 192] [--budgets 1 2 4 8 16 32]
 
 FOLDER has train.txt, valid.txt and test.txt. Every width is trained anew for every budget, which is in model TFLOPs of all
 phases, since each phase has its own schedule. Two thirds of HAED's budget are phase one, as in the preset. Runs and shards are
 kept in OUTPUT, so a second call goes on. Without --system it prints the table of both: the least bits per character of the valid
-split over the widths, HAED's lead at each budget, and straight lines in the logarithm of the budget.
+split over the widths, HAED's lead at each budget, and two fits of it.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def read_bits(system: str, width: int, budget: float, output: Path) -> float:
 
 
 def print_curves(args: argparse.Namespace) -> None:
-    """Print the bits of all runs, HAED's lead, and where straight lines would cross."""
+    """Print the bits of all runs, HAED's lead, and a straight line and a decay that fit it."""
     best = {}
     for system in SYSTEMS:
         bits = np.array([[read_bits(system, w, b, args.output) for b in args.budgets] for w in args.widths])
@@ -94,10 +94,25 @@ def print_curves(args: argparse.Namespace) -> None:
         best[system] = np.nanmin(bits, axis=0)
     lead = best["flat"] - best["haed"]
     print("lead of haed, at the best widths:", ", ".join(f"{value:.3f}" for value in lead))
-    slope, start = np.polyfit(np.log2(args.budgets), lead, 1)
-    print(f"it changes by {slope:+.3f} a doubling, in a straight line through {len(lead)} budgets of one seed")
-    if slope < 0:
-        print(f"which would be zero at {2 ** (-start / slope):.3g} TFLOP, if the line held")
+    doublings = np.log2(args.budgets)
+    slope, start = np.polyfit(doublings, lead, 1)
+    line = lead - (start + slope * doublings)
+    print(
+        f"straight line: {slope:+.3f} a doubling, {2 ** (-start / slope):.3g} TFLOP to no lead, misses {np.std(line):.4f}"
+    )
+    rate, rest, misses = fit_decay(doublings, lead)
+    print(f"decay by {1 - rate:.0%} a doubling towards a lead of {rest:.3f}, misses {misses:.4f}")
+
+
+def fit_decay(doublings: np.ndarray, lead: np.ndarray) -> tuple[float, float, float]:
+    """Return the rate and the limit of `limit + height * rate**doublings` that fits best, and its root mean square error."""
+
+    def fit_rate(rate: float) -> tuple[float, float, float]:
+        terms = np.stack([np.ones_like(lead), rate**doublings], axis=1)
+        (rest, height), *_ = np.linalg.lstsq(terms, lead, rcond=None)
+        return rate, float(rest), float(np.std(lead - terms @ (rest, height)))
+
+    return min((fit_rate(rate) for rate in np.linspace(0.05, 0.99, 189)), key=lambda fit: fit[2])
 
 
 if __name__ == "__main__":
@@ -105,8 +120,8 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--system", choices=list(SYSTEMS))
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 192, 256, 384])
-    parser.add_argument("--budgets", type=float, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 192])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[1, 2, 4, 8, 16, 32])
     args = parser.parse_args()
     if args.system is None:
         print_curves(args)
