@@ -508,20 +508,28 @@ def acquire_lock(path: Path, waiting: Callable[[str], None] | None = None, patie
 
 
 @contextmanager
-def file_lock(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold a lock file that names its holder, and guard its folder. The file is removed afterwards. See `acquire_lock`."""
-    with acquire_lock(path, waiting) as file:
+def hold_lock_file(
+    path: Path, waiting: Callable[[str], None] | None = None, patience: float = 0.0
+) -> Iterator[IO[bytes]]:
+    """Hold a lock file that names its holder, and remove it afterwards. See `acquire_lock`."""
+    with acquire_lock(path, waiting, patience) as file:
         try:
             with add_path_to_errors(path):
                 file.truncate(0)
                 file.write(process_description().encode())
                 file.flush()
-            with guard_folder(path.parent, (path, file)):
-                yield
+            yield file
         finally:
             if is_still(path, file.fileno()):  # else it belongs to another process
                 path.unlink(missing_ok=True)
             fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process hold the file open too
+
+
+@contextmanager
+def file_lock(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold a lock file, and guard its folder. See `hold_lock_file`."""
+    with hold_lock_file(path, waiting) as file, guard_folder(path.parent, (path, file)):
+        yield
 
 
 def read_lock_holder(path: Path) -> str | None:

@@ -244,13 +244,13 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     Returns:
         "agrees", "disagrees" or "cannot tell at this size", and the differences found.
     """
+    best = min((row.bits for row in rows if row.bits is not None), default=0.0)
+    if best > HARDLY_LEARNED:
+        return "cannot tell at this size", [f"no model has learned much: the best needs {best:.2f} bits of 8 by chance"]
     by_name = {row.variant: row for row in rows}
     pairs = [*((pair, True) for pair in experiment.better), *((pair, False) for pair in experiment.no_better)]
     judged = [_judge_pair(by_name, pair, name, experiment, better) for pair, better in pairs for name in experiment.by]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
-    best = min((row.bits for row in rows if row.bits is not None), default=0.0)
-    if best > HARDLY_LEARNED:
-        return "cannot tell at this size", [f"no model has learned much: the best needs {best:.2f} bits of 8 by chance"]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
         texts.append(f"{'the other' if texts else 'all'} {len(judged) - len(texts)} comparisons are as claimed")

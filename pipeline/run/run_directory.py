@@ -26,7 +26,7 @@ from data.filesystem import (
     add_path_to_errors,
     check_guards,
     guard_folder,
-    is_still,
+    hold_lock_file,
     make_folders,
     open_file,
     process_description,
@@ -422,13 +422,8 @@ class RunFolder:
             OSError: the folder of runs cannot be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with acquire_lock(self._reservation, self._refuse, patience=1.0) as file:
-            _rewrite_file(file, process_description().encode())
-            try:
-                yield
-            finally:
-                if is_still(self._reservation, file.fileno()):
-                    self._reservation.unlink(missing_ok=True)
+        with hold_lock_file(self._reservation, self._refuse, patience=1.0):
+            yield
 
     def user(self) -> str | None:
         """Return a description of the process that works on the run or has reserved it; None if nobody has."""
