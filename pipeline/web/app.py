@@ -521,6 +521,15 @@ def _is_chunk_model(folder: RunFolder) -> bool:
     return family is None or family.chunks
 
 
+def _double_limits(folder: RunFolder) -> list[str]:
+    """Return overrides that double the limits of a run's last phase; none if no phase has a checkpoint."""
+    if not folder.is_trained():
+        return []
+    phase = folder.trained_phase()
+    limits = {f"{phase}.{unit}": read_setting(folder, f"{phase}.{unit}") for unit in ("seconds", "steps", "epochs")}
+    return [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float)]
+
+
 def _unless_known(request: Request, response: Response) -> Response:
     """Return a response, or 304 if the client has it already."""
     digest = f'"{hashlib.blake2b(bytes(response.body), digest_size=16).hexdigest()}"'
@@ -563,6 +572,7 @@ def _run_page_values(folder: RunFolder) -> dict[str, Any]:
     return values | {
         "files": files,
         "of_chunks": _is_chunk_model(folder),
+        "extension": _double_limits(folder),
         "tensorboard": tensorboard_url(name),
         "place": folder.path.resolve(),
         "notes": notes,

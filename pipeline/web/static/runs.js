@@ -104,7 +104,7 @@ const formatters = {
   share: (row) => (row.phase ? `${row.share.toFixed(0)} %` : ""),
   evaluated: (row) => {
     const cell = element("span", row.evaluated === null ? "" : row.evaluated.toFixed(3) + " ");
-    cell.append(element("span", row.unit ?? "", { className: "note" }));
+    cell.append(element("span", row.headline && row.stale ? "of another checkpoint" : row.unit ?? "", { className: "note" }));
     return cell;
   },
 };

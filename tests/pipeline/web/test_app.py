@@ -114,6 +114,7 @@ def test_forms_and_flow_runs_of_prefect_are_offered_beside_prefect_alone(
         "the flow haed (preset=quickstart)"
         in TestClient(make_application(ServedRuns(run), site.warm, {"UI": "/"})).get("/runs/").text
     )
+    assert "/runs/run/form/haed?overrides=finetune.steps%3D8" in page  # twice its steps
     assert "/runs/run/form/evaluate" in page and 'data-flow-runs="/runs/run/flow-runs"' in page
     assert 'href="http://127.0.0.1:6006/?runFilter=%5Erun%2F"' in page
     monkeypatch.delenv("HAED_TENSORBOARD_URL")
