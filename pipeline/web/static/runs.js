@@ -124,12 +124,13 @@ function keep(name, value) {
   } catch {} // no room, or forbidden: forgotten with the page
 }
 
+const meanOf = (values) => values.reduce((sum, each) => sum + each, 0) / values.length;
 function describeGroup(value, count, data) {
   const parts = [find("#group").value === "seeds" ? value || "the same options" : `${groupName()} ${value || "none"}`, `${count} run${count > 1 ? "s" : ""}`];
   for (const field of ["validation", "evaluated"]) {
     const rows = data.filter((row) => typeof row[field] === "number"), values = rows.map((row) => row[field]);
     if (!values.length || (field === "evaluated" && new Set(rows.map((row) => row.unit)).size > 1)) continue;
-    const mean = values.reduce((sum, each) => sum + each, 0) / values.length;
+    const mean = meanOf(values);
     const spread = Math.sqrt(values.reduce((sum, each) => sum + (each - mean) ** 2, 0) / (values.length - 1));
     parts.push(`${field} ${mean.toFixed(3)}${values.length > 1 ? ` ± ${spread.toFixed(3)}` : ""} (${values.length})`);
   }
@@ -142,7 +143,7 @@ function groupMean(field, row) {
   const key = `${field} ${groupOf(row)}`;
   if (!means.has(key)) {
     const values = table.getData("active").filter((each) => groupOf(each) === groupOf(row) && typeof each[field] === "number").map((each) => each[field]);
-    means.set(key, values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null);
+    means.set(key, values.length ? meanOf(values) : null);
   }
   return means.get(key);
 }
