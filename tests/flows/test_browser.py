@@ -142,6 +142,12 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         with page.expect_download() as downloading:
             page.get_by_role("link", name="report.html", exact=True).click()
         assert downloading.value.path().read_bytes() == (tmp_path / "runs/seen/report.html").read_bytes()
+        page.get_by_role("link", name="haed, with finetune.steps=8").click()  # the form that extends it
+        page.get_by_role("button", name="Submit").wait_for()
+        page.wait_for_function(
+            "[...document.querySelectorAll('textarea')].some(each => each.value === 'finetune.steps=8')"
+        )
+        page.goto(f"{address}/runs/seen/")
         page.get_by_role("link", name="next chunks").click()
         page.get_by_role("textbox").fill("import ")
         page.get_by_role("button", name="Ask").click()
