@@ -10,7 +10,7 @@ const NUMBERS = {
   step: "step", share: "done", validation: "validation bits", training: "training bits",
   evaluated: "evaluated", parameters: "parameters", left: "seconds left",
 };
-const WIDTHS = { run: NARROW ? 140 : 230, word: NARROW ? 85 : 115, step: 70, share: 70, validation: NARROW ? 100 : 125, evaluated: 160, changed: 145, note: 200, corpus: 180 };
+const WIDTHS = { run: NARROW ? 120 : 230, word: NARROW ? 85 : 115, step: 70, share: 70, validation: NARROW ? 120 : 125, evaluated: 160, changed: 145, note: 200, corpus: 180 };
 const find = (selector) => document.querySelector(selector);
 const place = find("#table");
 let table, version, known = new Map(), keys = new Set();
@@ -104,7 +104,7 @@ const formatters = {
   share: (row) => (row.phase ? `${row.share.toFixed(0)} %` : ""),
   evaluated: (row) => {
     const cell = element("span", row.evaluated === null ? "" : row.evaluated.toFixed(3) + " ");
-    cell.append(element("span", row.headline && row.stale ? "of another checkpoint" : row.unit ?? "", { className: "note" }));
+    cell.append(element("span", row.headline && row.stale ? "outdated" : row.unit ?? "", { className: "note", title: row.unit ?? "" }));
     return cell;
   },
 };
