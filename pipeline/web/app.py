@@ -29,6 +29,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from haed.options import SYSTEMS
+from pipeline.config.schema import LIMITS
 from pipeline.console import escape_control_characters, format_error, unescape_query
 from pipeline.reporting.charts import list_series
 from pipeline.reporting.findings import ANALYSIS, MAP, read_map_checkpoint
@@ -101,7 +102,12 @@ def make_templates(links: dict[str, str]) -> Environment:
         links: addresses by name, shown at the head of every page.
     """
     made = make_environment(
-        tools=TOOLS, links=links, address=run_page_url, asking=_neighbours_url, heading=_next_chunks_heading
+        tools=TOOLS,
+        links=links,
+        address=run_page_url,
+        form=_form_url,
+        asking=_neighbours_url,
+        heading=_next_chunks_heading,
     )
     if links:
         made.filters["commands"] = partial(mark_commands, form_url=_form_url)
@@ -521,13 +527,19 @@ def _is_chunk_model(folder: RunFolder) -> bool:
     return family is None or family.chunks
 
 
-def _double_limits(folder: RunFolder) -> list[str]:
-    """Return overrides that double the limits of a run's last phase; none if no phase has a checkpoint."""
+def _suggest_extension(folder: RunFolder) -> Suggestion | None:
+    """Return the form that doubles the limits of a run's last phase; None: no phase has a checkpoint, or none has limits.
+
+    It is the form of `haed`, which also evaluates, if `haed` ends with that phase. Else it is that of the phase's own flow: `haed`
+    would train further phases.
+    """
     if not folder.is_trained():
-        return []
+        return None
     phase = folder.trained_phase()
-    limits = {f"{phase}.{unit}": read_setting(folder, f"{phase}.{unit}") for unit in ("seconds", "steps", "epochs")}
-    return [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float)]
+    limits = {f"{phase}.{unit}": read_setting(folder, f"{phase}.{unit}") for unit in LIMITS}
+    overrides = [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float)]
+    flow = "haed" if phase == ("finetune" if _is_chunk_model(folder) else "train") else phase
+    return Suggestion(flow, folder.path.name, {"overrides": overrides}) if overrides else None
 
 
 def _unless_known(request: Request, response: Response) -> Response:
@@ -572,7 +584,7 @@ def _run_page_values(folder: RunFolder) -> dict[str, Any]:
     return values | {
         "files": files,
         "of_chunks": _is_chunk_model(folder),
-        "extension": _double_limits(folder),
+        "extension": _suggest_extension(folder),
         "tensorboard": tensorboard_url(name),
         "place": folder.path.resolve(),
         "notes": notes,

@@ -122,6 +122,18 @@ def test_forms_and_flow_runs_of_prefect_are_offered_beside_prefect_alone(
     assert "/runs/.form/sweep" in beside.get("/runs/").text and ".form" not in site.get("/runs/").text
 
 
+@pytest.mark.parametrize(("phase", "doubled"), [("pretrain", 12), ("train", 8)])
+def test_a_phase_that_haed_does_not_end_with_is_extended_by_its_own_form(
+    phase: str, doubled: int, site: Site, run: Path
+) -> None:
+    if phase == "train":
+        shutil.copytree(run / "finetune", run / "train")
+    shutil.rmtree(run / "finetune")
+    beside = TestClient(make_application(ServedRuns(run.parent), site.warm, {"Prefect UI": "/v2/"}))
+    page = beside.get("/runs/run/").text
+    assert f"/runs/run/form/{phase}?overrides={phase}.steps%3D{doubled}" in page and "haed?overrides" not in page
+
+
 def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run: Path) -> None:
     present = RunFolder(run).select_checkpoint()
     first = site.ask("neighbours?query=def␣&query=return&count=3")
