@@ -2,8 +2,10 @@
 
 import dataclasses
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +17,12 @@ from pydantic import AfterValidator, Field
 from data.urls import NO_SECRET
 
 LARGEST_CHUNK = 255  # tokens; lengths are stored as bytes
+
+
+@cache
+def installed_names(group: str, *_search_path: str) -> list[str]:
+    """Return the names of a group's entry points, which are those of the packages on the search path."""
+    return sorted(entry.name for entry in entry_points(group=group))
 
 
 class Kinds(dict[str, str]):
@@ -31,7 +39,7 @@ class Kinds(dict[str, str]):
 
     def list_names(self) -> list[str]:
         """Return the kinds of this package, then those that other packages add."""
-        return [*self, *sorted(entry.name for entry in entry_points(group=self.group))]
+        return [*self, *installed_names(self.group, *sys.path)]
 
     def check_name(self, name: str) -> str:
         """Return the name of a kind of this package or of an installed one.

@@ -1,8 +1,12 @@
 """Thin Prefect flows around the stages. Only this package imports Prefect."""
 
+import gc
 import os
 import sys
 
+gc.set_threshold(
+    5_000
+)  # imports make many objects and hardly any cycles: a seventh of a flow's start was spent looking
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # before the working folder
 import pipeline  # noqa: E402, F401
 

@@ -5,7 +5,9 @@ Importing this module imports neither torch nor anything else that is slow to im
 
 import math
 import re
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
@@ -59,6 +61,12 @@ SYSTEMS = {
 }
 
 
+@cache
+def installed_names(group: str, *_search_path: str) -> list[str]:
+    """Return the names of a group's entry points, which are those of the packages on the search path."""
+    return sorted(entry.name for entry in entry_points(group=group))
+
+
 class PartKinds(dict[str, str]):
     """The kinds of a part of chunk models: `module:name` by kind. A class is imported when a model is built with it.
 
@@ -73,7 +81,7 @@ class PartKinds(dict[str, str]):
 
     def list_names(self) -> list[str]:
         """Return the kinds of this package and of all others, which is slower than a look at one's own."""
-        return [*self, *(each.name for each in entry_points(group=self.group) if each.name not in self)]
+        return [*self, *(name for name in installed_names(self.group, *sys.path) if name not in self)]
 
     def check_name(self, name: str) -> str:
         """Return the name of a kind of this package or of an installed one.
