@@ -129,6 +129,10 @@ class Chunker(ABC):
         """Return the bytes of these chunks."""
         return tokens.tobytes()
 
+    def join_chunk(self, tokens: bytes) -> bytes:
+        """Return the bytes of one chunk of these tokens."""
+        return self.join(np.frombuffer(tokens, np.uint8), np.array([len(tokens)]))
+
 
 def _between_characters(tokens: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:
     """Return the positions that split chunks of more than k bytes. No part is longer, or ends inside a UTF-8 character.

@@ -241,6 +241,10 @@ def _hash_settings(settings: dict[str, Any], content: Any) -> str:
     return hashlib.sha256(json.dumps([settings, content], sort_keys=True).encode()).hexdigest()
 
 
+class EmptyInputError(ValueError):
+    """A source that can be read only once and gave nothing."""
+
+
 def is_piped(source: SourceOptions) -> bool:
     """Return if the source can be read only once: standard input, or a named pipe such as a shell's `<(…)`."""
     return source.kind == "stdin" or source.path == "-" or (source.path is not None and Path(source.path).is_fifo())
@@ -286,7 +290,9 @@ def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOption
                         file.write(block)
                 file.flush()
             if not spool.stat().st_size:
-                raise ValueError(f"{source.path if is_named_pipe else 'standard input'} was empty")
+                raise EmptyInputError(
+                    f"{source.path if is_named_pipe else 'standard input'} was empty. Pipe a text to it"
+                )
             yield replace(source, path=str(spool))
     finally:
         remove_folder(spool.parent)

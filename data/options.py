@@ -99,6 +99,9 @@ CHUNKERS = Kinds(
 )
 
 
+_OF_TEXT = ("stdlib", "text", "jsonl", "wikitext", "enwik8", "stdin", "datasets", "webdataset")
+
+
 def _check_expression(pattern: str | None) -> str | None:
     """Check a regular expression and return it."""
     try:
@@ -159,7 +162,7 @@ class SourceOptions:
             description="jsonl, datasets: field that holds the text. webdataset: extension of the member to read, such as "
             "txt, txt.gz or png. json.caption is a field of a .json member."
         ),
-    ] = "text"
+    ] = dataclasses.field(default="text", metadata={"kinds": ("jsonl", "datasets", "webdataset")})
     config: Annotated[str | None, Field(description="Configuration of the Hugging Face data set.")] = dataclasses.field(
         default=None, metadata={"kinds": ("datasets",)}
     )
@@ -196,11 +199,11 @@ class SourceOptions:
             "contents assigns each whole file to a split. Null: files are cut only if the hash would leave a "
             "split empty."
         ),
-    ] = None
+    ] = dataclasses.field(default=None, metadata={"kinds": ("text", "stdin")})
     newlines: Annotated[
         Literal["keep", "lf"],
         Field(description="Line ends of texts. keep: as they are. lf: CRLF (Windows) and CR (old Mac) become LF."),
-    ] = "keep"
+    ] = dataclasses.field(default="keep", metadata={"kinds": _OF_TEXT})
     offsets: Annotated[
         list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
         Field(
@@ -215,14 +218,14 @@ class SourceOptions:
             ge=1, le=4096, description="Side of the square to which images are resampled. Null: images keep their size."
         ),
         Unit("pixels"),
-    ] = None
+    ] = dataclasses.field(default=None, metadata={"kinds": ("images", "webdataset")})
     encoding: Annotated[
         Literal["mulaw", "pcm16"],
         Field(
             description="Encoding of audio. mulaw: 8 bits, one token per sample. pcm16: 16 bits, two tokens per sample, high "
             "byte first."
         ),
-    ] = "mulaw"
+    ] = dataclasses.field(default="mulaw", metadata={"kinds": ("audio",)})
     expansion: Annotated[
         int,
         Field(

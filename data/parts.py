@@ -202,7 +202,7 @@ def _write_shards(part: Part, folder: Path) -> None:
             for piece in _read_pieces(source, item):
                 source.check_chunker(chunker.name, chunker.text)
                 if source.is_text:
-                    look.inspect_piece(piece)
+                    look.inspect_piece(piece, item.path)
                 if piece.split not in writers:
                     writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.part_number)
                 writers[piece.split].add_piece(piece)

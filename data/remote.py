@@ -99,7 +99,8 @@ class ShardCache:
                 self._make_room(size)
                 fill(written)
                 written.flush()
-                os.replace(partial, path)
+                with suppress(FileNotFoundError):  # the folder was deleted meanwhile: the open file serves once
+                    os.replace(partial, path)
             except BaseException:
                 partial.unlink(missing_ok=True)
                 written.close()
@@ -123,7 +124,11 @@ class ShardCache:
         remove_unlocked_files(path for path in self.folder.glob("*.partial") if _OURS.fullmatch(path.name))
         removable: list[tuple[int, int, Path]] = []
         used = wanted
-        for entry in os.scandir(self.folder):
+        try:
+            entries = list(os.scandir(self.folder))
+        except FileNotFoundError:  # it was deleted meanwhile
+            return
+        for entry in entries:
             if not _OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from data.chunkers import Chunker
 from data.corpus import Corpus
 from data.processes import available_threads
 from data.shards import Sample
@@ -227,19 +228,21 @@ def frequent_words(corpus: Corpus, number: int) -> list[str]:
     Only its first megabytes are counted. See `select_telling_chunks`.
     """
     first = list(islice(_iterate_samples(corpus, "train"), _LOOKED_AT))
-    distinct = _count_samples(first, corpus.build_chunker().k)
-    return [chunk.decode() for chunk in select_telling_chunks(distinct, number) if _is_word(chunk)]
+    chunker = corpus.build_chunker()
+    chosen = select_telling_chunks(_count_samples(first, chunker.k), number, chunker)
+    words = [chunker.join_chunk(chunk) for chunk in chosen]
+    return [word.decode() for word in words if _is_word(word)]
 
 
-def select_telling_chunks(table: DistinctChunks, number: int) -> list[bytes]:
-    """Return frequent chunks that show the topics of a corpus, the most frequent first.
+def select_telling_chunks(table: DistinctChunks, number: int, chunker: Chunker) -> list[bytes]:
+    """Return the tokens of frequent chunks that show the topics of a corpus, the most frequent first.
 
     For text they are whole characters with at least one letter or digit. If few chunks are, any chunk is taken.
     """
     order = np.argsort(-table.counts, kind="stable")[:_FREQUENT]
     rows = [table.tokens[row].tobytes()[: table.lengths[row]] for row in order]
     rows = [chunk for chunk, row in zip(rows, order, strict=True) if table.counts[row] >= _OFTEN] or rows
-    words = [chunk for chunk in rows if _is_word(chunk)]
+    words = [chunk for chunk in rows if _is_word(chunker.join_chunk(chunk))]
     chosen = words if len(words) > len(rows) // 4 else rows
     ranks = np.unique(np.geomspace(1, max(1, len(chosen)), number).astype(int)) - 1
     return [chosen[rank] for rank in ranks if rank < len(chosen)]

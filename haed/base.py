@@ -106,6 +106,13 @@ class ParameterGroup:
     depth: int
     table: bool = False
 
+    def split_off_table(self, table: nn.Parameter | None) -> "list[ParameterGroup]":
+        """Return the table as a group of its own, if there is one, and the rest."""
+        if table is None:
+            return [self]
+        rest = [each for each in self.parameters if each is not table]
+        return [replace(self, parameters=[table], table=True), replace(self, parameters=rest)]
+
 
 class SequenceModel(nn.Module, ABC):
     """A model of sequences cut into chunks, with exact likelihood.

@@ -5,6 +5,7 @@ text (NUL bytes, another encoding, a byte order mark, line endings) is noted, an
 """
 
 import codecs
+import os
 import re
 import shlex
 import tarfile
@@ -345,10 +346,11 @@ class TextInspector:
         self._known: set[str] = set()
         self._position, self._ends_in_cr = 0, False
 
-    def inspect_piece(self, piece: Piece) -> None:
-        """Check the next piece."""
+    def inspect_piece(self, piece: Piece, path: str) -> None:
+        """Check the next piece, which is of the file at `path`."""
         if not piece.continues or self._name is None:
-            self._begin_text(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
+            is_part = self.whole_files and os.path.basename(piece.name) != os.path.basename(path)
+            self._begin_text(_CUT.sub("", piece.name) if is_part else piece.name, piece.continues)
         odd: list[str] = []
         self._count_ends(piece.data, odd)
         self._find_oddities(piece.data, odd)

@@ -14,18 +14,27 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from data.sources.file_type import CONTINUATION_BYTES, HEAD, check_text, convert_by, describe_doubt, display_path
-from data.sources.files import LARGEST_DOCUMENT, File, is_about, is_compressed, open_stream, read_blocks
+from data.sources.files import (
+    ANY,
+    LARGEST_DOCUMENT,
+    File,
+    is_about,
+    is_compressed,
+    list_files,
+    open_stream,
+    read_blocks,
+)
 from data.sources.source import Input, Piece, Source, as_lf
 from data.sources.splits import SPLITS, Places, some_of
 
 _WINDOW = 1 << 16  # bytes to search for a good place to cut
 INFLATED = 4  # assumed compression ratio, only used to balance the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
-_TEXT = re.compile(rb"[\n\r](?=\S)")  # every chunker begins a chunk at text after a line ending
+_TEXT = re.compile(rb"[\n\r](?=\S)")  # where chunkers of words and sentences begin a chunk anyway
+_WORD = re.compile(rb"\s(?=\S)")
 _BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end in LF, CRLF or CR
 _LONGEST_HEADING = 1100
 _JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
@@ -143,7 +152,7 @@ class TextSource(Texts):
     def find_cut(self, window: bytes) -> int:
         """Return the exact place to cut in the bytes from a target on.
 
-        It is after a blank line; without one, after a line; without one, after a character.
+        It is after a blank line; without one, after a line; without one, after a word; without one, after a character.
         """
         blank = _BLANK.search(window)
         return blank.end() if blank else _after_line(window)
@@ -181,12 +190,14 @@ class TextSource(Texts):
 
 
 def _after_line(window: bytes) -> int:
-    """Return the end of the first line; without a line, the end of a UTF-8 character that was cut at the beginning."""
+    """Return the end of the first line; without a line, of the first word; without one, of the UTF-8 character before."""
     line = window.find(b"\n")
     if line < 0:
         line = window.find(b"\r", 0, -1)  # an old Mac's; an LF may follow the last byte
     if line >= 0:
         return line + 1
+    if word := _WORD.search(window):
+        return word.end()
     rest = len(window) - len(window.lstrip(CONTINUATION_BYTES))
     return rest if rest < 4 else 0  # four in a row are no UTF-8
 
@@ -212,22 +223,19 @@ def split_into_ranges(path: str, start: int, stop: int, size: int, align: int) -
 
 
 class StdlibSource(TextSource):
-    """The Python standard library's own source files, split by a hash of the relative path."""
+    """The Python standard library's own source files, or those of a folder, split by a hash of the relative path."""
 
     @cached_property
     def files(self) -> list[File]:
         """The source files, except for tests and installed packages."""
-        root = Path(self.options.path or sysconfig.get_paths()["stdlib"])
-        if not root.exists():
-            raise FileNotFoundError(f"source.path={root}: no such file or folder")
-        modules = [
-            File(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
-            for path in root.glob("**/*.py")
-            if not _SKIPPED.intersection(path.relative_to(root).parts[:-1])
-        ]
-        if not modules:
-            raise FileNotFoundError(f"there are no Python sources in {root}. Use source.kind=text source.path=PATH")
-        return sorted((file for file in modules if file.size), key=lambda file: file.name)
+        options, left_out = self.options, self.record.left_out
+        root = options.path or sysconfig.get_paths()["stdlib"]
+        pattern = "**/*.py" if options.pattern == ANY else options.pattern
+        found = list_files(root, pattern, options.kind, options.follow_links, left_out)
+        files = [file for file in found if not _SKIPPED.intersection(file.name.split("/")[:-1])]
+        if not files:
+            raise ValueError(f"there are no Python sources in {root}. Use source.kind=text source.path=PATH")
+        return files
 
     def stated_split(self, name: str) -> str | None:
         """Return None: a module may be called test."""
@@ -239,7 +247,7 @@ class StdlibSource(TextSource):
 
 
 class Enwik8Source(TextSource):
-    """A source of a single text, cut by offset: 90/5/5 percent, or at `source.offsets`."""
+    """A source of a single text, cut by offset: by `source.valid_percent`, or at `source.offsets`."""
 
     prose = False
 
@@ -266,11 +274,11 @@ class Enwik8Source(TextSource):
         return dict.fromkeys(files, SPLITS)
 
     def split_targets(self, total: int, splits: Places) -> list[int]:
-        """Return the given offsets, or else those at 90 and 95 %."""
+        """Return the given offsets, or else those of `source.valid_percent`."""
         positions = self.options.offsets
         if positions and not (len(positions) == 2 and 0 <= positions[0] <= positions[1] <= total):
             raise ValueError(f"source.offsets={positions}: expected two ascending offsets in a text of {total:,} bytes")
-        return positions or [total * 90 // 100, total * 95 // 100]
+        return positions or super().split_targets(total, splits)
 
     def find_cut(self, window: bytes) -> int:
         """Return 0: the cut is exactly at the target."""

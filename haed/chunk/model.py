@@ -5,7 +5,6 @@ of ŷ, V vocabulary, S packed decisions.
 """
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -302,18 +301,14 @@ class HAED(SequenceModel):
                 [x for module in modules if module is not None for x in module.parameters()], role, depth
             )
 
-        def apart(whole: ParameterGroup, has_table: bool) -> list[ParameterGroup]:
-            """Return the table, which comes first, and the rest."""
-            cut, every = int(has_table), whole.parameters
-            return [replace(whole, parameters=every[:cut], table=True), replace(whole, parameters=every[cut:])]
-
+        grams = self.decoder.grams
         encoder = group("encoder", 1 + max(depth for depth, _ in levels), self.encoder)
         return [
             ParameterGroup([self.log_scale] if self.log_scale is not None else [], "head", 0),
-            *apart(encoder, self.encoder.table is not None),
+            *encoder.split_off_table(self.encoder.table),
             *(ParameterGroup(parameters, "main", depth) for depth, parameters in levels),
             group("head", 0, self.head, self.mixture),
-            *apart(group("decoder", 0, self.decoder), self.decoder.grams is not None),
+            *group("decoder", 0, self.decoder).split_off_table(None if grams is None else grams.table),
         ]
 
 

@@ -13,7 +13,7 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a se
 import itertools
 import re
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -139,10 +139,7 @@ class TokenModel(SequenceModel):
     def parameter_groups(self) -> list[ParameterGroup]:
         """See `SequenceModel.parameter_groups`."""
         (every,) = super().parameter_groups()
-        if self.grams is None:
-            return [every]
-        table, *rest = every.parameters
-        return [replace(every, parameters=[table], table=True), replace(every, parameters=rest)]
+        return every.split_off_table(None if self.grams is None else self.grams.table)
 
     def create_memory(self, samples: int) -> Memory:
         """Return the memory of `samples` sequences before their first symbol."""

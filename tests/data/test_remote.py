@@ -13,6 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -410,3 +411,18 @@ def test_a_cache_that_is_deleted_meanwhile_is_made_anew(corpus: Corpus, server: 
     shutil.rmtree(folder)
     assert remote.read(first)[0].tokens.tobytes() == before
     assert Corpus.open(server, options(tmp_path)).read(first)[0].tokens.tobytes() == before
+
+
+def test_a_cache_that_is_deleted_while_a_shard_is_fetched_does_no_harm(
+    corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Corpus.open(server, options(tmp_path))
+    fetch = data.remote.RemoteFolder._fetch_shard
+
+    def fetch_and_delete(self: data.remote.RemoteFolder, *arguments: Any) -> None:
+        fetch(self, *arguments)
+        shutil.rmtree(self.cache.folder)
+
+    monkeypatch.setattr(data.remote.RemoteFolder, "_fetch_shard", fetch_and_delete)
+    for each in remote.shards_of("train")[:2]:
+        assert [x.tokens.tobytes() for x in remote.read(each)] == [x.tokens.tobytes() for x in corpus.read(each)]

@@ -152,7 +152,9 @@ class Probe:
             ValueError: a query is not a chunk of this run, or no chunk has this count.
         """
         texts = _flatten_texts(queries, 'run.probe.neighbours("return ")')
-        chunks = self._parse_chunks(texts, skip_invalid) or select_telling_chunks(self.index.chunks, OWN_QUERIES)
+        chunks = self._parse_chunks(texts, skip_invalid) or select_telling_chunks(
+            self.index.chunks, OWN_QUERIES, self._chunker
+        )
         labelled = [(self._display(chunk), chunk) for chunk in chunks]
         without = [[chunk] for chunk in chunks]
         return self.index.find_neighbours(labelled, self._embed_chunks(chunks), count, min_count, without)

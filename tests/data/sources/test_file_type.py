@@ -170,7 +170,7 @@ def pieces(data: bytes, cuts: list[int], name: str = "a") -> list[Piece]:
 def look(all_pieces: list[Piece], skip: int = 0) -> TextFindings:
     made = TextInspector(skip, whole_files=False)
     for piece in all_pieces:
-        made.inspect_piece(piece)
+        made.inspect_piece(piece, "text")
     return made.found
 
 

@@ -143,6 +143,9 @@ def test_enwik8_is_cut_by_offset(tmp_path: Path, suffix: str, offsets: list[int]
         documents(source("enwik8", tmp_path / f"enwik8{suffix}", offsets=[5, 3]))
     with pytest.raises(ValueError, match=r"source\.test_pattern would have no effect"):
         documents(source("enwik8", tmp_path / f"enwik8{suffix}", test_pattern="enwik"))
+    if not offsets:
+        found = documents(source("enwik8", tmp_path / f"enwik8{suffix}", valid_percent=20))
+        assert [len(joined(found, s)) for s in ("train", "valid", "test")] == [3072, 1024, 1024]
 
 
 @pytest.mark.parametrize("align", [1, 12])
@@ -169,6 +172,38 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, suffix: 
     assert all(part.decode() for part in parts) and b"".join(parts) == text
     (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](b"\x80" * 100_000))  # no UTF-8
     assert len(joined(documents(source("text", tmp_path), 1_000), "train")) == 90_000
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_text_without_lines_is_cut_between_words(tmp_path: Path, suffix: str) -> None:
+    text = b"anarchism originated  as " * 4_000
+    (tmp_path / f"text8{suffix}").write_bytes(COMPRESS[suffix](text))
+    made = source("text", tmp_path)
+    for item in made.inputs(1_000, 1):
+        for piece in made.read(item):
+            assert suffix or (piece.data.endswith(b" ") and not piece.data.startswith(b" "))
+    found = documents(source("text", tmp_path), 1_000)
+    parts = [joined(found, split) for split in ("train", "valid", "test")]
+    assert b"".join(parts) == text and all(part.endswith(b" ") for part in parts)
+
+
+def test_python_sources_are_listed_as_all_files_are(tmp_path: Path) -> None:
+    (tmp_path / "package.py").mkdir()
+    (tmp_path / "test").mkdir()
+    for name in ("a.py", "b.py", "c.txt", ".hidden.py", "test/d.py"):
+        (tmp_path / name).write_text(f"x = {name!r}\n")
+    (tmp_path / "nowhere.py").symlink_to("is not there")
+    made = source("stdlib", tmp_path)
+    assert [file.name for file in made.files] == ["a.py", "b.py"]
+    assert made.record.left_out == {"hidden": [".hidden.py"], "links to nowhere": ["nowhere.py"]}
+    assert [file.name for file in source("stdlib", tmp_path, pattern="a*").files] == ["a.py"]
+
+
+def test_a_name_that_ends_like_an_offset_is_said_whole(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"user@{number}").write_bytes(b"\xef\xbb\xbftext %d\n" % number)
+    corpus = shard(source("text", tmp_path).options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    assert any("user@1" in note and "user@2" in note for note in corpus.manifest["splits"]["notes"])
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """Encoders against independent ones, chunk by chunk in float64, and what options are refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from haed.base import ChunkingSpec
 from haed.chunk.encoder import Encoder, LSTMEncoder, MLPEncoder, TransformerEncoder
+from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.options import ENCODERS, EncoderOptions
-from tests.haed.chunk.test_model import windows
+from haed.options import ENCODERS, EncoderOptions, IEMOptions
+from tests.haed.chunk.test_model import small_options, windows
 
 K, VOCABULARY = 5, 7
 OPTIONS = EncoderOptions(token_width=3, hidden=8, width=6, heads=2, ffn=10, layers=2, output="none")
@@ -135,3 +139,20 @@ def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
 def test_sizes_that_do_not_fit_are_refused(kind: str, changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(kind, **changes)
+
+
+class ScaledEncoder(MLPEncoder):
+    """An encoder of one's own, whose first parameter is not the table of rows."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._parameters = {"scale": nn.Parameter(torch.ones(6)), **self._parameters}
+
+
+def test_the_table_of_rows_is_its_own_group_wherever_it_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, "scaled", f"{__name__}:ScaledEncoder")
+    options = replace(small_options("lstm"), encoder=replace(OPTIONS, kind="scaled", rows=16))
+    system = HAED(options, IEMOptions(), ChunkingSpec(K, VOCABULARY, False, 8))
+    groups = [group for group in system.parameter_groups() if group.role == "encoder"]
+    assert [[tuple(x.shape) for x in group.parameters] for group in groups if group.table] == [[(16, 6)]]
+    assert groups[1].parameters[0] is system.encoder.scale

@@ -239,10 +239,10 @@ def test_a_run_and_what_haed_config_prints_keep_a_dollar_sign(
     options = load_options("quickstart", [r"name=a\${seed}", r"source.path=\${seed}", "source.kind=text"])
     run = RunFolder.create(options)
     assert run.path == Path("runs", "a${seed}") and run.load_options() == options
-    assert main(["config", str(run.path / "config.yaml"), "source.field=\u202e"]) == 0
+    assert main(["config", str(run.path / "config.yaml"), "source.pattern=\u202e"]) == 0
     printed = capsys.readouterr()
     Path("again.yaml").write_text(printed.out)
-    options.source.field = "\u202e"
+    options.source.pattern = "\u202e"
     assert load_options("again.yaml") == options and not printed.err
 
 

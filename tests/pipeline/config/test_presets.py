@@ -197,6 +197,21 @@ def test_what_the_kind_of_a_part_has_no_use_for_is_said(capsys: pytest.CaptureFi
     ]
 
 
+def test_what_the_kind_of_a_source_has_no_use_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cut=true", "image_size=8", "encoding=pcm16", "field=body", "newlines=lf"]
+    unused = {
+        "jsonl": ("cut", "image_size", "encoding"),
+        "text": ("image_size", "encoding", "field"),
+        "audio": ("cut", "image_size", "field", "newlines"),
+        "images": ("cut", "encoding", "field", "newlines"),
+    }
+    for kind, names in unused.items():
+        assert main(["config", "quickstart", f"source.kind={kind}", *(f"source.{word}" for word in words)]) == 0
+        assert set(capsys.readouterr().err.splitlines()) == {
+            f"source.{name} has no effect with source.kind={kind}" for name in names
+        }
+
+
 def test_a_configuration_leaves_out_the_options_of_other_kinds_and_is_read_again(tmp_path: Path) -> None:
     options, path = load_options("quickstart", ["model.kind=hourglass"]), tmp_path / "config.yaml"
     path.write_text(dump_options(options))
