@@ -23,21 +23,22 @@ from pipeline.arguments import (
     add_config_arguments,
     options_from_arguments,
     parse_port,
+    split_words,
 )
-from pipeline.config import ConfigError, Options, check_training, load_options, training_phases, write_override
+from pipeline.config import ConfigError, Options, check_training, load_options, phases_to_train, write_override
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import Interrupt
 
 
 def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
-    if not arguments.config and not any("=" not in word for word in arguments.words):
+    if not arguments.config and not split_words(arguments.words)[1]:
         arguments.config = "quickstart"
     options = options_from_arguments(arguments)  # a wrong option or source is said before Prefect starts
     from pipeline.run.sharding import check_corpus, check_source
 
     check_source(options)
     check_corpus(options)
-    for phase in training_phases(options.model.kind):
+    for phase in phases_to_train(options):
         check_training(phase, options)
     prepare()
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
@@ -90,7 +91,9 @@ def _suggest_commands(options: Options, run: str) -> list[str]:
     tried = [("sample", "", "complete the lower halves of pictures" if pictures else "continue a prompt")]
     if of_chunks and not pictures and options.source.kind != "audio":
         tried.append(("next", prompt, "list the likeliest next chunks"))
-    if of_chunks:
+    if of_chunks and options.index.space == "contexts":
+        tried.append(("neighbours", f"--context {prompt}", "find places with similar contexts"))
+    elif of_chunks:
         tried.append(("neighbours", '"#4080c0"' if pictures else "", "find chunks with similar embeddings"))
     tried.append(("evaluate", f"evaluate.split={another}", "compute the likelihood of another split"))
     tried.append(("profile", "", "measure the time of a training step"))
@@ -108,8 +111,8 @@ def _find_preset_and_overrides(arguments: argparse.Namespace, options: Options) 
 
     A resumed run is given by its folder, whatever its config.yaml says.
     """
-    overrides = [word for word in arguments.words if "=" in word]
-    if len(overrides) == len(arguments.words):
+    overrides, named = split_words(arguments.words)
+    if not named:
         return arguments.config, overrides
     here = [write_override("name", options.name), write_override("runs_dir", options.runs_dir)]
     return str(RunFolder.from_options(options).path / "config.yaml"), [*overrides, *here]

@@ -58,9 +58,7 @@ from pipeline.config import (
     Options,
     Phase,
     PhaseOptions,
-    remembered_chunks,
-    requested_likelihood,
-    training_phases,
+    phases_to_train,
     write_override,
 )
 from pipeline.console import (
@@ -74,7 +72,7 @@ from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.index.queries import PIXELS, Neighbour, Passage, QueryResult
-from pipeline.run.index.storage import IndexMetadata, IndexSummary, choose_metric, space_folder
+from pipeline.run.index.storage import IndexMetadata, IndexSummary, space_folder
 from pipeline.run.metrics import PhaseStatus, Record
 from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
@@ -558,7 +556,7 @@ def run_pipeline(form: FormSubmission) -> PipelineResult:
     os.environ[FLOW_RUN] = str(flow_run.name)
     with RunFolder.from_options(options).reserve():
         show_places(options)
-        with PipelineArtifact(options, divide_training_time(options, training_phases(options.model.kind))):
+        with PipelineArtifact(options, divide_training_time(options, phases_to_train(options))):
             result = _run_stages(form)
     post_report(options)
     return result
@@ -577,31 +575,26 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
     with take_turn(options):  # of the whole run: an evaluation would slow down another run's training
-        return _train_and_evaluate(form, stages, has_valid=corpus.splits["valid"].chunks > 0)
+        return _train_and_evaluate(form, stages)
 
 
-def _train_and_evaluate(form: FormSubmission, stages: "StageLog", has_valid: bool) -> PipelineResult:
-    """Run the stages after `shard`. Without a valid split the gate of the parts that remember cannot be fitted."""
+def _train_and_evaluate(form: FormSubmission, stages: "StageLog") -> PipelineResult:
+    """Run the stages after `shard`."""
     preset, overrides, options = form.preset, form.overrides, form.options
     chunks = SYSTEMS[options.model.kind].chunks
     trained = []
-    for phase in training_phases(options.model.kind):
+    for phase in phases_to_train(options):
         with stages.begin_stage(phase):
             trained.append(_PHASE_FLOWS[phase](preset, overrides=overrides))
-    folder, limits = RunFolder.from_options(options), options.evaluate
+    folder = RunFolder.from_options(options)
     run = str(folder.path)
-    likelihood = requested_likelihood(options, folder.trained_phase(limits.stage))
-    memory = remembered_chunks(options, folder.trained_phase(limits.stage)) if has_valid else 0
-    parts = limits.parts if memory else []
-    wanted = {"split": limits.split, "likelihood": likelihood, "memory": memory, "memory_parts": parts}
-    if folder.is_current("evaluation.json", options, **wanted):
+    if folder.is_current("evaluation.json", options, "evaluate"):
         stages.skip_stage("evaluate")
     else:
         with stages.begin_stage("evaluate"):
             evaluate(run)
-    settings = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
-    settings["metric"] = choose_metric(options.index, "chunks")
-    if chunks and folder.is_current("index/chunks/meta.json", options, **settings):
+    space = "contexts" if options.index.space == "contexts" else "chunks"
+    if chunks and folder.is_current(f"index/{space}/meta.json", options, "index"):
         stages.skip_stage("index")
     elif chunks:
         with stages.begin_stage("index"):
@@ -619,7 +612,7 @@ class StageLog:
 
     def __init__(self, options: Options) -> None:
         self._options, kind = options, options.model.kind
-        self._phases = training_phases(kind)
+        self._phases = phases_to_train(options)
         index = ["index"] if SYSTEMS[kind].chunks else []
         self._names = ["shard", *self._phases, "evaluate", *index, "sample", "report"]
         log.info("%s", self.describe_plan())

@@ -47,6 +47,7 @@ from pipeline.config import (
     ValidationOptions,
     applies_to,
     check_training,
+    phases_to_train,
     training_phases,
     write_override,
 )
@@ -203,12 +204,12 @@ GROUPS = {
 
 @dataclass
 class FormSubmission:
-    """A submitted form: the preset, the overrides as on the command line, the resulting options, and values to try."""
+    """A submitted form: the preset, the overrides as on the command line, the resulting options, and its fields."""
 
     preset: str
     overrides: list[str]
     options: Options
-    values: tuple[str, ...] = ()
+    fields: dict[str, Any]
 
 
 def check_all_stages(options: Options) -> None:
@@ -218,7 +219,7 @@ def check_all_stages(options: Options) -> None:
         ConfigError: a phase cannot be trained so, or the system cannot be built.
         ValueError: the run was trained on another corpus.
     """
-    for phase in training_phases(options.model.kind):
+    for phase in phases_to_train(options):
         check_training(phase, options)
     check_system(options)
     check_corpus(options)
@@ -285,8 +286,7 @@ def config_flow(
             preset, overrides, values = read_form(stage, bound.arguments)
             options = load_form_options(preset, overrides, values)
             tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
-            overrides = [*(write_override(key, value) for key, value in values.items()), *overrides]
-            return function(FormSubmission(preset, overrides, options, tuple(bound.arguments.get("values", ()))))
+            return function(FormSubmission(preset, join_overrides(values, overrides), options, bound.arguments))
 
         descriptions = "\n".join(f"    {name}: {each.about}" for name, each in form_fields.items())
         run_form.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{descriptions}\n"
@@ -296,6 +296,11 @@ def config_flow(
         return stage_flow(stage, summarize)(run_form)
 
     return decorate
+
+
+def join_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> list[str]:
+    """Return the values of a form as overrides, and the overrides, which take precedence."""
+    return [*(write_override(key, value) for key, value in values.items()), *overrides]
 
 
 def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[str, Any]]:

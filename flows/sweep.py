@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from urllib.parse import urlencode
 
@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import artifact_key, post_markdown
-from flows.forms import FormSubmission, check_all_stages, config_flow
+from flows.forms import FormSubmission, check_all_stages, config_flow, join_overrides, read_form
 from pipeline.config import ConfigError, load_options
 from pipeline.console import markdown_text
 from pipeline.run.run_directory import RunFolder
@@ -29,10 +29,11 @@ _COMMA = re.compile(r",(?![^\[]*\])")  # outside a list, such as [copied,recalle
 
 @dataclass
 class SweptRun:
-    """A run of a sweep: its name, and its values as overrides."""
+    """A run of a sweep: its name, its values as overrides, and all of its overrides."""
 
     name: str
     values: list[str]
+    overrides: list[str] = field(default_factory=list)
 
 
 def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
@@ -49,6 +50,8 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
     for word in filter(None, words):
         key, sign, texts = word.partition("=")
         given = [text.strip() for text in _COMMA.split(texts) if text.strip()]
+        if key.strip() == "name":
+            raise ConfigError("values: the names of the runs follow from their values. Leave name= out")
         if not sign or not key.strip() or not given:
             raise ConfigError(f"values: {word!r} is not an option with values. Use one such as seed=0,1,2")
         choices.setdefault(key.strip(), {}).update(dict.fromkeys(given))
@@ -69,6 +72,17 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
     return runs
 
 
+def plan_runs(form: FormSubmission) -> list[SweptRun]:
+    """Return the runs of a sweep. The form is read for each, since times are divided among the phases of its model."""
+    runs = list_runs_to_try(form.options.name, form.fields["values"])
+    typed = [word for word in form.fields["overrides"] if not word.startswith("name=")]
+    for run in runs:
+        fields = form.fields | {"name": run.name, "overrides": [*typed, *run.values]}
+        _, overrides, values = read_form("haed", fields)
+        run.overrides = join_overrides(values, overrides)
+    return runs
+
+
 @config_flow(
     "sweep",
     "preset name source seconds pretrain_seconds finetune_seconds values sources model batch optimizer launcher overrides",
@@ -79,10 +93,9 @@ def sweep(form: FormSubmission) -> list[str]:
 
     The runs take turns. The names of the runs begin with that of the sweep. Compare them in the list of runs.
     """
-    base = [word for word in form.overrides if not word.startswith("name=")]
-    runs = list_runs_to_try(form.options.name, form.values)
+    runs = plan_runs(form)
     for run in runs:
-        check_all_stages(load_options(form.preset, [*base, *run.values, f"name={run.name}"]))
+        check_all_stages(load_options(form.preset, run.overrides))
     folder = RunFolder.from_options(form.options).path
     tag = f"sweep:{form.options.name}"
     own = str(deployment.name or "").removeprefix("sweep-")
@@ -95,7 +108,7 @@ def sweep(form: FormSubmission) -> list[str]:
         for run in runs:
             started = client.create_flow_run_from_deployment(
                 each_run,
-                parameters={"preset": form.preset, "name": run.name, "overrides": [*base, *run.values]},
+                parameters={"preset": form.preset, "name": run.name, "overrides": run.overrides},
                 name=f"haed {run.name}",  # until it names itself
                 tags=[tag],
                 idempotency_key=f"{flow_run.id} {run.name}",

@@ -74,7 +74,7 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
     Raises:
         ConfigError: more than one configuration is named, or it is not valid.
     """
-    overrides, named = _split_words(arguments.words)
+    overrides, named = split_words(arguments.words)
     if named and arguments.config:
         raise ConfigError(_explain_extra_word(named[0], arguments.config))
     if len(named) > 1:
@@ -86,7 +86,7 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
 
 def _explain_extra_word(word: str, config: str) -> str:
     """Return the error message for a word beside `--config` that changes no option."""
-    if "=" not in word and is_run(word):
+    if is_run(word):
         return f"{word} is a run, which has its own options. Leave out `--config {config}`"
     return explain_malformed_override(word)
 
@@ -104,7 +104,7 @@ def describe_runs(runs_dir: str = "runs") -> str:
     return f"runs in {runs_dir}/: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
 
 
-def _split_words(words: list[str]) -> tuple[list[str], list[str]]:
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words that change options, and the words that name runs.
 
     The name of a run may contain an equals sign, as the runs of a sweep do.
@@ -295,7 +295,7 @@ def _assign_words(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     """
     words = [arguments.run, *(arguments.queries if "queries" in arguments else arguments.words)]
     changes = [word for word in words if word[:1] != _LITERAL]
-    arguments.words = list(filter(is_option, changes)) if "queries" in arguments else _split_words(changes)[0]
+    arguments.words = list(filter(is_option, changes)) if "queries" in arguments else split_words(changes)[0]
     named = [word for word in words if word not in arguments.words]
     if not named:
         parser.error("the following arguments are required: RUN")

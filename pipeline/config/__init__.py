@@ -40,6 +40,7 @@ from pipeline.config.schema import (
     is_mixed,
     is_option,
     max_known_chunks,
+    phases_to_train,
     remembered_chunks,
     requested_likelihood,
     set_option,

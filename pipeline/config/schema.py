@@ -867,6 +867,12 @@ def training_phases(kind: str) -> tuple[Phase, ...]:
     return ("pretrain", "finetune") if SYSTEMS[kind].chunks else ("train",)
 
 
+def phases_to_train(options: Options) -> tuple[Phase, ...]:
+    """Return the phases that a run trains itself, in order. With `finetune.start_from` another run has phase one."""
+    phases = training_phases(options.model.kind)
+    return ("finetune",) if options.finetune.start_from and "finetune" in phases else phases
+
+
 LIMITS = ("steps", "seconds", "epochs")  # limits of a phase
 _KNOWN_CHUNKS = 1 << 17  # default number of known chunks of a mixture
 

@@ -153,6 +153,7 @@ def _score_documents(
         breakdown=tally.build_breakdown() if tally is not None else None,
         baselines=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
+        options=asdict(limits),
     )
 
 

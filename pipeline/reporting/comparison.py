@@ -307,7 +307,7 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     if not (alike or same):
         return (
             "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
-            "bits are not comparable. `haed evaluate` on the same text makes them comparable."
+            "bits are not comparable. `haed evaluate RUN --text FILE` scores a file, such as each run's on the same one."
         )
     if len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
         return None
@@ -321,7 +321,10 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
             "again to compare."
         )
     if stale := [row.run for row in rows if row.stale]:
-        return f"{', '.join(stale)}: trained further after the evaluation. Run `haed evaluate` again to compare."
+        return (
+            f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` "
+            "again to compare."
+        )
     return None
 
 

@@ -351,7 +351,7 @@ def choose_checkpoint(folder: Path) -> Checkpoint:
     if not reasons:
         raise FileNotFoundError(f"{folder} has no checkpoint")
     raise CorruptCheckpointError(
-        f"all checkpoints in {folder} are damaged. Move them away to start from the beginning ({reasons[0]})"
+        f"all checkpoints in {folder} are damaged. Move this folder away to start from the beginning ({reasons[0]})"
     )
 
 
@@ -555,7 +555,7 @@ class Checkpoints:
                     warn_once(f"{error}. The checkpoint before it is tried")
         if tried:
             raise CorruptCheckpointError(
-                f"all checkpoints in {self.folder} are damaged. Move them away to start from the beginning"
+                f"all checkpoints in {self.folder} are damaged. Move this folder away to start from the beginning"
             )
         check_pointers(self.folder)
         return None

@@ -394,6 +394,7 @@ class Evaluation:
         breakdown: bits by position in a chunk, by its length, and by its count in the train split.
         baselines: baselines on the same bytes.
         not_beaten: names of the baselines that need no more bits.
+        options: the options of the section `evaluate`, as requested; empty for a model of another package.
     """
 
     split: str
@@ -426,6 +427,7 @@ class Evaluation:
     breakdown: Breakdown | None = None
     baselines: list[Baseline]
     not_beaten: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def headline(self) -> HeadlineMetric:

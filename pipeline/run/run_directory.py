@@ -206,6 +206,11 @@ class RunFolder:
             places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         corpora = [Corpus.open(place, options.loader) for place in places]
         if not corpora:
+            if options.source.kind == "shards" and self.is_trained():
+                where = format_command(self.trained_phase(), self.path, "source.path=FOLDER")
+                raise FileNotFoundError(
+                    f"the shards of {self.path} are not at {location}. Put them back, or name their new place: {where}"
+                )
             raise FileNotFoundError(
                 f"the shards of {self.path} are not at {location}. Put them back, or make them "
                 f"again: {format_command('shard', '--config', self.path / 'config.yaml')}"
@@ -358,15 +363,14 @@ class RunFolder:
         if differences := identity_differences(of.identity, wanted):
             raise ValueError(f"{of.path} was trained with {differences[0]}. {differences[1]} cannot change that")
 
-    def is_current(self, name: str, options: Options, **settings: Any) -> bool:
-        """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
+    def is_current(self, name: str, options: Options, section: str) -> bool:
+        """Return whether a JSON file of the run was made from its present checkpoint, with the options of this section."""
         try:
             content = read_as(dict[str, Any], self.path / name)
-            return (
-                content.get("checkpoint") == self.select_checkpoint(options.evaluate.stage).digest
-                and settings.items() <= content.items()
-            )
-        except (OSError, ValueError, TypeError):
+            return content["checkpoint"] == self.select_checkpoint(options.evaluate.stage).digest and content[
+                "options"
+            ] == asdict(getattr(options, section))
+        except (OSError, ValueError, TypeError, KeyError):
             return False
 
     def write_json(self, name: str, value: Any) -> Path:

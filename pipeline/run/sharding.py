@@ -11,7 +11,7 @@ from typing import Any
 
 from data.build import check_chunker, open_built_corpus
 from data.build import shard as shard_corpus
-from data.corpora import Corpora, is_piped
+from data.corpora import Corpora, EmptyInputError, is_piped
 from data.corpus import Corpus, Counts
 from data.parts import Listener, Mapper, ShardingProgress, write_persistently
 from data.sources.source import SPLITS, make_source
@@ -53,8 +53,13 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
         is_done = progress.done == progress.parts
         status.show(lambda: progress.format_line("shard"), progress.share, now=ends)
 
-    with closing(status):
-        return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, show_progress)
+    try:
+        with closing(status):
+            return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, show_progress)
+    except EmptyInputError:  # what was piped in before is gone
+        if (run_corpus := _find_run_corpus(options)) is not None:
+            return run_corpus
+        raise
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pipeline.config import (
     is_mixed,
     max_known_chunks,
     set_option,
+    write_override,
 )
 from pipeline.run.checkpoints import (
     Checkpoint,
@@ -176,15 +177,26 @@ def warn_lost_steps(folder: Path, step: int) -> None:
         )
 
 
+def check_fixed_options(phase: Phase, newest: Checkpoint, options: Options) -> None:
+    """Raise ValueError if an option differs from the checkpoint's that cannot change within a phase."""
+    now, was = asdict(getattr(options, phase)), newest.state["options"][phase]
+    for name in ("start_from", "part_from", "part_to"):
+        if name in now and now[name] != was[name]:
+            raise ValueError(
+                f"{phase}.{name} cannot change within a phase, in which it was {was[name]!s} so far. Set "
+                f"{write_override(f'{phase}.{name}', was[name])}, or use another name= for a new run"
+            )
+
+
 def load_phase_one(options: Options) -> Checkpoint:
     """Load the phase-one checkpoint that finetune starts from: the best by its validations, else the newest."""
     run = RunFolder.from_options(options).find_first_run(options)
     first = Checkpoints(run.phase_folder("pretrain") / "checkpoints").load_best(training=True)
     if first is None:
-        raise FileNotFoundError(
-            f"{run.path} has no phase one. Run {format_command('pretrain', run.path)} first, or name a run "
-            "in finetune.start_from"
-        )
+        again = format_command("pretrain", run.path)
+        if not (run.path / "config.yaml").exists():
+            again = f"{format_command('pretrain')} with the same options"
+        raise FileNotFoundError(f"{run.path} has no phase one. Run {again} first, or name a run in finetune.start_from")
     return first
 
 
@@ -265,6 +277,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             if done := options_if_finished(phase, options, newest, say=ranks.is_first):
                 options, limits = done, getattr(done, phase)
+            check_fixed_options(phase, newest, options)
         trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
             _restore_trainer(trainer, newest, phase)

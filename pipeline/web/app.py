@@ -536,8 +536,8 @@ def _suggest_extension(folder: RunFolder) -> Suggestion | None:
     if not folder.is_trained():
         return None
     phase = folder.trained_phase()
-    limits = {f"{phase}.{unit}": read_setting(folder, f"{phase}.{unit}") for unit in LIMITS}
-    overrides = [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float)]
+    limits = {f"{phase}.{unit}": read_setting(folder, f"{phase}.{unit}") for unit in (*LIMITS, "patience")}
+    overrides = [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float) and limit]
     flow = "haed" if phase == ("finetune" if _is_chunk_model(folder) else "train") else phase
     return Suggestion(flow, folder.path.name, {"overrides": overrides}) if overrides else None
 

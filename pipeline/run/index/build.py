@@ -6,6 +6,7 @@ at places of the split. `pipeline.run.index.storage` documents the files.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -331,6 +332,7 @@ def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, kn
         context=run.options.batch.context,
         chunker=run.chunker.name,
         chance=random_pair_scores(vectors, min(known, number), metric, run.options.seed),
+        options=asdict(limits),
         **more,
     )
     return finish_index(run.folder, meta, [VECTORS, TABLE] if tuned.kind == "flat" else [VECTORS, SEARCH, TABLE])

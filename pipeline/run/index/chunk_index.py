@@ -181,7 +181,7 @@ class ChunkIndex:
         log_notes(results)
         rest = f", of {len(self):,} (`--min-count 1`)" if among < len(self) else ""
         often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
-        chance = "" if are_predictions else self.meta.chance_note
+        chance = "" if are_predictions else self.meta.note
         about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{chance}"
         return SearchResults(results, about, SCORES[metric])
 

@@ -130,6 +130,7 @@ class IndexMetadata(IndexSummary):
         curve: results at each effort, up to the chosen one.
         mean: the mean that is subtracted from embeddings, if the metric is `centred`.
         chance: scores of random pairs, for comparison with those of results; None if there are too few.
+        options: the options of the section `index`, as requested.
     """
 
     sha256: dict[str, str]
@@ -147,11 +148,17 @@ class IndexMetadata(IndexSummary):
     curve: list[SearchPoint] = field(default_factory=list)
     mean: list[float] | None = None
     chance: RandomPairScores | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def chance_note(self) -> str:
-        """The end of a results' description: the scores of random pairs, if known."""
-        return "" if self.chance is None else f"; {self.chance}"
+    def note(self) -> str:
+        """The end of a results' description: the scores of random pairs, if known, and a phase that was requested."""
+        of = (
+            ""
+            if self.asked_stage is None
+            else f"; the index is of {self.stage} step {self.step:,}, as requested for it"
+        )
+        return of if self.chance is None else f"; {self.chance}{of}"
 
 
 def choose_metric(limits: IndexOptions, space: Space) -> Metric:

@@ -235,7 +235,7 @@ def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     assert found["verdict"] is None
     for shown in (text, page):
         assert "(test, train, of an earlier checkpoint)" in shown
-        assert "other: trained further after the evaluation. Run " in shown
+        assert "other: the evaluation is of another checkpoint than the present one. Run " in shown
     evaluate_run(two[1])  # the advice is taken
     assert compared(two[0], capsys)[0]["verdict"]
 

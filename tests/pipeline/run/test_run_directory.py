@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,24 @@ def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     options.evaluate.baselines = False
     folder = RunFolder.find(options.name, options.runs_dir)
     assert folder.select_checkpoint().digest == open_run(folder.path).digest
-    assert not folder.is_current("evaluation.json", options) and not folder.is_current(
-        "index/chunks/meta.json", options
-    )
+    made = {"evaluation.json": "evaluate", "index/chunks/meta.json": "index"}
+    assert not any(folder.is_current(name, options, section) for name, section in made.items())
     evaluate_run(options)
     build_index(options)
-    assert folder.is_current("evaluation.json", options, split="test") and folder.is_current(
-        "index/chunks/meta.json", options
-    )
-    assert not folder.is_current("evaluation.json", options, split="valid")
+    assert all(folder.is_current(name, options, section) for name, section in made.items())
+    for section, name, value in (
+        *(("evaluate", "split", "valid"), ("evaluate", "stride", 1), ("evaluate", "breakdown", False)),
+        *(("index", "kind", "hnsw"), ("index", "recall", 0.9), ("index", "max_chunks", 7)),
+    ):
+        changed = replace(options, **{section: replace(getattr(options, section), **{name: value})})
+        assert [folder.is_current(each, changed, of) for each, of in made.items()] == [
+            of != section for of in made.values()
+        ]
     options.train.steps = 6
     train(options)
-    assert not folder.is_current("evaluation.json", options, split="test")
+    assert not any(folder.is_current(name, options, section) for name, section in made.items())
     (Path(folder.path) / "evaluation.json").write_text("[")
-    assert not folder.is_current("evaluation.json", options)
+    assert not folder.is_current("evaluation.json", options, "evaluate")
 
 
 REFUSED = {
@@ -309,7 +314,7 @@ def lost(pattern: str) -> Callable[[Path], None]:
     [
         (
             lost("finetune/checkpoints/step-*/state.json"),
-            "all checkpoints in .* are damaged. Move them away to start from the beginning",
+            "all checkpoints in .* are damaged. Move this folder away to start from the beginning",
         ),
         (lost("finetune/checkpoints/step-*"), "is missing, but .*latest names it. Restore it, or delete latest"),
     ],
