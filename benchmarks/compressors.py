@@ -104,7 +104,7 @@ def main() -> None:
         rows.append(row)
     pairs = zip(rows[::2], rows[1::2], strict=True)
     cells = [[one.compressor, f"{one.bits_per_char:.3f}", f"{other.bits_per_char:.3f}"] for one, other in pairs]
-    print(Table(["bits/char", "alone", "given train"], cells, [False, True, True]).to_markdown())
+    print(Table(["bits/char", "alone", "given train"], cells, [False, True, True]).to_text())
     if arguments.json:
         content = {
             "characters": count_characters(held_out),
