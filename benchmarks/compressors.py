@@ -23,9 +23,9 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 import pyppmd
-from tabulate import tabulate
 
 from data.corpus import Corpus
+from pipeline.reporting.rendering import Table
 from pipeline.run.opened import count_characters
 
 ORDERS = {16: "I", 32: "H"}  # with the variant, since variant I knows orders up to 16 only
@@ -102,11 +102,9 @@ def main() -> None:
     for row in measure_compressors(train, held_out):
         print(f"{row.compressor}{' given train' * row.given_train}: {row.bits_per_char:.3f}", file=sys.stderr)
         rows.append(row)
-    table = [
-        [each.compressor, *(row.bits_per_char for row in rows if row.compressor == each.compressor)]
-        for each in rows[::2]
-    ]
-    print(tabulate(table, ["bits/char", "alone", "given train"], tablefmt="github", floatfmt=".3f"))
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    cells = [[one.compressor, f"{one.bits_per_char:.3f}", f"{other.bits_per_char:.3f}"] for one, other in pairs]
+    print(Table(["bits/char", "alone", "given train"], cells, [False, True, True]).to_text())
     if arguments.json:
         content = {
             "characters": count_characters(held_out),

@@ -17,7 +17,11 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
+
+from flows.cli import main as run_command
+from pipeline.training.trainer import Trainer
+
 PACKAGES = tuple(f"{ROOT}/{name}/" for name in ("haed", "data", "pipeline", "flows"))
 SMALL = [
     *("model.encoder.rows=64", "model.mixture.known=64", "batch.sequences=2", "batch.context=16", "validation.times=0"),
@@ -27,8 +31,6 @@ SMALL = [
 
 def count_files(words: list[str], begin: Callable[[FrameType], bool], end: Callable[[FrameType], bool]) -> list[str]:
     """Run a command and return the files called between the calls for which `begin` and `end` are true."""
-    from flows.cli import main
-
     files: set[str] = set()
     state = "before"
 
@@ -47,7 +49,7 @@ def count_files(words: list[str], begin: Callable[[FrameType], bool], end: Calla
     threading.setprofile(profile)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as log:
-            status = main(words)
+            status = run_command(words)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -59,14 +61,14 @@ def count_files(words: list[str], begin: Callable[[FrameType], bool], end: Calla
 
 
 class NthCall:
-    """A condition that is true at the nth call of a function, given by its qualified name."""
+    """A condition that is true at the nth call of a function."""
 
-    def __init__(self, name: str, number: int = 1) -> None:
-        self.name, self.left = name, number
+    def __init__(self, function: Callable[..., object], number: int = 1) -> None:
+        self.code, self.left = function.__code__, number
 
     def __call__(self, frame: FrameType) -> bool:
         """Return whether this call is the one."""
-        self.left -= frame.f_code.co_qualname == self.name
+        self.left -= frame.f_code is self.code
         return not self.left
 
 
@@ -86,11 +88,11 @@ def main() -> None:
         found = {
             "one training step": count_files(
                 ["pretrain", "--config", "quickstart", *SMALL],
-                NthCall("Trainer._next_batch", 3),
-                NthCall("Trainer._next_batch", 1),
+                NthCall(Trainer._take_next_step, 3),
+                NthCall(Trainer._take_next_step, 1),
             ),
             "haed finetune RUN to the trainer": count_files(
-                ["finetune", "quickstart", "finetune.steps=6"], at_once, NthCall("Trainer.fit")
+                ["finetune", "quickstart", "finetune.steps=6"], at_once, NthCall(Trainer.fit)
             ),
         }
         count_files(["index", "quickstart", "index.max_chunks=2000"], at_once, at_once)

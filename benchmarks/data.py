@@ -33,7 +33,7 @@ import numpy as np
 
 from data.build import shard
 from data.chunkers import make_chunker
-from data.corpus import Corpus
+from data.corpus import MANIFEST, Corpus, Manifest
 from data.filesystem import write_json
 from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
@@ -44,9 +44,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class Ours:
-    """This project: shard files, and a corpus that checks them once."""
+    """This project: shard files, and a corpus that checks them once. Its manifest is that of another corpus but for the shards."""
 
     name = "haed"
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
 
     def write(self, samples: list[Arrays], folder: Path) -> None:
         made = []
@@ -56,8 +59,7 @@ class Ours:
                 chunks = np.array([len(sample["lengths"])])
                 file.write_sample(Sample(sample["tokens"], sample["lengths"], chunks, ["text"]), len(sample["tokens"]))
             made.append(vars(file.close()))
-        manifest = {"digest": "0", "chunker": vars(ChunkerOptions()), "source": {"kind": "text"}, "shards": made}
-        write_json(folder / "manifest.json", manifest)
+        write_json(folder / MANIFEST, self.manifest | {"shards": made})
 
     def read(self, folder: Path, corpus: Corpus | None = None) -> Iterator[Arrays]:
         corpus = corpus or Corpus.open(folder)
@@ -150,7 +152,7 @@ def storage(corpus: Corpus, place: Path, repeats: int) -> None:
     text = b"".join(corpus.iterate_original_blocks("train"))
     cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]
     samples = [{"tokens": tokens, "lengths": lengths} for tokens, lengths in cut]
-    libraries: list[Any] = [Ours(), WebDataset()]
+    libraries: list[Any] = [Ours(corpus.manifest), WebDataset()]
     figures: dict[str, dict[str, list[float]]] = {each.name: {} for each in libraries}
     position = int(0.9 * len(samples))
     for _ in range(repeats):
@@ -213,11 +215,9 @@ class Timed:
 
 
 def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
+    from experiments.timing import build_phase_trainer  # after part 1, whose workers need no torch
     from pipeline.config import load_options
-    from pipeline.run.checkpoints import Checkpoints  # after part 1, whose workers need no torch
-    from pipeline.run.device import setup_compute
     from pipeline.run.metrics import Metrics
-    from pipeline.training.stages import build_trainer
 
     figures: dict[str, dict[str, list[float]]] = {}
     for _ in range(repeats):
@@ -225,11 +225,13 @@ def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
             overrides = [f"loader.workers={workers}", "validation.times=0", "checkpoint.every_seconds=null"]
             options = load_options("wikitext2", [*overrides, f"pretrain.steps={STEPS}", "pretrain.seconds=null"])
             folder = place / "phase"
-            trainer = build_trainer(
-                options.pretrain, options, corpus, Checkpoints(folder), setup_compute(options), lambda: False
-            )
-            timed = [Timed(trainer.learner.loader), Timed(trainer.learner.negatives)]
-            trainer.learner.loader, trainer.learner.negatives = timed
+            trainer = build_phase_trainer("pretrain", options, corpus, folder)
+            learner: Any = trainer.learner
+            timed = [Timed(learner.loader)]
+            learner.loader = timed[0]
+            if learner.negatives is not None:  # without `iem.extra_batches` there are none
+                timed.append(Timed(learner.negatives))
+                learner.negatives = timed[1]
             metrics = Metrics(folder, 0)
             spent = trainer.fit(metrics).seconds
             metrics.close()

@@ -44,10 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=2, help="of each process, whatever OMP_NUM_THREADS says")
-    parser.add_argument("--text", help="folder of texts, by default the standard library")
+    parser.add_argument("--text", type=Path, help="folder of texts, by default the standard library")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
-    text = ["source.kind=text", f"source.path={arguments.text}"] if arguments.text else ["source.kind=stdlib"]
+    text = ["source.kind=text", f"source.path={arguments.text.resolve()}"] if arguments.text else ["source.kind=stdlib"]
     drawn = [
         f"source.path={pictures(out / 'pictures')}",
         "source.pattern=*.npz",
@@ -68,7 +68,9 @@ def main() -> None:
         for stage in ("shard", "pretrain", "finetune", "train"):
             name = f"name={preset}-{stage}" if stage == "train" else f"name={preset}"
             command = [sys.executable, "-m", "pipeline", stage, "--config", preset, *asked, name]
-            subprocess.run(command, cwd=ROOT, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"{' '.join(command)}\n{done.stderr}")
         for file in sorted(out.glob(f"runs/{preset}*/*/checkpoints/step-*/model.safetensors")):
             print(digest(file), file.relative_to(out / "runs").parent, flush=True)
 

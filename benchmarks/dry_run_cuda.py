@@ -6,9 +6,10 @@ for the device (`torch.cuda.set_sync_debug_mode`). What is computed is meaningle
 kernel would find (`nonzero` on the device) are empty, so code that depends on one fails, as it would wait. Batches are small:
 the gradient of more than 3,072 rows of an embedding is sorted on the device, and crashes on what was not written.
 
-    .venv-cuda/bin/python benchmarks/dry_run_cuda.py [STEP …]     which steps, by their first word; all by default
+    .venv-cuda/bin/python benchmarks/dry_run_cuda.py [STEP …]
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -44,7 +45,7 @@ def gpu(folder: Path) -> Path:
     source, made = folder / "rest.c", folder / "libcuda.so.1"
     source.write_text("\n".join(rest))
     headers = Path(torch.__file__).parents[1] / "triton" / "backends" / "nvidia" / "include"
-    command = ["gcc", "-shared", "-fPIC", "-w", "-I", headers, "-Wl,-soname,libcuda.so.1", "-o", made]
+    command: list[str | Path] = ["gcc", "-shared", "-fPIC", "-w", "-I", headers, "-Wl,-soname,libcuda.so.1", "-o", made]
     subprocess.run([*command, ROOT / "benchmarks" / "no_gpu.c", source], check=True)
     return made
 
@@ -85,7 +86,7 @@ def inside(arguments: list[str]) -> int:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    Trainer.step = watched
+    Trainer.step = watched  # type: ignore[method-assign,assignment]
     return main(arguments)
 
 
@@ -111,5 +112,13 @@ def dry_run(chosen: list[str]) -> int:
     return failed
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", metavar="STEP", nargs="*", help="shard, lstm, transformer, paper, ranks or types")
+    parser.add_argument("--inside", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    return inside(arguments.inside) if arguments.inside else dry_run(arguments.steps) > 0
+
+
 if __name__ == "__main__":
-    sys.exit(inside(sys.argv[2:]) if sys.argv[1:2] == ["--inside"] else dry_run(sys.argv[1:]) > 0)
+    sys.exit(main())

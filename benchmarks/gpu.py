@@ -1,6 +1,6 @@
 """Speed and memory of training at the papers' sizes on a GPU, within a budget of seconds.
 
-    python benchmarks/gpu.py --out FOLDER [--budget 200] [--parts NAME …] [--tiny]
+    python benchmarks/gpu.py --out FOLDER [--budget 200] [--parts NAME …] [--device auto] [--tiny]
 
 Corpora are made here: text with a Zipfian vocabulary, and noise as pictures. Parts run in order of value, in a process of
 their own that goes on after a failed part. If it ends or hangs, another one does the rest. Every result is in
@@ -45,14 +45,13 @@ import torch
 
 from benchmarks.scaling_estimate import measure_step
 from benchmarks.training import Peak, wait
-from pipeline.config import Options, load_options
-from pipeline.run.checkpoints import Checkpoints
+from experiments.timing import build_phase_trainer
+from pipeline.config import Options, Phase, load_options
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.run.system import estimate_memory
 from pipeline.training.profile import product_rate, profile_phase
-from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer
 
 TEXT, PICTURES = "paper-wikitext103", "paper-imagenet32"
@@ -144,9 +143,7 @@ class Bench:
     @contextmanager
     def open_trainer(self, phase: str, options: Options) -> Iterator[Trainer]:
         """Build a trainer, and free its memory afterwards."""
-        corpus = shard_source(options)
-        place = Checkpoints(self.out / "checkpoints" / phase)
-        trainer = build_trainer(getattr(options, phase), options, corpus, place, setup_compute(options), lambda: False)
+        trainer = build_phase_trainer(phase, options, shard_source(options), self.out / "checkpoints")
         try:
             yield trainer
         finally:
@@ -161,7 +158,7 @@ class Bench:
         if kind == "profile":
             return self.profile_step(*words)
         if kind == "memory":
-            return self.compare_memory(*words)
+            return self.compare_memory(*words)  # type: ignore[arg-type]
         if kind == "graphs":
             return self.compare_graphs()
         if kind == "decoder":
@@ -197,7 +194,7 @@ class Bench:
         setup_compute(options)
         peak = Peak()
         with self.open_trainer(phase, options) as trainer:
-            with closing(trainer.run_steps()) as taken:
+            with closing(trainer.run_steps()) as taken:  # type: ignore[type-var]
                 began = time.perf_counter()
                 for _ in islice(taken, WARM_UP):
                     wait()
@@ -289,7 +286,7 @@ class Bench:
                 result["waits"] = find_waits(taken)
         return result
 
-    def compare_memory(self, preset: str, phase: str) -> Result:
+    def compare_memory(self, preset: str, phase: Phase) -> Result:
         """Compare the planned memory with the peak of a few steps."""
         options = self.load(preset, f"name={preset}-{phase}")
         corpus = shard_source(options)
@@ -308,7 +305,11 @@ class Bench:
         checked = estimate_memory(options, corpus.build_chunker(), getattr(options, phase))
         planned = measure_step(options, phase, 3).estimate_step(1, 25e9).memory
         free()
-        result = {"peak_gb": measured / 1e9, "weights_gb": weights / 1e9, "checked_gb": sum(checked.values()) / 1e9}
+        result: Result = {
+            "peak_gb": measured / 1e9,
+            "weights_gb": weights / 1e9,
+            "checked_gb": sum(checked.values()) / 1e9,
+        }
         result |= {"planned_gb": sum(planned.values()) / 1e9, "plan_gb": {key: x / 1e9 for key, x in planned.items()}}
         return result | {
             "checked_share": sum(checked.values()) / measured,
@@ -318,12 +319,13 @@ class Bench:
     def compare_graphs(self) -> Result:
         """Time the main model's forward and backward pass on its own, and replayed from graphs."""
         options = self.load(TEXT)
-        machine, spent = setup_compute(options), {}
+        machine, spent = setup_compute(options), dict[str, float]()
         with self.open_trainer("pretrain", options) as trainer:
-            main, batch = trainer.objective.system.main, options.batch
+            main: Any = trainer.objective.system.main
+            batch = options.batch
             grid = torch.randn(batch.sequences, batch.context, options.model.encoder.width, device=machine.device)
             inputs = grid.requires_grad_(), torch.zeros(grid.shape[:2], dtype=torch.bool, device=machine.device)
-            ways = {"eager": main}
+            ways: dict[str, Any] = {"eager": main}
             for name in ("eager", "graphs"):
                 if name == "graphs":
                     with torch.autocast("cuda", machine.autocast, machine.autocast is not None, cache_enabled=False):

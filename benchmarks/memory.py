@@ -19,9 +19,10 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 import numpy as np
 import torch
-from tabulate import tabulate
 
 from haed.chunk.memory import Memory, ReadChunks
+from haed.chunk.model import HAED
+from pipeline.reporting.rendering import Table
 from pipeline.run.opened import Run, count_characters, open_run
 from pipeline.run.remembered import choose_held_out, read_documents
 
@@ -44,13 +45,11 @@ def choose_documents(run: Run, split: str, most: int) -> tuple[list[Document], i
     return documents, characters
 
 
-def list_columns(run: Run, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
-    """Return which features and parts a gate between the model's own parts and some that remember sees."""
-    memory = run.likelihood.memory
-    assert memory is not None
+def list_columns(memory: Memory, width: int, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Return which features and parts a gate between the parts of a model of some width and some that remember sees."""
     own = [number for number, name in enumerate(memory.names) if name in ("known", "spelled")]
     parts = memory.start_document().parts
-    first = run.likelihood.width + len(own) - 1
+    first = width + len(own) - 1
     features = list(range(first))
     columns = list(own)
     for number, part in enumerate(parts):
@@ -61,11 +60,9 @@ def list_columns(run: Run, names: tuple[str, ...]) -> tuple[list[int], list[int]
     return features, columns
 
 
-def measure_bits(run: Run, fitted: ReadChunks, held_out: ReadChunks, names: tuple[str, ...]) -> float:
+def measure_bits(memory: Memory, width: int, fitted: ReadChunks, held_out: ReadChunks, names: tuple[str, ...]) -> float:
     """Return the bits of chunks by a gate between some parts."""
-    memory = run.likelihood.memory
-    assert memory is not None
-    features, columns = list_columns(run, names)
+    features, columns = list_columns(memory, width, names)
     fitted, held_out = (
         ReadChunks(
             read.features[:, features],
@@ -94,24 +91,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     run = open_run(arguments.run)
-    memory = run.likelihood.memory
-    if memory is None:
-        sys.exit(f"error: {arguments.run} has no memory: evaluate.memory is 0, or its shards are not there")
+    system = run.likelihood
+    if not isinstance(system, HAED) or (memory := system.memory) is None:
+        reason = "it is no model of chunks, evaluate.memory is 0, or its shards are not there"
+        sys.exit(f"error: {arguments.run} has no memory: {reason}")
     documents, characters = choose_documents(run, arguments.split, arguments.chunks)
     began = time.process_time()
     with run.compute.use_precision():
         fitted, read = (
-            read_documents(run.likelihood, memory.start_document, some, run.stride)
+            read_documents(system, memory.start_document, some, run.stride)
             for some in (choose_held_out(run.folder.open_corpus()), documents)
         )
     seconds = time.process_time() - began
     names = [*(part.name for part in memory.start_document().parts), *(["words"] if memory.speller else [])]
     subsets = [subset for size in range(len(names) + 1) for subset in combinations(names, size)]
-    bits = {" + ".join(subset) or "none": measure_bits(run, fitted, read, subset) / characters for subset in subsets}
+    bits = {
+        " + ".join(subset) or "none": measure_bits(memory, system.width, fitted, read, subset) / characters
+        for subset in subsets
+    }
     print(
         f"{len(read.features):,} chunks of {arguments.split}, {characters:,} characters, read in {seconds:.0f} s of CPU time"
     )
-    print(tabulate(bits.items(), ["parts", "bits/char"], floatfmt=".4f"))
+    cells = [[parts, f"{value:.4f}"] for parts, value in bits.items()]
+    print(Table(["parts", "bits/char"], cells, [False, True]).to_text())
     if arguments.json:
         arguments.json.write_text(json.dumps({"bits_per_char": bits}, indent=2) + "\n")
 

@@ -1,6 +1,7 @@
 """Nearest neighbours among a million vectors of width 256: `auto` beside exact search, hnswlib and usearch, in one run.
 
-    python benchmarks/probe.py                       [--vectors 1000000] [--run runs/quickstart] [--output FOLDER]
+    python benchmarks/probe.py [--vectors 1000000] [--queries 300] [--threads 2] [--run runs/quickstart] [--output FOLDER]
+        [--only "haed auto" hnswlib "usearch i8"]
 
 The vectors: rows of an index of chunks (`--run`), each as often as is needed, plus noise of as large a share of its length as
 is between an embedding and its nearest neighbours, so that they lie as embeddings do; without a run, mixtures of clusters of
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 NEAREST, WIDTH, PART = 10, 256, 1 << 14
+SHARE = 0.5  # length of the noise, of that of a vector
 Search = Callable[[np.ndarray, int], np.ndarray]
 
 
@@ -35,15 +37,15 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
         from pipeline.run.index.chunk_index import ChunkIndex
         from pipeline.run.run_directory import RunFolder
 
-        base, share = ChunkIndex.open(RunFolder(run)).vectors[:], 0.5
+        base = ChunkIndex.open(RunFolder(run)).vectors[:]
     else:
         base = fixed.normal(size=(20_000, 32)) @ fixed.normal(size=(32, WIDTH))
-        base, share = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32), 0.5
+        base = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32)
     found = np.empty((number, base.shape[1]), np.float32)
     for begin in range(0, number, PART):
         size = min(PART, number - begin)
         rows = base[(len(base) * chance.random(size) ** 2).astype(int)]  # clusters of different sizes
-        noise = chance.normal(size=rows.shape).astype(np.float32) * share / rows.shape[1] ** 0.5
+        noise = chance.normal(size=rows.shape).astype(np.float32) * SHARE / rows.shape[1] ** 0.5
         found[begin : begin + size] = (rows + noise) / np.linalg.norm(rows + noise, axis=1, keepdims=True)
     return found
 
@@ -142,14 +144,14 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
 def measured(made: dict[str, dict[int, Search]], vectors: np.ndarray, queries: np.ndarray) -> list[dict[str, Any]]:
     """Recall@10 by exact scores, and milliseconds, of each search; they take turns, query by query."""
     every = [(name, effort, search) for name, efforts in made.items() for effort, search in efforts.items()]
-    times, recalls = {each[:2]: [] for each in every}, {each[:2]: [] for each in every}
+    times, recalls = ({each[:2]: list[float]() for each in every} for _ in range(2))
     for query in queries:
         truth = None
         for name, effort, search in every:
             began = time.perf_counter()
-            rows = search(query[None], NEAREST)
+            nearest = search(query[None], NEAREST)
             times[name, effort].append(1000 * (time.perf_counter() - began))
-            scores = np.sort(vectors[rows.astype(int)] @ query)[::-1]
+            scores = np.sort(vectors[nearest.astype(int)] @ query)[::-1]
             truth = scores if truth is None else truth
             recalls[name, effort].append((scores >= truth[-1] - 1e-6).mean())
     rows = []

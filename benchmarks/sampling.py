@@ -15,10 +15,11 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 import numpy as np
 import torch
-from tabulate import tabulate
 
 from haed.base import TokenBatch
+from haed.chunk.model import HAED
 from haed.sampling import ChunkSampler, Draw
+from pipeline.reporting.rendering import Table
 from pipeline.run.opened import Run, open_run
 from pipeline.run.remembered import choose_held_out
 from pipeline.run.windows import pad_chunks
@@ -45,6 +46,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     run = open_run(arguments.run)
     system, prompt = run.likelihood, choose_prompt(run)
+    if not isinstance(system, HAED):
+        sys.exit(f"error: {arguments.run} is no model of chunks")
     memory, best = system.memory, dict[tuple[str, str], tuple[float, float]]()
     for _ in range(arguments.repeats):
         for remembers in ("with memory", "without")[memory is None :]:
@@ -61,7 +64,8 @@ def main() -> None:
                 best[name, remembers] = min(
                     best.get((name, remembers), (float("inf"), 0.0)), (1e3 * seconds / drawn, tokens / seconds)
                 )
-    print(tabulate([[*key, *value] for key, value in best.items()], ["", "", "ms a chunk", "bytes/s"], floatfmt=".1f"))
+    cells = [[*key, *(f"{x:.1f}" for x in value)] for key, value in best.items()]
+    print(Table(["", "", "ms a chunk", "bytes/s"], cells, [False, False, True, True]).to_text())
 
 
 if __name__ == "__main__":

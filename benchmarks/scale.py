@@ -1,6 +1,6 @@
 """What `benchmarks/scaling_estimate.py` foresees against runs: candidates, bytes exchanged, milliseconds of a step, and memory.
 
-    python benchmarks/scale.py [--config quickstart] [--processes 1 2 4] [key=value …]
+    python benchmarks/scale.py [key=value …] [--config quickstart] [--processes 1 2 4]
 
 Processes talk by the loopback interface, whose counters are read around two runs of each number of them: the longer one's bytes
 less the shorter one's, by the steps between, are those of a step; startup, validation and checkpoints fall out. Nothing else
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--config", default="quickstart")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as folder:
         words = [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", "threads=1", "validation.times=0"]
         words += [*arguments.overrides, *lift_other_limits("pretrain"), "log_steps=10"]

@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 import numpy as np
-from tabulate import tabulate
 
-from pipeline.config import Options, load_options, training_phases
+from pipeline.config import Options, Phase, load_options, training_phases
 from pipeline.evaluation.evaluate import evaluate_run
+from pipeline.reporting.rendering import Table
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
@@ -45,12 +45,12 @@ def load_system(system: str, width: int, name: str, args: argparse.Namespace, *m
     return load_options(SYSTEMS[system], [*words, *more])
 
 
-def list_phases(system: str) -> tuple[str, ...]:
+def list_phases(system: str) -> tuple[Phase, ...]:
     """Return the phases that a system is trained in."""
-    return tuple(training_phases(load_options(SYSTEMS[system]).model.kind))
+    return training_phases(load_options(SYSTEMS[system]).model.kind)
 
 
-def count_flops(options: Options, phases: tuple[str, ...]) -> list[float]:
+def count_flops(options: Options, phases: tuple[Phase, ...]) -> list[float]:
     """Return the model FLOPs that each phase of a run has taken."""
     folder = RunFolder.from_options(options)
     return [read_metrics(folder.path / phase / "metrics.jsonl")[-1]["flops"] for phase in phases]
@@ -88,9 +88,8 @@ def print_curves(args: argparse.Namespace) -> None:
     for system in SYSTEMS:
         bits = np.array([[read_bits(system, w, b, args.output) for b in args.budgets] for w in args.widths])
         heads = [f"{system}, width", *(f"{b:g} TFLOP" for b in args.budgets)]
-        print(
-            tabulate([[w, *row] for w, row in zip(args.widths, bits, strict=True)], heads, floatfmt=".3f"), end="\n\n"
-        )
+        cells = [[str(w), *(f"{x:.3f}" for x in row)] for w, row in zip(args.widths, bits, strict=True)]
+        print(Table(heads, cells, [True] * len(heads)).to_text(), end="\n\n")
         best[system] = np.nanmin(bits, axis=0)
     lead = best["flat"] - best["haed"]
     print("lead of haed, at the best widths:", ", ".join(f"{value:.3f}" for value in lead))
@@ -115,7 +114,7 @@ def fit_decay(doublings: np.ndarray, lead: np.ndarray) -> tuple[float, float, fl
     return min((fit_rate(rate) for rate in np.linspace(0.05, 0.99, 189)), key=lambda fit: fit[2])
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
@@ -129,3 +128,7 @@ if __name__ == "__main__":
         for width in args.widths:
             for budget in args.budgets:
                 train_run(args.system, width, budget, args)
+
+
+if __name__ == "__main__":
+    main()

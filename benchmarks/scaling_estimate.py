@@ -36,18 +36,17 @@ import torch
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
+from experiments.timing import build_phase_trainer
 from haed.base import TokenBatch, to_device
 from haed.chunk.packing import chunk_keys, find_distinct
 from haed.distributed import group_size
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
 from pipeline.config import PHASES, Options, Phase, training_phases
-from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import setup_compute
+from pipeline.reporting.rendering import Table
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import as_windows
 from pipeline.training.profile import Profile, profile_phase
-from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer
 
 _BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
@@ -193,8 +192,8 @@ class MeasuredStep:
         memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
         memory["kept for the backward pass"] = float(sum(kept.values()))
         if self.profile.peak:  # of a GPU: what a backward pass, for example, has for a moment
-            one = None if n == 1 else self.estimate_step(1, link).memory["the rest"]
-            memory["the rest"] = max(0.0, self.profile.peak - sum(memory.values())) if one is None else one
+            rest = max(0.0, self.profile.peak - sum(memory.values()))
+            memory["the rest"] = rest if n == 1 else self.estimate_step(1, link).memory["the rest"]
         host = sum(parts.get(part, 0.0) for part in _HOST)
         device = sum(parts.values()) - host
         hidden = self.ahead and (n == 1 or not exchanged["tables"])
@@ -218,14 +217,10 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
         ConfigError: this kind of model has no such phase.
         FileNotFoundError: the run's corpus is not there.
     """
-    measured, run, machine = (
-        profile_phase(options, phase, steps),
-        RunFolder.from_options(options),
-        setup_compute(options),
-    )
-    corpus, place = run.open_corpus(), Checkpoints(run.phase_folder(phase) / "profile")
-    trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
-    objective = trainer.objective
+    measured, run = profile_phase(options, phase, steps), RunFolder.from_options(options)
+    corpus = run.open_corpus()
+    trainer = build_phase_trainer(phase, options, corpus, run.phase_folder(phase) / "profile")
+    objective, machine = trainer.objective, trainer.compute
     with machine.use_precision():
         losses = objective(to_device(next(trainer.prepare_batches()), machine.device))
     losses.total.backward()
@@ -282,7 +277,8 @@ def _further_device_time(trainer: Trainer, batches: int, devices: int = 8, times
 def format_estimates(step: MeasuredStep, devices: list[int], link: float) -> str:
     """Format the estimates as a table, followed by the first bottleneck and its remedy."""
     heads = ["devices", "candidates", "ms a step", "host", "device", "exchanging", "efficiency", "chunks/s"]
-    rows, advice = [[*heads, "MB exchanged", "GB held"]], ""
+    heads += ["MB exchanged", "GB held"]
+    rows, advice = list[list[str]](), ""
     alone = step.estimate_step(1, link)
     for plan in (step.estimate_step(number, link) for number in sorted(devices)):
         host = sum(plan.milliseconds.get(part, 0.0) for part in _HOST)
@@ -302,9 +298,8 @@ def format_estimates(step: MeasuredStep, devices: list[int], link: float) -> str
                 f"first below {_GOOD:.0%}: {plan.devices:,} devices, where {worst} takes {added[worst]:,.1f} of "
                 f"{1e3 * plan.seconds:,.1f} ms more than on one; {_MENDS.get(worst, 'more work a step: batch.sequences')}"
             )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([*lines, *([advice] if advice else [])])
+    table = Table(heads, rows, [True] * len(heads)).to_text()
+    return f"{table}\n{advice}" if advice else table
 
 
 def _parse_amount(word: str) -> float:

@@ -1,8 +1,9 @@
 """Kills training with SIGKILL at random moments, resumes it, and compares with a run that was left alone.
 
-    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm mixture ranks ...] [--threads 2]
+    python benchmarks/torture.py [--kills 50] [--steps 400] [--stages pretrain finetune train] [--cases lstm mixture ranks …]
+        [--seed 0] [--threads 2]
 
-A case is a small model on some of the Python standard library's files, 400 steps a stage, saved every 5 steps and
+A case is a small model on some of the Python standard library's files, --steps steps a stage, saved every 5 steps and
 validated 8 times, so that kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
 moment drawn evenly from the time that the stage takes alone; this is done until --kills have hit a running process, then
 the stage is left to end. Weights must agree in every bit, and metrics.jsonl in every line but for seconds and rates.
@@ -28,7 +29,7 @@ from safetensors.torch import load_file
 from pipeline.run.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = {
+SMALL: dict[str, dict[str, object]] = {
     "model.encoder": {"token_width": 4, "hidden": 16, "width": 16},
     "model.main": {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "ffn": 32},
     "model.decoder": {"width": 16, "token_width": 8, "ffn": 32, "heads": 2},
@@ -45,7 +46,7 @@ MIXTURE = [
     "iem.correction=inclusion",
     "finetune.iem_weight=1",
 ]
-CASES = {
+CASES: dict[str, list[str]] = {
     "lstm": [],
     "transformer": ["model.decoder.kind=transformer"],
     "mixture": MIXTURE,

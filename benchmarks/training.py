@@ -1,6 +1,7 @@
 """Speed and memory of training: a step of phase one against one of training end to end, and the IEM loss against its formula.
 
-    python benchmarks/training.py [--images FOLDER] [--words FOLDER] [--repeats 3] [--device auto]
+    python benchmarks/training.py [key=value …] [--images FOLDER] [--words FOLDER] [--repeats 3] [--device auto]
+        [--parts steps loss]
 
 1. Steps: the presets `paper-imagenet32` and `paper-wikitext103` (LSTM decoder of 2000 units), one batch of theirs: phase one
    with `decode_fraction=0`, and end to end. Seconds are medians of interleaved steps, data and optimizer included. Peak
@@ -30,12 +31,11 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import numpy as np
 import torch
 
+from experiments.timing import build_phase_trainer
 from haed.iem.sampled_softmax import blockwise_cross_entropy
 from pipeline.config import load_options
-from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.sharding import shard_source
-from pipeline.training.stages import build_trainer
 from pipeline.training.trainer import Trainer
 
 ARMS = ("pretrain", "train")
@@ -49,11 +49,7 @@ def options_of(preset: str, source: list[str], device: str, more: list[str]) -> 
 
 def trainer_of(arm: str, options: Any, folder: str) -> Trainer:
     options.shards_dir = f"{folder}/shards"
-    corpus = shard_source(options)
-    limits = getattr(options, arm)
-    return build_trainer(
-        limits, options, corpus, Checkpoints(Path(folder) / arm), setup_compute(options), lambda: False
-    )
+    return build_phase_trainer(arm, options, shard_source(options), Path(folder))
 
 
 def wait() -> None:
@@ -164,7 +160,10 @@ def naive(queries: torch.Tensor, candidates: torch.Tensor, bias: torch.Tensor, t
     return torch.nn.functional.cross_entropy((queries @ candidates.t()).float() + bias, target)
 
 
-LOSSES = {"ours": lambda *parts: blockwise_cross_entropy(*parts).loss, "naive": naive}
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "ours": lambda *parts: blockwise_cross_entropy(*parts).loss,
+    "naive": naive,
+}
 
 
 def inputs(size: int, device: torch.device) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -201,10 +200,11 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=("steps", "loss"), default=["steps", "loss"])
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.memory:
         kind, *job = json.loads(arguments.memory)
-        print({"steps": memory_of_steps, "loss": memory_of_loss}[kind](*job))
+        jobs: dict[str, Callable[..., int]] = {"steps": memory_of_steps, "loss": memory_of_loss}
+        print(jobs[kind](*job))
         return
     with tempfile.TemporaryDirectory() as folder:
         if "loss" in arguments.parts:

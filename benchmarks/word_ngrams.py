@@ -78,9 +78,9 @@ def main() -> None:
     numbers = {word: number for number, word in enumerate(dict.fromkeys(train))}
     if unknown := {word for word in test if word not in numbers}:
         parser.error(f"{len(unknown)} words of {arguments.test} are not in {arguments.train}, such as {min(unknown)}")
-    rows = [np.array([numbers[word] for word in words]) for words in (train, test)]
+    train_numbers, test_numbers = (np.array([numbers[word] for word in words]) for words in (train, test))
     for order in range(1, arguments.order + 1):
-        mean = -float(np.log(kneser_ney(*rows, len(numbers), order)).mean())
+        mean = -float(np.log(kneser_ney(train_numbers, test_numbers, len(numbers), order)).mean())
         print(
             f"order {order}: perplexity {np.exp(mean):.1f} of {len(test):,} words, {len(numbers):,} different ones",
             flush=True,

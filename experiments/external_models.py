@@ -48,11 +48,8 @@ from pipeline.run.files import Evaluation
 from pipeline.run.opened import compute_word_perplexity, count_characters, count_words
 from pipeline.run.sharding import open_shards
 
-CONTEXT, TOKENS, WARM_UP = (
-    256,
-    2048,
-    100,
-)  # bytes of a window; bytes of a step; steps, or a tenth of all if that is less
+CONTEXT, TOKENS = 256, 2048  # bytes of a window, bytes of a step
+WARM_UP = 100  # steps, or a tenth of all if that is less
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
 
@@ -244,13 +241,9 @@ def read_split(corpus: Corpus, split: str) -> Tensor:
     return torch.frombuffer(bytearray().join(corpus.iterate_original_blocks(split)), dtype=torch.uint8)
 
 
-def train_endlessly(name: str, corpus: Corpus, options: Options | None = None) -> Iterator[None]:
+def train_endlessly(name: str, corpus: Corpus, options: Options) -> Iterator[None]:
     """Train a package to be timed, on the device and with the threads of the options."""
-    package, machine, text = (
-        PACKAGES[name],
-        setup_compute(options or load_options(None, [])),
-        read_split(corpus, "train"),
-    )
+    package, machine, text = PACKAGES[name], setup_compute(options), read_split(corpus, "train")
     return train_steps(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
 
 

@@ -33,7 +33,7 @@ from experiments.catalogue import Experiment, Plan, Variant
 from experiments.external_models import PACKAGES, train_endlessly
 from experiments.measures import PER_VARIANT, Measurement, measurement_path
 from experiments.results import Result, RunTotals, VariantRun, write_results
-from experiments.timing import lift_other_limits, measure_step_seconds, run_phase_steps
+from experiments.timing import build_phase_trainer, lift_other_limits, measure_step_seconds
 from haed.base import TokenBatch
 from haed.registry import make_objective
 from pipeline.config import ConfigError, OptimizerOptions, Options, Phase, dump_options, load_options
@@ -107,7 +107,7 @@ class RunnableVariant:
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
         """Train a phase one step at a time, to be timed."""
         options = load_options(self.variant.preset, [*self.words, f"{phase}.steps=1000"])
-        return run_phase_steps(phase, options, corpus, folder)
+        return build_phase_trainer(phase, options, corpus, folder).run_steps()
 
     def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         """Return the commands that train a run and evaluate it. Without `limits`, its own limits apply."""
@@ -157,16 +157,8 @@ class PackageVariant(RunnableVariant):
 
     def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         settings = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
-        return [
-            (
-                "experiments.external_models",
-                self.variant.package,
-                str(run),
-                *self.words,
-                *settings,
-                *(["--memory"] * self.remembers),
-            )
-        ]
+        memory = ("--memory",) if self.remembers else ()
+        return [("experiments.external_models", self.variant.package, str(run), *self.words, *settings, *memory)]
 
     def read_totals(self, run: Path) -> RunTotals:
         totals = read_as(dict[str, Any], run / "package.json")
@@ -446,7 +438,11 @@ class Worker:
         with tempfile.TemporaryFile() as output:
             command = [sys.executable, "-m", module, *arguments]
             process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=output, preexec_fn=_end_with_parent, start_new_session=True
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
+                start_new_session=True,
             )
             self.processes.add(process)
             try:
@@ -464,10 +460,6 @@ class Worker:
         """Send a signal to the current processes: SIGTERM lets them save and end, SIGKILL ends them."""
         for process in list(self.processes):
             process.send_signal(number)
-
-
-def _end_with_parent() -> None:
-    die_with_parent(signal.SIGTERM)
 
 
 @dataclass

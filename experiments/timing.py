@@ -21,6 +21,7 @@ from pipeline.config import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.training.stages import build_trainer
+from pipeline.training.trainer import Trainer
 
 
 def lift_other_limits(*phases: str) -> list[str]:
@@ -28,12 +29,10 @@ def lift_other_limits(*phases: str) -> list[str]:
     return [f"{phase}.{limit}=null" for phase in phases for limit in ("seconds", "epochs")]
 
 
-def run_phase_steps(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iterator[None]:
-    """Train a phase of a run one step at a time, including data and optimizer."""
-    machine = setup_compute(options)
-    place = Checkpoints(folder / phase)
-    trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
-    yield from trainer.run_steps()
+def build_phase_trainer(phase: str, options: Options, corpus: Corpus, folder: Path) -> Trainer:
+    """Return a trainer of a phase, to be measured: nothing stops it, and what it saves is in `folder`."""
+    place, machine = Checkpoints(folder / phase), setup_compute(options)
+    return build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
 
 
 def measure_step_seconds(
