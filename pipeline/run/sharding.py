@@ -56,10 +56,11 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
     try:
         with closing(status):
             return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, show_progress)
-    except EmptyInputError:  # what was piped in before is gone
-        if (run_corpus := _find_run_corpus(options)) is not None:
-            return run_corpus
-        raise
+    except EmptyInputError as error:
+        if (run_corpus := _find_run_corpus(options)) is None:
+            raise
+        log.info("%s, so the corpus that was piped in before is taken", str(error).partition(".")[0])
+        return run_corpus
 
 
 @contextmanager

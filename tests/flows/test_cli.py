@@ -16,9 +16,10 @@ import pytest
 
 from flows.cli import main
 from flows.commands import _find_preset_and_overrides, _suggest_commands
+from flows.flows import StageLog
 from pipeline.arguments import options_from_arguments, parse_arguments
 from pipeline.commands import COMMANDS
-from pipeline.config import load_options
+from pipeline.config import load_options, phases_to_train
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, until
@@ -57,6 +58,23 @@ def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path:
     assert (options.name, options.runs_dir, options.seed) == ("second", str(moved.parent), 3)
 
 
+@pytest.mark.parametrize("name", ["rate=1", "runs/rate=1"])
+def test_a_run_with_an_equals_sign_in_its_name_goes_on(
+    name: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(load_options("quickstart", [*tiny, "name=rate=1", "runs_dir=runs"]))
+    asked = argparse.Namespace(config=None, words=[name, "seed=3"])
+    options = load_options(*_find_preset_and_overrides(asked, options_from_arguments(asked)))
+    assert (options.name, options.seed) == ("rate=1", 3)
+
+
+def test_a_run_that_starts_from_another_trains_phase_two_alone() -> None:
+    options = load_options("quickstart", ["finetune.start_from=other"])
+    assert phases_to_train(options) == ("finetune",)
+    assert StageLog(options).describe_plan().startswith("6 stages: shard, finetune, evaluate, index, sample, report.")
+
+
 @pytest.mark.parametrize(
     ("words", "commands"),
     [
@@ -64,6 +82,7 @@ def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path:
         (["chunker.kind=pixels", "source.kind=images", "source.path=/"], ["sample", "neighbours", "evaluate"]),
         (["chunker.kind=fixed", "source.kind=audio", "source.path=/"], ["sample", "neighbours", "evaluate"]),
         (["model.kind=hourglass", "evaluate.split=valid"], ["sample", "evaluate", "profile"]),
+        (["index.space=contexts"], ["sample", "next", "neighbours"]),
     ],
 )
 def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) -> None:
@@ -73,6 +92,7 @@ def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) 
     assert [command for command, *_ in asked] == commands
     assert all(parse_arguments(line, "haed", COMMANDS).run == "runs/quickstart" for line in asked)
     assert not any(f"evaluate.split={options.evaluate.split}" in line for line in lines)
+    assert ("--context" in asked[-1]) == (options.index.space == "contexts")
 
 
 @pytest.mark.slow

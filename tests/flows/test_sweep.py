@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.sweep import list_runs_to_try
-from pipeline.config import ConfigError
+from flows.forms import FormSubmission
+from flows.sweep import list_runs_to_try, plan_runs
+from pipeline.config import ConfigError, load_options
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served
 
@@ -35,12 +36,25 @@ def test_each_combination_is_a_run_with_a_name() -> None:
         (["seed= , "], "is not an option with values"),
         (["=1,2"], "is not an option with values"),
         ([f"seed={','.join(map(str, range(11)))}", f"threads={','.join(map(str, range(1, 11)))}"], "these are 110"),
+        (["name=x,y"], "values: the names of the runs follow from their values. Leave name= out"),
         (["source.path=a/b,a-b"], "values: two runs would have the name a-path-a-b. Leave one of their values out"),
     ],
 )
 def test_values_that_make_no_runs_are_told(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
         list_runs_to_try("a", words)
+
+
+def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
+    fields = {"preset": "quickstart", "name": "x${seed}", "source": "", "seconds": 60.0, "overrides": ["threads=1"]}
+    fields |= {"values": ["model.kind=haed,hourglass"]}
+    runs = plan_runs(FormSubmission("quickstart", [], load_options("quickstart", [r"name=x\${seed}"]), fields))
+    haed, hourglass = (load_options("quickstart", run.overrides) for run in runs)
+    assert (haed.pretrain.seconds, haed.finetune.seconds, hourglass.train.seconds) == (40, 20, 60)
+    assert (
+        [haed.name, hourglass.name] == [run.name for run in runs] == ["x${seed}-kind-haed", "x${seed}-kind-hourglass"]
+    )
+    assert haed.threads == hourglass.threads == 1
 
 
 @pytest.mark.slow

@@ -87,7 +87,17 @@ REFUSED = {
     "no such device": ("finetune", ["device=foo"], "device"),
     "no such device here": ("finetune", ["device=cuda:99"], "device=cuda:99 is not available"),
     "another phase one": ("finetune", ["finetune.start_from={runs}/run", "name=new", "model.main.ffn=64"], "ffn=32"),
-    "no phase one": ("finetune", ["name=new"], "has no phase one"),
+    "no phase one": ("finetune", ["name=new"], "has no phase one. Run `haed pretrain` with the same options first"),
+    "another start": (
+        "finetune",
+        ["finetune.steps=99", "finetune.start_from={runs}/run"],
+        "finetune.start_from cannot change within a phase, in which it was None so far. Set finetune.start_from=null,",
+    ),
+    "another part": (
+        "pretrain",
+        ["pretrain.steps=99", "pretrain.part_to=0.5"],
+        "pretrain.part_to cannot change within a phase, in which it was 1.0 so far. Set pretrain.part_to=1.0,",
+    ),
     "two names": ("finetune", ["RUN", "name=new"], "both name a run"),
 }
 

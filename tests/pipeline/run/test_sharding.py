@@ -47,8 +47,11 @@ def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.
     assert capfdbinary.readouterr().out == text
     assert not list(Path(folder).parent.glob(".stdin*"))
     assert json.loads((Path(folder) / "manifest.json").read_text())["source"]["path"] == "-"
-    empty = command("shard", *settings)
-    assert empty.returncode == 1 and b"standard input was empty" in empty.stderr
+    again = command("shard", *settings, "--json")  # a trained run keeps its corpus
+    assert json.loads(again.stdout.splitlines()[-1])["folder"] == folder
+    assert b"standard input was empty, so the corpus that was piped in before is taken" in again.stderr
+    empty = command("shard", *settings, "name=another")
+    assert empty.returncode == 1 and b"standard input was empty. Pipe a text to it" in empty.stderr
 
 
 @pytest.mark.slow
