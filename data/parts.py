@@ -327,7 +327,11 @@ class ProgressMonitor:
     def measure_progress(self) -> ShardingProgress:
         """Measure the progress."""
         unfinished: dict[str, int] = {}
-        for path in self._folder.iterdir():
+        try:
+            paths = list(self._folder.iterdir())
+        except FileNotFoundError:  # it was removed meanwhile, which the next part to be written says
+            paths = []
+        for path in paths:
             name = path.name.partition(".")[0]
             if path.name.endswith(UNFINISHED):
                 unfinished[name] = max(_count_shard_bytes(path), unfinished.get(name, 0))

@@ -35,7 +35,7 @@ INFLATED = 4  # assumed compression ratio, only used to balance the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _TEXT = re.compile(rb"[\n\r](?=\S)")  # where chunkers of words and sentences begin a chunk anyway
 _WORD = re.compile(rb"\s(?=\S)")
-_BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end in LF, CRLF or CR
+_BLANK = re.compile(rb"\n\r?\n|\r\r(?=[^\n])")  # lines may end in LF, CRLF or CR; an LF may follow the window
 _LONGEST_HEADING = 1100
 _JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
 _VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # beginnings of a JSON value
