@@ -367,9 +367,8 @@ class RunFolder:
         """Return whether a JSON file of the run was made from its present checkpoint, with the options of this section."""
         try:
             content = read_as(dict[str, Any], self.path / name)
-            return content["checkpoint"] == self.select_checkpoint(options.evaluate.stage).digest and content[
-                "options"
-            ] == asdict(getattr(options, section))
+            present = self.select_checkpoint(options.evaluate.stage).digest
+            return (content["checkpoint"], content["options"]) == (present, asdict(getattr(options, section)))
         except (OSError, ValueError, TypeError, KeyError):
             return False
 

@@ -153,12 +153,10 @@ class IndexMetadata(IndexSummary):
     @property
     def note(self) -> str:
         """The end of a results' description: the scores of random pairs, if known, and a phase that was requested."""
-        of = (
-            ""
-            if self.asked_stage is None
-            else f"; the index is of {self.stage} step {self.step:,}, as requested for it"
-        )
-        return of if self.chance is None else f"; {self.chance}{of}"
+        notes = [str(self.chance)] if self.chance is not None else []
+        if self.asked_stage is not None:
+            notes.append(f"the index is of {self.stage} step {self.step:,}, as requested for it")
+        return "".join(f"; {note}" for note in notes)
 
 
 def choose_metric(limits: IndexOptions, space: Space) -> Metric:
