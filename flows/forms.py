@@ -497,15 +497,15 @@ def _listing() -> Any:
 def list_recent_runs() -> list[str]:
     """Return the runs in the folder `runs` as `NAME (STATE, DATE)`: finished, training, others; each newest first.
 
-    The date of a run in use is that of its start, since forms must not change all the time.
+    Archived runs are left out. The date of a run in use is that of its start, since forms must not change all the time.
     """
     labels = []
     for name in list_runs("runs")[:_MOST_RUNS]:
         with suppress(OSError, ValueError):  # it was removed meanwhile, or is in use by somebody else
-            state, config_file = (
-                _listing().get_row(RunFolder(Path("runs", name))).state,
-                Path("runs", name, "config.yaml"),
-            )
+            row, config_file = _listing().get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
+            if row.notes.archived:
+                continue
+            state = row.state
             when = datetime.fromtimestamp(config_file.stat().st_mtime) if state.running else state.changed
             order = 1 if state.running else 0 if state.word in ("finished", "pretrain done") else 2
             labels.append((order, -when.timestamp(), f"{name} ({state.word}, {when:%Y-%m-%d %H:%M})"))

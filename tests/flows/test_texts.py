@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from data.filesystem import write_json
 from flows.artifacts import name_flows_in_logs
 from flows.deployments import build_deployments
 from flows.flows import FLOWS
@@ -20,6 +22,7 @@ from flows.forms import PLAIN, list_recent_runs, load_tagged_options, read_form,
 from flows.lifecycle import RUN, describe_saved_progress, finish_flow_run
 from pipeline import config
 from pipeline.console import prepare_logs
+from pipeline.run.files import NOTES, RunNotes
 from pipeline.run.run_directory import RunFolder
 from pipeline.suggestions import name_flows, read_suggestion
 from tests.flows.api import COMMAND, check_texts, clean_environment
@@ -117,6 +120,10 @@ def test_runs_are_listed_with_state_and_date_finished_first(
     assert [unlabel_run(label) for label in listed][:3] == ["run", "older", "busy"]
     assert words[:3] == ["finished", "finished", "training"] and {*words[3:]} == {"stopped", "not trained"}
     assert listed[1].startswith("older (finished, 2001-09-0")
+    write_json(run.with_name("older") / NOTES, asdict(RunNotes(archived=True)))
+    assert [unlabel_run(label) for label in list_recent_runs()] == [
+        name for name in map(unlabel_run, listed) if name != "older"
+    ]
     assert unlabel_run(" typed (v2) ") == "typed (v2)"
 
 
