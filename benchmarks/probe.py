@@ -132,6 +132,7 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
         from usearch.index import Index
 
         other = Index.restore(str(place / "usearch"))
+        assert other is not None
 
         def ask_usearch(query: np.ndarray, count: int, effort: int) -> np.ndarray:
             other.expansion_search = effort
