@@ -43,8 +43,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import numpy as np
 import torch
 
+from benchmarks.loss import Peak, wait_for_device
 from benchmarks.scaling_estimate import measure_step
-from benchmarks.training import Peak, wait
 from experiments.timing import build_phase_trainer
 from pipeline.config import Options, Phase, load_options
 from pipeline.run.device import setup_compute
@@ -180,10 +180,10 @@ class Bench:
             target = torch.empty_like(source)
             spent = []
             for _ in range(6):
-                wait()
+                wait_for_device()
                 began = time.perf_counter()
                 target.copy_(source)
-                wait()
+                wait_for_device()
                 spent.append(time.perf_counter() - began)
             result["copy_tb_per_s"] = 2 * source.numel() / min(spent) / 1e12
         return result
@@ -197,13 +197,13 @@ class Bench:
             with closing(trainer.run_steps()) as taken:  # type: ignore[type-var]
                 began = time.perf_counter()
                 for _ in islice(taken, WARM_UP):
-                    wait()
+                    wait_for_device()
                 warm_up, before = time.perf_counter() - began, trainer.position.flops
                 steps, began = 0, time.perf_counter()
                 while steps < STEPS and time.perf_counter() - began < LONGEST:
                     next(taken)
                     steps += 1
-                wait()
+                wait_for_device()
                 step = (time.perf_counter() - began) / steps
                 flops = (trainer.position.flops - before) / steps
             peak_bytes = peak.bytes()
@@ -212,15 +212,15 @@ class Bench:
             for _ in range(8):
                 began = time.perf_counter()
                 batches.append(next(made))
-                wait()
+                wait_for_device()
                 prepared.append(time.perf_counter() - began)
             queue, alone = [], []
             for batch in batches:
-                wait()
+                wait_for_device()
                 began = time.perf_counter()
                 trainer.step(batch)
                 queue.append(time.perf_counter() - began)
-                wait()
+                wait_for_device()
                 alone.append(time.perf_counter() - began)
             precision, name = trainer.compute.precision_name, trainer.compute.processor_name
             parameters = sum(x.numel() for x in trainer.objective.system.parameters())
@@ -256,14 +256,14 @@ class Bench:
             on_gpu = trainer.compute.device.type == "cuda"
             taken = trainer.run_steps()
             for _ in islice(taken, WARM_UP):
-                wait()
+                wait_for_device()
             kinds = [torch.profiler.ProfilerActivity.CPU]
             if on_gpu:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             with torch.profiler.profile(activities=kinds) as profiler:
                 for _ in islice(taken, 2):
                     pass
-                wait()
+                wait_for_device()
             averages = profiler.key_averages()
             lines = [
                 f"Two steps of {preset} {phase}, by time of the {'device' if on_gpu else 'host'}, then of the host.",
@@ -298,7 +298,7 @@ class Bench:
             at_rest = Peak()
             for batch in islice(trainer.prepare_batches(), 3):
                 trainer.step(batch)
-            wait()
+            wait_for_device()
             measured = peak.bytes()
             weights = at_rest.before - peak.before
             del batch
@@ -332,13 +332,13 @@ class Bench:
                         ways[name] = torch.cuda.make_graphed_callables(main, inputs)
                 for number in range(25):
                     if number == 5:
-                        wait()
+                        wait_for_device()
                         began = time.perf_counter()
                     with machine.use_precision():
                         found = ways[name](*inputs)
                     found.float().sum().backward()
                 queued = time.perf_counter() - began
-                wait()
+                wait_for_device()
                 spent |= {f"{name}_queue_ms": 50 * queued, f"{name}_ms": 50 * (time.perf_counter() - began)}
             del found, inputs, grid, ways
         return spent

@@ -59,14 +59,13 @@ def list_overrides() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def test_options_that_scripts_set_exist() -> None:
-    from benchmarks import scaling_curves, training
+    from benchmarks import scaling_curves
 
     for script, preset, words in list_overrides():
         assert load_options(preset, words), script
     place = Namespace(folder="folder", output="output")
     for system in scaling_curves.SYSTEMS:
         assert scaling_curves.load_system(system, 128, "name", place).name == "name"
-    assert training.options_of("paper-imagenet32", [], "cpu", []).train.steps == 1000
 
 
 def test_commands_of_the_dry_run_exist(tmp_path: Path) -> None:
