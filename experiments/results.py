@@ -84,6 +84,7 @@ class Row:
         paper: the paper's results.
         failures: messages on unfinished seeds and failed measures.
         untold: metrics that nothing can be said of, see `Measurement`.
+        bits_per_token: mean of the same per token. A character of UTF-8 has up to four.
     """
 
     variant: str
@@ -100,6 +101,7 @@ class Row:
     paper: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
+    bits_per_token: float | None = None
 
     def find_metric(self, name: str) -> Metric | None:
         """Return a metric by name: "bits", or one of the measures."""
@@ -224,6 +226,10 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
         paper=variant.paper,
         failures=failures,
         untold=sorted({name for run in finished for measured in run.measured.values() for name in measured.untold}),
+        bits_per_token=statistics.mean(
+            each.alone.value * (1 if each.bits_per_dim is not None else each.characters / each.tokens)
+            for each in evaluations
+        ),
     )
 
 
@@ -244,7 +250,8 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     Returns:
         "agrees", "disagrees" or "cannot tell at this size", and the differences found.
     """
-    best = min((row.bits for row in rows if row.bits is not None), default=0.0)
+    per_token = (row.bits if row.bits_per_token is None else row.bits_per_token for row in rows)
+    best = min((bits for bits in per_token if bits is not None), default=0.0)
     if best > HARDLY_LEARNED:
         return "cannot tell at this size", [f"no model has learned much: the best needs {best:.2f} bits of 8 by chance"]
     by_name = {row.variant: row for row in rows}

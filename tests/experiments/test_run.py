@@ -291,6 +291,8 @@ def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
 def test_models_that_have_hardly_learned_are_not_ranked() -> None:
     found = judge_claim(TWO, [row("flat", 7.9), row("wide", 7.0)])
     assert found.startswith("cannot tell") and "the best needs 7.00 bits of 8 by chance" in found
+    chinese = [replace(each, bits_per_token=each.bits / 3) for each in (row("flat", 7.9), row("wide", 8.5))]
+    assert judge_claim(TWO, chinese).startswith("agrees")
 
 
 def test_a_verdict_may_be_of_several_figures() -> None:
