@@ -242,7 +242,11 @@ def _hash_settings(settings: dict[str, Any], content: Any) -> str:
 
 
 class EmptyInputError(ValueError):
-    """A source that can be read only once and gave nothing."""
+    """A source that can be read only once and gave nothing; `source` names it."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"{source} was empty. Pipe a text to it")
+        self.source = source
 
 
 def is_piped(source: SourceOptions) -> bool:
@@ -290,9 +294,7 @@ def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOption
                         file.write(block)
                 file.flush()
             if not spool.stat().st_size:
-                raise EmptyInputError(
-                    f"{source.path if is_named_pipe else 'standard input'} was empty. Pipe a text to it"
-                )
+                raise EmptyInputError(str(source.path) if is_named_pipe else "standard input")
             yield replace(source, path=str(spool))
     finally:
         remove_folder(spool.parent)

@@ -226,10 +226,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
         paper=variant.paper,
         failures=failures,
         untold=sorted({name for run in finished for measured in run.measured.values() for name in measured.untold}),
-        bits_per_token=statistics.mean(
-            each.alone.value * (1 if each.bits_per_dim is not None else each.characters / each.tokens)
-            for each in evaluations
-        ),
+        bits_per_token=statistics.mean(each.bits_alone / each.tokens for each in evaluations),
     )
 
 

@@ -152,7 +152,7 @@ class TextSource(Texts):
     def find_cut(self, window: bytes) -> int:
         """Return the exact place to cut in the bytes from a target on.
 
-        It is after a blank line; without one, after a line; without one, after a word; without one, after a character.
+        It is after the first of these that the window has: a blank line, a line, a word, a character.
         """
         blank = _BLANK.search(window)
         return blank.end() if blank else _after_line(window)
@@ -190,7 +190,7 @@ class TextSource(Texts):
 
 
 def _after_line(window: bytes) -> int:
-    """Return the end of the first line; without a line, of the first word; without one, of the UTF-8 character before."""
+    """Return the end of the first line, else of the first word, else of a UTF-8 character that was cut at the beginning."""
     line = window.find(b"\n")
     if line < 0:
         line = window.find(b"\r", 0, -1)  # an old Mac's; an LF may follow the last byte

@@ -13,6 +13,7 @@ from pipeline.config.loading import (
     describe_presets,
     diff_trees,
     dump_options,
+    flatten_tree,
     load_options,
     write_override,
 )
@@ -35,7 +36,6 @@ from pipeline.config.schema import (
     TrainOptions,
     ValidationOptions,
     applies_to,
-    flatten_tree,
     get_option,
     is_mixed,
     is_option,

@@ -47,7 +47,6 @@ from pipeline.config.schema import (
     Phase,
     applies_to,
     applies_to_part,
-    flatten_tree,
     get_option,
     is_limited,
     is_mixed,
@@ -526,6 +525,15 @@ def write_override(key: str, value: Any) -> str:
     if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
         value = _REFERENCE_BEGIN.sub(lambda match: f"{match[1] * 2}\\${{", value)
     return f"{key}={json.dumps(value)}"
+
+
+def flatten_tree(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a nested dictionary with their values, in order."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flatten_tree(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def check_options(options: Options) -> Options:

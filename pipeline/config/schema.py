@@ -8,7 +8,7 @@ Each option is declared once, beside its owner: options of models in `haed.optio
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache, reduce
 from importlib.metadata import EntryPoint, entry_points
@@ -813,15 +813,6 @@ def set_option(options: Any, key: str, value: Any) -> None:
     """Set the value of a dotted key in nested dataclasses."""
     above, _, name = key.rpartition(".")
     setattr(get_option(options, above) if above else options, name, value)
-
-
-def flatten_tree(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a nested dictionary with their values, in order."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flatten_tree(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def nest_values(values: Mapping[str, Any]) -> dict[str, Any]:

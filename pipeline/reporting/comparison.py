@@ -307,7 +307,7 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     if not (alike or same):
         return (
             "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
-            "bits are not comparable. `haed evaluate RUN --text FILE` scores a file, such as each run's on the same one."
+            "bits are not comparable. To compare them, score one file with each: `haed evaluate RUN --text FILE`."
         )
     if len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
         return None

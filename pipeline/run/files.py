@@ -437,17 +437,21 @@ class Evaluation:
         return HeadlineMetric(self.bits_per_char, "bits/char", "characters")
 
     @property
+    def bits_alone(self) -> float:
+        """The total bits of the model alone, without memory."""
+        return self.bits if self.remembered is None else self.remembered.bits_without
+
+    @property
     def alone(self) -> HeadlineMetric:
         """The main metric of the model alone, without memory."""
-        bits = self.bits if self.remembered is None else self.remembered.bits_without
-        return replace(self.headline, value=self.headline.value * bits / self.bits if self.bits else 0.0)
+        return replace(self.headline, value=self.headline.value * self.bits_alone / self.bits if self.bits else 0.0)
 
     @property
     def word_perplexity_alone(self) -> float | None:
         """The perplexity of words of the model alone, without memory."""
         if self.word_perplexity is None or self.remembered is None or not self.bits:
             return self.word_perplexity
-        return float(self.word_perplexity ** (self.remembered.bits_without / self.bits))
+        return float(self.word_perplexity ** (self.bits_alone / self.bits))
 
     @property
     def perplexity_note(self) -> str:

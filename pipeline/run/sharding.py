@@ -59,7 +59,7 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
     except EmptyInputError as error:
         if (run_corpus := _find_run_corpus(options)) is None:
             raise
-        log.info("%s, so the corpus that was piped in before is taken", str(error).partition(".")[0])
+        log.info("%s was empty, so the corpus that was piped in before is taken", error.source)
         return run_corpus
 
 

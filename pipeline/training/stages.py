@@ -183,7 +183,7 @@ def check_fixed_options(phase: Phase, newest: Checkpoint, options: Options) -> N
     for name in ("start_from", "part_from", "part_to"):
         if name in now and now[name] != was[name]:
             raise ValueError(
-                f"{phase}.{name} cannot change within a phase, in which it was {was[name]!s} so far. Set "
+                f"{phase}.{name} cannot change within a phase, in which it was {was[name]} so far. Set "
                 f"{write_override(f'{phase}.{name}', was[name])}, or use another name= for a new run"
             )
 
@@ -277,7 +277,6 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             if done := options_if_finished(phase, options, newest, say=ranks.is_first):
                 options, limits = done, getattr(done, phase)
-            check_fixed_options(phase, newest, options)
         trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
             _restore_trainer(trainer, newest, phase)
@@ -364,6 +363,7 @@ def check_run(phase: Phase, options: Options) -> None:
 def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
     """Restore a trainer from its checkpoint, without validations that were of another loss."""
     options, limits = trainer.options, trainer.phase
+    check_fixed_options(phase, newest, options)
     trainer.state = restore_checkpoint(trainer.learner, newest, options)
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
     if _validation_losses(options, then) != _validation_losses(options, limits):

@@ -141,7 +141,8 @@ def _check_unused(runs: ServedRuns, folder: RunFolder) -> None:
             continue
         if other.path != folder.path and start and folder.path.resolve() in _places_of(str(start), folder):
             raise RefusedChangeError(
-                f"{other.path.name} starts from phase one of {folder.path.name}, so this run stays as long as that one."
+                f"{other.path.name} starts from phase one of {folder.path.name}. As long as that run is here, this one "
+                "cannot be renamed or deleted."
             )
 
 

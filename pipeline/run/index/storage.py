@@ -118,32 +118,26 @@ class IndexMetadata(IndexSummary):
         sha256: checksums of the other files.
         checkpoint: digest of the checkpoint whose vectors they are.
         fallback: why it was used although it is not the best; None if nothing was wrong.
-        min_count: chunks with a lower count were left out, and are not among `left_out`; None if all were included.
-        max_chunks: maximum number of chunks; None if unlimited.
         asked_stage: the requested phase; None is the last one.
         context: for contexts, chunks of a window: queries are seen in windows of the same length.
         chunker: kind of the chunks.
         layer: for contexts, the layer of the main model; None is its output.
         scale: for contexts of a model of several scales, the scale in tokens; None is its output.
-        recall: requested recall.
         queries: number of queries used for tuning: rows of the index, and vectors that it does not have.
         curve: results at each effort, up to the chosen one.
         mean: the mean that is subtracted from embeddings, if the metric is `centred`.
         chance: scores of random pairs, for comparison with those of results; None if there are too few.
-        options: the options of the section `index`, as requested.
+        options: the options of the section `index`, as requested. Chunks below its `min_count` are not among `left_out`.
     """
 
     sha256: dict[str, str]
     checkpoint: str
     fallback: str | None = None
-    min_count: int | None = None
-    max_chunks: int | None = None
     asked_stage: Phase | None = None
     context: int
     chunker: str
     layer: int | None = None
     scale: int | None = None
-    recall: float = 0.99
     queries: dict[str, int] = field(default_factory=dict)
     curve: list[SearchPoint] = field(default_factory=list)
     mean: list[float] | None = None
