@@ -8,11 +8,12 @@ vector.
 """
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from haed.distributed import Ranks
+
+log = logging.getLogger(__name__)
 
 Mark = Callable[[str, Tensor], Tensor]
 SHORTER = "Set batch.context to at most the context of training"
@@ -227,6 +230,9 @@ class SequenceModel(nn.Module, ABC):
         """Return all parameters in groups, each parameter once."""
         return [ParameterGroup(list(self.parameters()), "all", 0)]
 
+    def compile_training(self) -> None:
+        """Let torch.compile compile `total_log_likelihood` at its first call; by default nothing is compiled."""
+
     def shape_key(self, laid: object) -> tuple[int, ...]:
         """Return everything that the shapes in `total_log_likelihood` depend on, by which its FLOPs are counted once."""
         assert isinstance(laid, TokenBatch)
@@ -309,8 +315,9 @@ class Objective(nn.Module, ABC):
     def estimate_flops(self, batch: object) -> float:
         """Return the model FLOPs of a step on all ranks, assuming that each rank's batch is like this one."""
 
-    def compile_parts(self) -> None:
-        """Compile the parts that profit most with torch.compile, at their first use; by default nothing."""
+    @abstractmethod
+    def compile_training(self) -> None:
+        """Let torch.compile compile the parts of `forward` whose shapes allow it, at their first call."""
 
     def extra_state(self) -> dict[str, Tensor]:
         """Return the state beside the weights that influences the next step, for a checkpoint."""
@@ -335,6 +342,7 @@ class Likelihood(Objective):
     def __init__(self, system: SequenceModel, ranks: Ranks | None = None) -> None:
         super().__init__(system, ranks)
         self._flops: dict[tuple[int, ...], int] = {}
+        self._is_compiled = False
 
     def prepare_batch(
         self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
@@ -347,7 +355,7 @@ class Likelihood(Objective):
         """See `Objective.forward`."""
         assert isinstance(batch, PreparedBatch)
         key = self.system.shape_key(batch.laid)
-        counter = FlopCounter() if key not in self._flops else None
+        counter = FlopCounter() if key not in self._flops and not self._is_compiled else None
         with counter or nullcontext():
             nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
         if counter is not None:
@@ -357,14 +365,21 @@ class Likelihood(Objective):
     def estimate_flops(self, batch: object) -> float:
         """Return FLOPs, of which a backward pass costs twice those of a forward pass; see `Objective.estimate_flops`.
 
-        Everything that is multiplied counts, padding and hidden pairs too. `forward` counts it when it meets new shapes.
+        Everything that is multiplied counts, padding and hidden pairs too. `forward` counts it when it meets new shapes,
+        unless it is compiled.
         """
         assert isinstance(batch, PreparedBatch)
         key = self.system.shape_key(batch.laid)
         if key not in self._flops:
+            laid = to_device(batch.laid, self.system.device)
             with torch.no_grad():
-                self(to_device(batch, self.system.device))
+                self._flops[key] = count_flops(self.system.total_log_likelihood, laid)
         return 3.0 * self._flops[key] * self.ranks.size
+
+    def compile_training(self) -> None:
+        """See `Objective.compile_training`."""
+        self._is_compiled = True
+        self.system.compile_training()
 
 
 class FlopCounter(FlopCounterMode):
@@ -401,6 +416,34 @@ def count_flops(function: Callable[..., object], *arguments: object) -> int:
     ):
         function(*arguments)
     return counter.get_total_flops()
+
+
+class CompiledFunction:
+    """A function that torch.compile compiles at its first call. If that fails, the function runs as it is.
+
+    Only calls that record gradients are compiled. So a model is scored and sampled by the same code as without.
+
+    Args:
+        function: takes and returns tensors.
+        dynamic: true if shapes differ from call to call.
+    """
+
+    def __init__(self, function: Callable[..., Any], dynamic: bool) -> None:
+        self.function = function
+        self.compiled: Callable[..., Any] | None = torch.compile(function, dynamic=dynamic)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function. A failure of the compiler is logged once."""
+        if self.compiled is not None and torch.is_grad_enabled():
+            try:
+                return self.compiled(*arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # many kinds: no compiler, an unknown operator, …
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                log.warning("torch.compile failed (%s). Training continues without it", reason)
+                self.compiled = None
+        return self.function(*arguments)
 
 
 def length_mask(lengths: Tensor, places: int) -> Tensor:

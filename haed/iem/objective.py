@@ -20,7 +20,6 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of
 C candidates of its group of ranks, E width of an embedding.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -31,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from haed.base import Objective, StepOutput, TokenBatch, length_mask, to_device
+from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
 from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob
@@ -42,8 +41,6 @@ from haed.iem.candidates import Candidates, CandidateSet, StepChunks
 from haed.iem.sampled_softmax import SoftmaxLoss, blockwise_cross_entropy
 from haed.layers.lstm import gather_rows
 from haed.options import LOSS_TERMS, IEMOptions
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -219,7 +216,7 @@ class ChunkObjective(Objective):
         self.group = single_process() if self.candidates is None else self.candidates.group
         self.terms = {name: (weight, LOSS_TERMS.load_class(name)) for name, weight in iem.split_terms().items()}
         self.has_dropout = any(isinstance(each, nn.Dropout) and each.p > 0 for each in system.modules())
-        self._compiled: Callable[..., Tensor] | None = None
+        self._compiled_main: CompiledFunction | None = None
         for name, parameter in system.named_parameters():
             if name.startswith(("log_scale", "head.", "encoder.bias.")):
                 parameter.requires_grad_(iem_weight > 0)
@@ -333,22 +330,18 @@ class ChunkObjective(Objective):
         shape = piece.starts.shape
         grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
         grid = grid.index_copy(0, piece.where, gather_rows(vectors, piece.inverse))
-        return self._run_main_model(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
+        predict = self._compiled_main or self.system.main
+        return predict(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
 
-    def _run_main_model(self, grid: Tensor, starts: Tensor) -> Tensor:
-        if self._compiled is not None:
-            try:
-                return self._compiled(grid, starts)
-            except Exception as error:  # many kinds: no compiler, an unknown operator, …
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                log.warning("torch.compile failed (%s). Training continues without it", reason)
-                self._compiled = None
-        return self.system.main(grid, starts)
+    def compile_training(self) -> None:
+        """See `Objective.compile_training`.
 
-    def compile_parts(self) -> None:
-        """Compile a transformer main model; an LSTM would be unrolled. See `Objective.compile_parts`."""
+        A transformer as main model is one graph, an MLP as encoder another. LSTMs and transformers over tokens of a
+        chunk have as many rows as a step happens to have at each place, so every step would be compiled anew.
+        """
         if isinstance(self.system.main, TransformerMain):
-            self._compiled = torch.compile(self.system.main, dynamic=False)
+            self._compiled_main = CompiledFunction(self.system.main, dynamic=False)
+        self.system.encoder.compile_training()
 
     def score_decisions(self, prediction: Tensor, piece: MicroBatch) -> Tensor:
         """Return log p of the packed decisions of a piece's decoded chunks."""

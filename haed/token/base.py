@@ -13,7 +13,7 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a se
 import itertools
 import re
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.base import SHORTER, ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, length_mask, to_device
+from haed.base import (
+    SHORTER,
+    ChunkingSpec,
+    CompiledFunction,
+    ParameterGroup,
+    SequenceModel,
+    TokenBatch,
+    length_mask,
+    to_device,
+)
 from haed.layers.attention import sinusoidal_embedding
 from haed.layers.ngram_embedding import Grams, SparseLookup
 from haed.layers.transformer import scale_residual_init
@@ -158,22 +167,29 @@ class TokenModel(SequenceModel):
             memory.recent = every[:, symbols.shape[1] :]
         return self.grams.look_up(every.unfold(1, self.grams.longest, 1))
 
-    def hidden_states(
-        self, symbols: Tensor, route: object, looked: SparseLookup | None, memory: Memory | None = None
-    ) -> tuple[Tensor, Tensor | float]:
-        """Return the input (B, L, W) of the output layer, and the n-grams' share of the logits (B, L, V).
+    def ngram_terms(self, looked: SparseLookup | None) -> tuple[Tensor | float, Tensor | float]:
+        """Return the n-grams' share of the embedding (B, L, W) and of the logits (B, L, V); 0 without a table."""
+        return self.grams(looked) if self.grams is not None and looked is not None else (0.0, 0.0)
 
-        The symbols (B, L) are on the device and follow those in the memory.
+    def hidden_states(
+        self, symbols: Tensor, route: object, added: Tensor | float, memory: Memory | None = None
+    ) -> Tensor:
+        """Return the input (B, L, W) of the output layer.
+
+        Args:
+            symbols: (B, L) on the device; they follow those in the memory.
+            route: result of `route_symbols` for them, on the device.
+            added: the n-grams' share of the embedding.
+            memory: see `forward`.
         """
-        fed, x, logits = memory.fed if memory is not None else 0, self.embedding(symbols), 0.0
-        if self.grams is not None and looked is not None:
-            layer, logits = self.grams(looked)
-            x = x + layer
+        fed = memory.fed if memory is not None else 0
+        x = self.embedding(symbols)
+        x = x + added if isinstance(added, Tensor) else x
         x = self.mark("embedding", self.dropout(self.positions(x, fed)))
         x = self.norm(self.forward_body(x, route, memory.body if memory is not None else None))
         if memory is not None:
             memory.fed += symbols.shape[1]
-        return x, logits
+        return x
 
     def forward(self, symbols: Tensor, memory: Memory | None = None) -> Tensor:
         """Return logits (B, L, V) after each of the symbols (B, L), which follow those in the memory.
@@ -181,9 +197,9 @@ class TokenModel(SequenceModel):
         The symbols are on the CPU.
         """
         route = self.route_symbols(symbols, memory.body if memory is not None else None)
-        there = to_device((symbols, route, self.look_up(symbols, memory)), self.device)
-        x, logits = self.hidden_states(*there, memory)
-        return self.output(x) + logits
+        symbols, route, looked = to_device((symbols, route, self.look_up(symbols, memory)), self.device)
+        layer, logits = self.ngram_terms(looked)
+        return self.output(self.hidden_states(symbols, route, layer, memory)) + logits
 
     def prepare_inputs(self, windows: TokenBatch) -> Tokens:
         """See `SequenceModel.prepare_inputs`."""
@@ -191,13 +207,20 @@ class TokenModel(SequenceModel):
         found.route, found.looked = self.route_symbols(found.symbols), self.look_up(found.symbols)
         return found
 
+    def compile_training(self) -> None:
+        """Compile all but the look-up of n-grams, whose gradient is sparse; see `SequenceModel.compile_training`."""
+        self._score_tokens = CompiledFunction(self._score_tokens, dynamic=not self.cut.fixed)  # type: ignore[method-assign, assignment]
+
     def token_log_likelihood(self, laid: Tokens) -> Tensor:
         """Return log p (B, L) of every token, float32 or wider, 0 for padding."""
-        x, added = self.hidden_states(laid.symbols, laid.route, laid.looked)
-        logits = self.output(x) + added
+        scores = self._score_tokens(replace(laid, looked=None), *self.ngram_terms(laid.looked))
+        return self.mark("system" if isinstance(self._score_tokens, CompiledFunction) else "output", scores)
+
+    def _score_tokens(self, laid: Tokens, layer: Tensor | float, added: Tensor | float) -> Tensor:
+        logits = self.output(self.hidden_states(laid.symbols, laid.route, layer)) + added
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
-        return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
+        return found.unflatten(0, laid.targets.shape) * laid.real
 
     def total_log_likelihood(self, laid: object) -> Tensor:
         """See `SequenceModel.total_log_likelihood`."""
@@ -266,7 +289,7 @@ class TokenModel(SequenceModel):
             for scale, each in self.scale_outputs().items()
         ]
         try:
-            return self.hidden_states(laid.symbols, laid.route, laid.looked)[0]
+            return self.hidden_states(laid.symbols, laid.route, self.ngram_terms(laid.looked)[0])
         finally:
             for hook in hooks:
                 hook.remove()

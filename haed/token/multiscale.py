@@ -22,7 +22,7 @@ Legend: B sequences, L positions, J groups, W width.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -110,13 +110,13 @@ class ScaledMemory:
 
     Attributes:
         caches: cache of each scale's groups, or None where none is kept.
-        fed: number of tokens so far.
         layer: what the layer's norms remember; see `haed.layers.transformer.Norm`.
+        fed: number of tokens so far.
     """
 
     caches: Sequence[KeyValueCache | None]
+    layer: KeyValueCache
     fed: int = 0
-    layer: KeyValueCache = field(default_factory=KeyValueCache)
 
 
 class ScaledAttention(nn.Module):
@@ -154,7 +154,7 @@ class ScaledAttention(nn.Module):
 
         Tokens and groups follow those in the memory.
         """
-        memory = memory or ScaledMemory([None] * len(self.scales))
+        memory = memory or ScaledMemory([None] * len(self.scales), KeyValueCache())
         found, queries = torch.zeros_like(x), Grid(memory.fed)
         for attention, scale, new, cache in zip(self.attentions, self.scales, groups, memory.caches, strict=True):
             assert isinstance(attention, Attention)
@@ -165,7 +165,7 @@ class ScaledAttention(nn.Module):
 
     def create_memory(self) -> ScaledMemory:
         """Return an empty memory."""
-        return ScaledMemory([KeyValueCache() for _ in self.scales])
+        return ScaledMemory([KeyValueCache() for _ in self.scales], KeyValueCache())
 
 
 class Level(nn.Module):
@@ -222,8 +222,13 @@ class LevelMemory:
     """
 
     layers: list[KeyValueCache] | None
-    below: PendingTokens = field(default_factory=PendingTokens)
-    above: PendingTokens = field(default_factory=PendingTokens)
+    below: PendingTokens
+    above: PendingTokens
+
+    @classmethod
+    def create(cls, layers: list[KeyValueCache] | None) -> "LevelMemory":
+        """Return a memory without vectors."""
+        return cls(layers, PendingTokens(), PendingTokens())
 
 
 class MultiScale(TokenModel):
@@ -241,7 +246,7 @@ class MultiScale(TokenModel):
 
     def create_level_memories(self) -> list[LevelMemory]:
         """Return an empty memory for each level."""
-        return [LevelMemory(level.layers.create_cache()) for level in self.levels_by_scale().values()]
+        return [LevelMemory.create(level.layers.create_cache()) for level in self.levels_by_scale().values()]
 
 
 class TopDown(MultiScale):
@@ -276,14 +281,14 @@ class TopDown(MultiScale):
 
     def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
-        found, (*levels, tokens) = None, memory or [LevelMemory(None) for _ in (*self.scales, 1)]
+        found, (*levels, tokens) = None, memory or [LevelMemory.create(None) for _ in (*self.scales, 1)]
         for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
             found = self.mark(f"scale_{scale}", level(x, found, kept))
         return tokens.above.take_first(found, x.shape[1])
 
     def create_body_memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenModel.create_body_memory`."""
-        return [*self.create_level_memories(), LevelMemory(None)]
+        return [*self.create_level_memories(), LevelMemory.create(None)]
 
 
 class Aggregation(nn.Module):
@@ -346,7 +351,7 @@ class BottomUp(MultiScale):
 
     def forward_body(self, x: Tensor, route: object = None, memory: BottomUpMemory | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
-        levels = memory.levels if memory is not None else [LevelMemory(None) for _ in self.scales]
+        levels = memory.levels if memory is not None else [LevelMemory.create(None) for _ in self.scales]
         below, groups = x, []
         for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
             below = self.mark(f"scale_{scale}", level(below, None, kept))

@@ -575,10 +575,10 @@ class Options:
     compile: Annotated[
         bool,
         Field(
-            description="Compile the main transformer with torch.compile. This takes half a minute at first. On a CPU no gain "
-            "was measured."
+            description="Compile training with torch.compile: models of tokens whole; of models of chunks a main "
+            "transformer and an MLP encoder. This takes half a minute at first. On a CPU no gain was measured."
         ),
-    ] = field(default=False, metadata=CHUNKS_ONLY)
+    ] = False
     log_steps: Annotated[
         int,
         Field(

@@ -65,7 +65,12 @@ class PartTimer:
         self._record_part(self.running if part == "backward" else part)
 
     def mark_part(self, part: str, tensor: Tensor) -> Tensor:
-        """End a part at the tensor that it returns; the tensor's gradient will begin the part's backward pass."""
+        """End a part at the tensor that it returns; the tensor's gradient will begin the part's backward pass.
+
+        What is compiled together is one part.
+        """
+        if torch.compiler.is_compiling():
+            return tensor
         self._record_part(part)
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: self._begin_backward(part))
@@ -102,7 +107,8 @@ class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
 
     def mark_part(self, part: str, tensor: Tensor) -> Tensor:
         """Assign the bytes saved since the last mark to this part, and return the tensor."""
-        self.end_part(part)
+        if not torch.compiler.is_compiling():
+            self.end_part(part)
         return tensor
 
     def end_part(self, part: str) -> None:

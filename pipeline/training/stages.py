@@ -417,7 +417,7 @@ def build_trainer(
         lexicon=known,
     )
     if options.compile:
-        objective.compile_parts()
+        objective.compile_training()
 
     def stream(number: int) -> Loader:
         return Loader(

@@ -1,5 +1,6 @@
 import logging
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def test_a_profile_of_a_model_of_tokens_is_by_level(
     assert found.linear_cost == cost and (cost is None) == (kind != "hourglass")
     assert cost is None or f"{cost:.2f} layers of the finest scale" in format_profile(found)
     assert f"{sum(found.kept.values()) / 1e6:,.1f} MB kept for the backward pass" in format_profile(found)
+
+
+@pytest.mark.slow  # the compiler's start
+@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler meets PyTorch's own
+def test_what_is_compiled_together_is_one_part(
+    options: Options, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.training.profile._SIDE", {"cpu": 64})
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    made = load_options("quickstart", [*of_kind("hourglass", tiny), "name=tokens", "compile=true"])
+    RunFolder.create(made).write_corpus_record(open_shards(made))
+    found = profile_phase(made, "train", 1)
+    assert list(found.milliseconds) == ["data", "batch", "system", "loss", "optimizer"]
+    assert found.milliseconds["system"] > 0 and found.kept["system"] > 0 and found.flops > 0
 
 
 def test_what_is_kept_is_counted_once_and_parameters_are_not() -> None:
