@@ -235,6 +235,7 @@ def test_the_commands_that_serve_are_started_by_other_tests_and_parsed(page: str
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # webdataset leaves files to the collector
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # two workers on one core
 def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"train-a.txt": "é" * 1_200_000, "train-b.txt": "some words\n", "train-c.txt": "more of them " * 90_000}
     for name, text in (texts | {"valid.txt": "v", "test.txt": "t"}).items():
