@@ -164,7 +164,7 @@ def _sample_documents(
     chosen = [inputs[i] for i in np.unique(np.linspace(0, len(inputs) - 1, most).astype(int))]
     for item in chosen:
         left = size // len(chosen)
-        for piece in source.read(item):
+        for piece in source.read_pieces(item):
             if piece.split == "train":
                 yield piece.data[:left]
                 left -= len(piece.data)

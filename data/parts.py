@@ -222,7 +222,7 @@ def _write_shards(part: Part, folder: Path) -> None:
 def _read_pieces(source: Source, item: Input) -> Iterator[Piece]:
     """Yield the pieces of an input. A disk error names its file."""
     with add_path_to_errors(item.path):
-        yield from source.read(item)
+        yield from source.read_pieces(item)
 
 
 def _statistics_name(split: str) -> str:

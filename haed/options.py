@@ -593,7 +593,8 @@ def _check_terms(terms: list[str]) -> list[str]:
     for term in terms:
         match = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\*(\w+)", term)
         if match is None or not math.isfinite(float(match[1])):
-            raise ValueError(f"{term!r}: expected WEIGHT*NAME, such as 0.01*{(installed or ['name'])[0]}")
+            example = f"0.01*{(installed or ['name'])[0]}"
+            raise ValueError(f"{term!r}: expected WEIGHT*NAME, such as {example}. A weight is 0 or more")
         if match[2] not in installed:
             known = f"expected one of {', '.join(installed)}" if installed else "no package has installed any"
             raise ValueError(f"{term!r}: there is no term {match[2]}; {known}")

@@ -143,14 +143,17 @@ def _name_plugin(error: BaseException) -> str:
     from pipeline.config.schema import describe_entry
 
     report = "".join(traceback.format_exception(error))
-    installed = entry_points()
+    ran = [frame.f_code.co_qualname.partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    installed, found = entry_points(), ""
     for group in installed.groups:
         for entry in installed.select(group=group) if group.startswith("haed.") else ():
             file = getattr(sys.modules.get(entry.module), "__file__", None)
             is_unlike_ours = isinstance(error, AttributeError | TypeError) and entry.attr in str(error)
             if file and (is_unlike_ours or f'File "{file}"' in report):
-                return f" (in {describe_entry(entry)}, {file})"
-    return ""
+                found = f" (in {describe_entry(entry)}, {file})"
+                if is_unlike_ours or entry.attr in ran:  # not another class of its module
+                    return found
+    return found
 
 
 def _is_main_process() -> bool:

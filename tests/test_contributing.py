@@ -15,7 +15,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from data.corpus import Corpus
-from haed.options import LOSS_TERMS, EncoderOptions, ModelOptions
+from haed.options import ENCODERS, LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
@@ -97,15 +97,13 @@ def test_its_options_are_listed_checked_and_read_back(tmp_path: Path, capsys: py
         load_options("quickstart", ["model.encoder.power=1"])
     assert "bag" in TypeAdapter(ModelOptions).json_schema()["$defs"]["EncoderOptions"]["properties"]["kind"]["enum"]
     assert "power" not in dump_options(load_options("quickstart"))
-    with pytest.raises(
-        ConfigError, match="expected one of mlp, linear, lstm, transformer, bag. Write model.encoder.kind=bag"
-    ):
+    with pytest.raises(ConfigError, match=f"expected one of {', '.join(ENCODERS)}, bag. Write model.encoder.kind=bag"):
         load_options("quickstart", ["model.encoder.kind=bagg"])
 
 
 def test_without_its_package_a_kind_is_not_known() -> None:
     with pytest.raises(
-        ConfigError, match="kind=bag: expected one of mlp, linear, lstm, transformer. For a kind of your own, install"
+        ConfigError, match=f"kind=bag: expected one of {', '.join(ENCODERS)}. For a kind of your own, install"
     ):
         load_options("quickstart", BAG)
     with pytest.raises(ConfigError, match="there is no option model.encoder.power"):
@@ -132,6 +130,7 @@ def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, t
     [
         ("center", r"'center': expected WEIGHT\*NAME, such as 0.01\*center"),
         ("1e999*center", "expected WEIGHT"),
+        ("-1*center", "A weight is 0 or more"),
         ("1*centre", "there is no term centre; expected one of center"),
         ("1*center,2*center", "a term is given twice"),
     ],
@@ -154,7 +153,7 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     bodies = [f"TheText number{i}OfMany " * (i % 50 + 1) for i in range(2500)]
     with sqlite3.connect(tmp_path / "notes.db") as database:
         database.execute("CREATE TABLE notes (body TEXT)")
-        database.executemany("INSERT INTO notes VALUES (?)", [(body,) for body in bodies])
+        database.executemany("INSERT INTO notes VALUES (?)", [(body,) for body in [None, "", *bodies]])
     database.close()
     install(tmp_path / "packages", "my_haed", "a source")
     _, *words = shlex.split(find_block("a source", "bash"))
@@ -225,3 +224,14 @@ def test_an_error_of_another_package_names_it(place: Path, tiny: list[str], caps
         importlib.invalidate_caches()
         assert main(["shard", *tiny, "source.kind=mine"]) == 1
         assert f"(in my_kind:Mine of mine, {place / 'my_kind.py'}) ({kind}; --debug" in capsys.readouterr().err
+
+
+def test_an_error_of_a_class_is_not_said_to_be_of_another_in_its_module(
+    place: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "from data.chunkers import WordChunker\nfrom data.sources.text import TextSource\n\n\nclass Cut(WordChunker): ...\n\n\n"
+    code += "class Mine(TextSource):\n    def inputs(self, size, align):\n        return {}['x']\n"
+    entries = "mine = my_kind:Mine\n\n[haed.chunkers]\ncut = my_kind:Cut\n\n[haed.encoders]\nany = my_kind:Any"
+    add_package(place, "haed.sources", entries, code)
+    assert main(["shard", *tiny, "source.kind=mine", "chunker.kind=cut"]) == 1
+    assert "(in my_kind:Mine of mine" in capsys.readouterr().err

@@ -180,13 +180,16 @@ class Source(ABC):
         self.remarks[UNIFIED] += data.count(b"\r")
         return as_lf(data)
 
-    def convert_piece_newlines(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Convert line endings as `convert_newlines` does, for documents in pieces. A line ending may lie between two pieces."""
+    def read_pieces(self, item: Input) -> Iterator[Piece]:
+        """Yield what `read` does; text with the line endings that `source.newlines` sets, also between two pieces."""
         if self.options.newlines == "keep":
-            yield from pieces
+            yield from self.read(item)
             return
         held: Piece | None = None  # a document whose last piece ended in a CR that is held back
-        for piece in pieces:
+        for piece in self.read(item):
+            if not self.is_text:
+                yield piece
+                continue
             data, continues = piece.data, piece.continues
             if held and continues:
                 data, continues = b"\r" + data, held.continues

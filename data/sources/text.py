@@ -130,9 +130,6 @@ class TextSource(Texts):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a file or its range in pieces. Of a file that several splits share, yield its parts."""
-        return self.convert_piece_newlines(self._read_pieces(item))
-
-    def _read_pieces(self, item: Input) -> Iterator[Piece]:
         if len(item.splits) > 1:
             yield from self._read_compressed(item)
             return
@@ -502,9 +499,6 @@ class WikiTextSource(_Documents):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a document from each heading to the next, in pieces. A hash of its beginning decides its split."""
-        return self.convert_piece_newlines(self._read_sections(item))
-
-    def _read_sections(self, item: Input) -> Iterator[Piece]:
         with self.open_range(item) as stream:
             size = None if item.stop is None else item.stop - item.start
             split, titles = "", 0

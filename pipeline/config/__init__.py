@@ -36,6 +36,7 @@ from pipeline.config.schema import (
     TrainOptions,
     ValidationOptions,
     applies_to,
+    applies_to_part,
     get_option,
     is_mixed,
     is_option,

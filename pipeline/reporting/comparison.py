@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from data.filesystem import write_atomically
-from pipeline.config import PHASES, Options, applies_to, check_output_folder, flatten_tree
+from pipeline.config import PHASES, Options, applies_to, applies_to_part, check_output_folder, flatten_tree
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
@@ -382,7 +382,10 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
         section = key.split(".")[0]
         # A phase's options are those of the runs that trained it; "phases" tells who did.
         of = [row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}]
-        if key.startswith(_TOLD) and any(applies_to(key, options[row.run].model.kind) for row in of):
+        users = [
+            row for row in of if applies_to(key, options[row.run].model.kind) and applies_to_part(key, options[row.run])
+        ]
+        if key.startswith(_TOLD) and users:
             differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in of}))
     return [each for each in differences if len({_format_value(value) for value in each.values.values()}) > 1]
 

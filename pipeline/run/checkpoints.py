@@ -192,9 +192,13 @@ def make_identity(options: Options, corpus: str) -> Identity:
 
 def identity_differences(was: Identity, now: Identity) -> tuple[str, str] | None:
     """Return the first three options in which two identities differ, as text before and now; None if they are equal."""
-    differences = list(diff_trees(was, now))[:3]
-    if differences and differences[0].key == "model.kind":
-        differences = differences[:1]  # the rest follows from it
+    differences = list(diff_trees(was, now))
+    others = [each.key.removesuffix("kind") for each in differences if each.key.endswith(".kind")]
+    differences = [  # with another kind, the rest of its section follows from it
+        each
+        for each in differences
+        if each.key.endswith(".kind") or not any(each.key.startswith(section) for section in others)
+    ][:3]
     if not differences:
         return None
     return ", ".join(f"{each.key}={each.was}" for each in differences), ", ".join(

@@ -140,3 +140,13 @@ def test_the_identity_of_a_run_is_of_its_own_kind(tiny: list[str]) -> None:
     assert set(mine["model"]) == {"kind", "token", "multiscale"}
     other = make_identity(load_options("quickstart", of_kind("retina", tiny)), "x")
     assert identity_differences(mine, other) == ("model.kind=top_down", "model.kind=retina")
+
+
+def test_with_another_kind_of_part_only_the_kind_is_said_to_differ(tiny: list[str]) -> None:
+    mine = make_identity(load_options("quickstart", tiny), "x")
+    words = [*tiny, "model.encoder.kind=lstm", "model.encoder.layers=3", "model.encoder.token_width=9"]
+    other = make_identity(load_options("quickstart", words), "y")
+    assert identity_differences(mine, other) == (
+        "model.encoder.kind=mlp, corpus=x",
+        "model.encoder.kind=lstm, corpus=y",
+    )

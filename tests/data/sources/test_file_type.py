@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from data.sources.file_type import (
     detect_foreign_format,
     wide_encoding,
 )
-from data.sources.source import Piece, Source, make_source
+from data.sources.source import Input, Piece, Source, make_source
 
 TEXTS = {
     "Latin": "It is a truth universally acknowledged, that a single man wants “une idée fixe”.\n" * 200,
@@ -187,10 +188,22 @@ def test_pieces_change_nothing(parts: list[str], cuts: list[int]) -> None:
 
 @given(st.lists(st.sampled_from(PARTS), min_size=1), st.lists(st.integers(0, 99)))
 def test_ends_of_lines_become_lf_wherever_pieces_end(parts: list[str], cuts: list[int]) -> None:
-    source: Source = make_source(SourceOptions(kind="text", path="x", newlines="lf"))
     data = "".join(parts).encode()
     both = [*pieces(data, cuts), *pieces(data, cuts, "b")]
-    found = list(source.convert_piece_newlines(iter(both)))
+
+    class Own(Source):
+        """A source of another package, which gives text and does nothing about its line ends."""
+
+        def inputs(self, size: int, align: int) -> Iterator[Input]:
+            raise NotImplementedError
+
+        def read(self, item: Input) -> Iterator[Piece]:
+            yield from both
+
+    source, item = Own(SourceOptions(kind="text", path="x", newlines="lf")), Input("a", "a", 1)
+    assert list(source.read_pieces(item)) == both
+    source.is_text = True
+    found = list(source.read_pieces(item))
     assert all(piece.data for piece in found)
     for name in ("a", "b"):
         own = [piece for piece in found if piece.name == name]

@@ -27,7 +27,7 @@ def documents(source: Source, size: int = 1 << 20, align: int = 1) -> dict[str, 
     """Name and bytes of every document, by split; pieces are joined."""
     found: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
     for item in source.inputs(size, align):
-        for piece in source.read(item):
+        for piece in source.read_pieces(item):
             if piece.continues:
                 name, data = found[piece.split].pop()
                 assert name == piece.name

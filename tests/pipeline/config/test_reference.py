@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dev.generate_reference import generate_commands, generate_options
 from flows.commands import COMMANDS as FLOW_COMMANDS
-from haed.options import EncoderOptions
+from haed.options import ENCODERS, EncoderOptions
 from pipeline.arguments import Command, make_parser, parse_arguments
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
@@ -49,7 +49,7 @@ def test_every_section_has_a_meaning() -> None:
         ("name", "text of at most 200 characters", "", "run"),
         ("device", r"text that matches ^(auto|cpu|cuda(:\d{1,3})?)$", "", "auto"),
         ("evaluate.split", "train, valid, test", "", "test"),
-        ("model.encoder.kind", "mlp, linear, lstm, transformer, or a kind of another package", "", "mlp"),
+        ("model.encoder.kind", f"{', '.join(ENCODERS)}, or a kind of another package", "", "mlp"),
         ("model.decoder.grams.orders", "list of at most 64, each 1 to 64", "tokens", "[2, 3, 4, 5]"),
         ("model.multiscale.heads", "text", "", '""'),
     ],
