@@ -230,8 +230,16 @@ class SequenceModel(nn.Module, ABC):
         """Return all parameters in groups, each parameter once."""
         return [ParameterGroup(list(self.parameters()), "all", 0)]
 
-    def compile_training(self) -> None:
-        """Let torch.compile compile `total_log_likelihood` at its first call; by default nothing is compiled."""
+    def compile_training(self) -> bool:
+        """Let torch.compile compile `total_log_likelihood` at its first call, if all its calls have one shape.
+
+        If shapes differed, what is compiled, and so the last bits, would depend on the order in which a process meets
+        them. Then a resumed training would not end in the same bits.
+
+        Returns:
+            Whether anything is compiled; by default nothing is.
+        """
+        return False
 
     def shape_key(self, laid: object) -> tuple[int, ...]:
         """Return everything that the shapes in `total_log_likelihood` depend on, by which its FLOPs are counted once."""
@@ -316,8 +324,12 @@ class Objective(nn.Module, ABC):
         """Return the model FLOPs of a step on all ranks, assuming that each rank's batch is like this one."""
 
     @abstractmethod
-    def compile_training(self) -> None:
-        """Let torch.compile compile the parts of `forward` whose shapes allow it, at their first call."""
+    def compile_training(self) -> bool:
+        """Let torch.compile compile the parts of `forward` whose shapes are the same in all steps, at their first call.
+
+        Returns:
+            Whether there is such a part.
+        """
 
     def extra_state(self) -> dict[str, Tensor]:
         """Return the state beside the weights that influences the next step, for a checkpoint."""
@@ -376,10 +388,10 @@ class Likelihood(Objective):
                 self._flops[key] = count_flops(self.system.total_log_likelihood, laid)
         return 3.0 * self._flops[key] * self.ranks.size
 
-    def compile_training(self) -> None:
+    def compile_training(self) -> bool:
         """See `Objective.compile_training`."""
-        self._is_compiled = True
-        self.system.compile_training()
+        self._is_compiled = self.system.compile_training()
+        return self._is_compiled
 
 
 class FlopCounter(FlopCounterMode):
@@ -424,13 +436,12 @@ class CompiledFunction:
     Only calls that record gradients are compiled. So a model is scored and sampled by the same code as without.
 
     Args:
-        function: takes and returns tensors.
-        dynamic: true if shapes differ from call to call.
+        function: takes and returns tensors, of the same shapes at every call that records gradients.
     """
 
-    def __init__(self, function: Callable[..., Any], dynamic: bool) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.compiled: Callable[..., Any] | None = torch.compile(function, dynamic=dynamic)
+        self.compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function. A failure of the compiler is logged once."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from haed.base import CompiledFunction, length_mask
+from haed.base import length_mask
 from haed.chunk.packing import Chunks, chunk_keys, pack_decisions
 from haed.layers.attention import BlockOptions
 from haed.layers.lstm import LSTMLayer, RowLinear
@@ -81,9 +81,6 @@ class Encoder(nn.Module, ABC):
     output: nn.Module
     bias: nn.Linear | None
 
-    def compile_training(self) -> None:
-        """Let torch.compile compile `embed_tokens` for training, if its shapes allow it; by default they do not."""
-
     def add_output_layers(self, options: EncoderOptions, bias: bool) -> None:
         """Add the last layers: table, output layer and bias."""
         self.width = options.width
@@ -148,17 +145,10 @@ class MLPEncoder(Encoder):
         self.activation = nn.ReLU() if options.output == "relu" else nn.GELU()
         self.add_output_layers(options, bias)
 
-    def compile_training(self) -> None:
-        """See `Encoder.compile_training`."""
-        self._map_tokens = CompiledFunction(self._map_tokens, dynamic=True)  # type: ignore[method-assign, assignment]
-
     def embed_tokens(self, laid: Chunks) -> Tensor:
         """See `Encoder.embed_tokens`."""
-        return self._map_tokens(laid.tokens, laid.lengths)
-
-    def _map_tokens(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        real = length_mask(lengths, tokens.shape[1])
-        x = self.norm(self.tokens(tokens.long().masked_fill(~real, self.padding)).flatten(1))
+        real = length_mask(laid.lengths, laid.tokens.shape[1])
+        x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         return self.layers[-1](x)

@@ -333,15 +333,14 @@ class ChunkObjective(Objective):
         predict = self._compiled_main or self.system.main
         return predict(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
 
-    def compile_training(self) -> None:
-        """See `Objective.compile_training`.
+    def compile_training(self) -> bool:
+        """Compile a transformer as main model; see `Objective.compile_training`.
 
-        A transformer as main model is one graph, an MLP as encoder another. LSTMs and transformers over tokens of a
-        chunk have as many rows as a step happens to have at each place, so every step would be compiled anew.
+        All else has as many rows as a step happens to have distinct chunks, candidates, or chunks of a length.
         """
-        if isinstance(self.system.main, TransformerMain):
-            self._compiled_main = CompiledFunction(self.system.main, dynamic=False)
-        self.system.encoder.compile_training()
+        if isinstance(self.system.main, TransformerMain) and self.pieces == 1:
+            self._compiled_main = CompiledFunction(self.system.main)
+        return self._compiled_main is not None
 
     def score_decisions(self, prediction: Tensor, piece: MicroBatch) -> Tensor:
         """Return log p of the packed decisions of a piece's decoded chunks."""

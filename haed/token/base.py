@@ -61,12 +61,18 @@ class Tokens:
     looked: SparseLookup | None = None
 
 
-def as_tokens(windows: TokenBatch, cut: ChunkingSpec) -> Tokens:
-    """Lay out windows as sequences on the CPU, without a route."""
+def as_tokens(windows: TokenBatch, cut: ChunkingSpec, filled: bool = False) -> Tokens:
+    """Lay out windows as sequences on the CPU, without a route.
+
+    Args:
+        windows: B windows of T chunks.
+        cut: how they are cut.
+        filled: pad them to T·K tokens; if not, to the longest window.
+    """
     k, chunks = cut.k, windows.lengths.shape[1]
     real = length_mask(windows.lengths, k)  # (B, T, K)
     counts = real.sum((1, 2))
-    longest = max(1, int(counts.max()) if len(counts) else 1)
+    longest = max(1, chunks * k if filled else int(counts.max()) if len(counts) else 1)
     order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % MULTIPLE]
     real = torch.arange(order.shape[1]) < counts[:, None]
     targets = windows.tokens.long().flatten(1).gather(1, order) * real
@@ -203,18 +209,28 @@ class TokenModel(SequenceModel):
 
     def prepare_inputs(self, windows: TokenBatch) -> Tokens:
         """See `SequenceModel.prepare_inputs`."""
-        found = as_tokens(windows, self.cut)
+        found = as_tokens(windows, self.cut, filled=self.is_compiled)
         found.route, found.looked = self.route_symbols(found.symbols), self.look_up(found.symbols)
         return found
 
-    def compile_training(self) -> None:
-        """Compile all but the look-up of n-grams, whose gradient is sparse; see `SequenceModel.compile_training`."""
-        self._score_tokens = CompiledFunction(self._score_tokens, dynamic=not self.cut.fixed)  # type: ignore[method-assign, assignment]
+    def compile_training(self) -> bool:
+        """Compile all but the look-up of n-grams, whose gradient is sparse; see `SequenceModel.compile_training`.
+
+        Windows of chunks of a fixed size are filled up to one length.
+        """
+        if self.cut.fixed:
+            self._score_tokens = CompiledFunction(self._score_tokens)  # type: ignore[method-assign, assignment]
+        return self.cut.fixed
+
+    @property
+    def is_compiled(self) -> bool:
+        """True after `compile_training`, if it compiles anything."""
+        return isinstance(self._score_tokens, CompiledFunction)
 
     def token_log_likelihood(self, laid: Tokens) -> Tensor:
         """Return log p (B, L) of every token, float32 or wider, 0 for padding."""
         scores = self._score_tokens(replace(laid, looked=None), *self.ngram_terms(laid.looked))
-        return self.mark("system" if isinstance(self._score_tokens, CompiledFunction) else "output", scores)
+        return self.mark("system" if self.is_compiled else "output", scores)
 
     def _score_tokens(self, laid: Tokens, layer: Tensor | float, added: Tensor | float) -> Tensor:
         logits = self.output(self.hidden_states(laid.symbols, laid.route, layer)) + added

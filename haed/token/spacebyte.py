@@ -95,6 +95,10 @@ class SpaceByte(TokenModel):
         self.after = TransformerStack(chosen.after, local)
         self.initialise_parameters()
 
+    def compile_training(self) -> bool:
+        """Compile nothing, as the number of words differs; see `SequenceModel.compile_training`."""
+        return False
+
     def route_symbols(self, symbols: Tensor, memory: SpaceByteMemory | None = None) -> Words:
         """Find where words begin; see `TokenModel.route_symbols`."""
         inside = self.letters[symbols]

@@ -575,8 +575,9 @@ class Options:
     compile: Annotated[
         bool,
         Field(
-            description="Compile training with torch.compile: models of tokens whole; of models of chunks a main "
-            "transformer and an MLP encoder. This takes half a minute at first. On a CPU it gains a few percent at most."
+            description="Compile with torch.compile what has the same shapes in every training step: a main transformer "
+            "with batch.pieces=1, and models of tokens except spacebyte, with chunks of a fixed size. This takes half a "
+            "minute at first. On a CPU it gains a few percent at most."
         ),
     ] = False
     log_steps: Annotated[

@@ -416,8 +416,11 @@ def build_trainer(
         ranks=ranks,
         lexicon=known,
     )
-    if options.compile:
-        objective.compile_training()
+    if options.compile and not objective.compile_training() and ranks.is_first:
+        log.warning(
+            "compile=true compiles nothing here, because shapes differ from step to step. It compiles a main transformer "
+            "with batch.pieces=1, and models of tokens other than spacebyte with chunks of a fixed size"
+        )
 
     def stream(number: int) -> Loader:
         return Loader(

@@ -61,7 +61,9 @@ def test_what_is_compiled_together_is_one_part(
 ) -> None:
     monkeypatch.setattr("pipeline.training.profile._SIDE", {"cpu": 64})
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    made = load_options("quickstart", [*of_kind("hourglass", tiny), "name=tokens", "compile=true"])
+    words = [*of_kind("hourglass", tiny), "name=tokens", "compile=true", "chunker.kind=fixed"]
+    assert main(["shard", "--config", "quickstart", *words]) == 0
+    made = load_options("quickstart", words)
     RunFolder.create(made).write_corpus_record(open_shards(made))
     found = profile_phase(made, "train", 1)
     assert list(found.milliseconds) == ["data", "batch", "system", "loss", "optimizer"]
