@@ -367,7 +367,8 @@ class Likelihood(Objective):
         """See `Objective.forward`."""
         assert isinstance(batch, PreparedBatch)
         key = self.system.shape_key(batch.laid)
-        counter = FlopCounter() if key not in self._flops and not self._is_compiled else None
+        compiled = self._is_compiled and torch.is_grad_enabled()  # which cannot be counted
+        counter = FlopCounter() if key not in self._flops and not compiled else None
         with counter or nullcontext():
             nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
         if counter is not None:
@@ -383,9 +384,8 @@ class Likelihood(Objective):
         assert isinstance(batch, PreparedBatch)
         key = self.system.shape_key(batch.laid)
         if key not in self._flops:
-            laid = to_device(batch.laid, self.system.device)
             with torch.no_grad():
-                self._flops[key] = count_flops(self.system.total_log_likelihood, laid)
+                self(to_device(batch, self.system.device))
         return 3.0 * self._flops[key] * self.ranks.size
 
     def compile_training(self) -> bool:

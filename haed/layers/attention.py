@@ -95,7 +95,7 @@ def sinusoidal_embedding(places: Tensor, width: int, dtype: torch.dtype) -> Tens
 def apply_rotary_embedding(x: Tensor, grid: Grid) -> Tensor:
     """Apply the rotary position embedding (Su et al. 2021) to x (…, n, D) at the positions of a grid."""
     at = grid, x.shape[-2], x.shape[-1], x.dtype, x.device
-    sampling = not torch.is_grad_enabled() and torch.is_inference_mode_enabled()
+    sampling = not torch.is_grad_enabled() and torch.is_inference_mode_enabled()  # a compiler cannot trace the second
     if sampling:  # a step of it is mostly calls, and every layer needs the same factors
         return _rotate_pairs(x, *_cached_factors(*at))
     return _Rotation.apply(x, *_rotation_angles(*at))
@@ -193,17 +193,14 @@ def attention(
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
         if q.is_cuda and queries == keys and n == m:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-    if not n:
-        return q
     if q.is_cuda:
-        whole, size = window is None and bias is None, _CUDA_BLOCK
+        size = n if window is None and bias is None else _CUDA_BLOCK
     else:
-        whole, size = window is None and (n <= _WHOLE or torch.compiler.is_compiling()), _BLOCK
-    blocks = [slice(0, n)] if whole else [slice(first, min(n, first + size)) for first in range(0, n, size)]
+        size = n if window is None and n <= _WHOLE else _BLOCK
     parts = []
-    for rows in blocks:
-        at, part = queries.skip_first(rows.start), q[:, :, rows]
-        high = keys.count_up_to(queries.position_at(rows.stop - 1))
+    for first in range(0, n, max(1, size)):
+        rows, at = slice(first, min(n, first + size)), queries.skip_first(first)
+        part, high = q[:, :, rows], keys.count_up_to(queries.position_at(min(n, first + size) - 1))
         low = 0 if window is None else keys.count_up_to(at.first - window)
         places = at.first_positions(part.shape[2], q.device)[:, None]
         back = places - keys.skip_first(low).first_positions(high - low, q.device)
@@ -224,7 +221,7 @@ def attention(
             shares = F.dropout(scores.softmax(-1).to(v.dtype), dropout)
             mixed = (shares @ v[:, :, low:high].flatten(0, 1)).unflatten(0, batch)
         parts.append(mixed)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2) if parts else q
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:

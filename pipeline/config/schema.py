@@ -576,8 +576,8 @@ class Options:
         bool,
         Field(
             description="Compile with torch.compile what has the same shapes in every training step: a main transformer "
-            "with batch.pieces=1, and models of tokens except spacebyte, with chunks of a fixed size. This takes a minute "
-            "or more of the first step, which count as training time. On a CPU it gains a few percent at most."
+            "with batch.pieces=1, and models of tokens except spacebyte, with chunks of a fixed size. The first step then "
+            "takes a minute or more, which counts as training time. On a CPU it gains a few percent at most."
         ),
     ] = False
     log_steps: Annotated[
