@@ -131,5 +131,5 @@ def test_a_password_is_asked_for_once(secret: str = "haed:sesam öffne") -> None
     told = client.post("/enter", headers=basic(secret))
     assert told.status_code == 204
     cookie = told.headers["set-cookie"]
-    assert all(word in cookie for word in ("HttpOnly", "SameSite=Lax", "Path=/runs")) and "sesam" not in cookie
+    assert all(word in cookie for word in ("HttpOnly", "SameSite=lax", "Path=/runs")) and "sesam" not in cookie
     assert client.get("/runs/").text == "pages"
