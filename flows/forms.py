@@ -234,12 +234,7 @@ def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callabl
         stage: its name.
         summarize: returns the one-line summary of the function's result.
     """
-    prepare_logs()
-    if is_served():
-        name_flows_in_logs()
-    drop_tracebacks()
-    for room in ROOMS:
-        logging.getLogger(room).setLevel(logging.INFO)
+    _prepare_flow_logs()
 
     def decorate(function: Callable[..., Any]) -> Any:
         @wraps(function)
@@ -251,6 +246,16 @@ def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callabl
         return flow(name=stage, flow_run_name=run_name(stage))(run_stage)
 
     return decorate
+
+
+@cache
+def _prepare_flow_logs() -> None:
+    prepare_logs()
+    if is_served():
+        name_flows_in_logs()
+    drop_tracebacks()
+    for room in ROOMS:
+        logging.getLogger(room).setLevel(logging.INFO)
 
 
 def config_flow(

@@ -147,18 +147,16 @@ def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
             client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
 
 
-def crash_orphaned_runs(deployments: list[str], flows: list[str], patience: float = 600.0) -> list[str]:
-    """Mark runs whose process is gone as Crashed, which enables Retry, and end processes that nobody serves any more.
+def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
+    """Mark runs whose process is gone as Crashed, which enables Retry.
 
     These are runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller must
     be the only server of the deployments, so pending runs will not start either. A thread waits for processes that are
-    still saving and then kills them. It checks their start time first, because a process ID may have been reused. Runs
-    of other machines and of a live `haed serve` are left alone.
+    still saving. Runs of other machines and of a live `haed serve` are left alone.
 
     Args:
         deployments: their names; an empty list: only runs without a deployment are checked.
         flows: the names of all flows of this project.
-        patience: seconds until a process is killed.
 
     Returns:
         The names of the runs marked now.
@@ -166,18 +164,20 @@ def crash_orphaned_runs(deployments: list[str], flows: list[str], patience: floa
     with get_client(sync_client=True) as client:
         dead, saving = [], []
         for run in _read_unfinished_runs(client, deployments, flows):
-            is_ours = run.labels.get(HOST, "") == socket.gethostname()
-            if not is_alive(run.labels):
+            labels = run.labels
+            is_ours = labels.get(HOST, "") == socket.gethostname()
+            if not is_alive(labels):
                 if run.deployment_id is not None or is_ours:
                     dead.append(run)
-            elif run.deployment_id is not None and is_ours and not _is_served_now(run.labels):
-                saving.append(run)
+            elif run.deployment_id is not None and is_ours:
+                if SERVER not in labels or process_start_ticks(labels[SERVER]) != labels[SERVER_STARTED]:
+                    saving.append(run)
         for run in dead:
             mark_crashed(client, run.id, ENDED)
         for stage in _read_orphaned_stages(client, flows):
             mark_crashed(client, stage.id, OF_PARENT)
     if saving:
-        threading.Thread(target=_wait_and_mark_crashed, args=(saving, patience), daemon=True).start()
+        threading.Thread(target=_wait_and_mark_crashed, args=(saving,), daemon=True).start()
     return [run.name for run in dead]
 
 
@@ -218,19 +218,10 @@ def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:
     return runs
 
 
-def _is_served_now(labels: dict[str, Any]) -> bool:
-    """Return whether the `haed serve` that started a run's process is still alive."""
-    return SERVER in labels and process_start_ticks(labels[SERVER]) == labels[SERVER_STARTED]
-
-
-def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
-    """Mark runs as Crashed once their process has ended. Kill processes that exceed the time limit."""
-    until = time.monotonic() + patience
+def _wait_and_mark_crashed(runs: list[Any]) -> None:
+    """Mark runs as Crashed once their process has ended, unless it reported its end, or the run was retried since."""
     while runs:
-        for run in [run for run in runs if is_alive(run.labels)] if time.monotonic() > until else []:
-            log.warning("%s: process %d did not end, so it is killed", run.name, run.labels[PROCESS])
-            with suppress(ProcessLookupError):
-                os.kill(run.labels[PROCESS], signal.SIGKILL)
+        time.sleep(_SETTLE_SECONDS)
         for run in [run for run in runs if not is_alive(run.labels)]:
             with try_client("the end of a flow run could not be reported") as client:  # it is tried again
                 state = client.read_flow_run(run.id).state
@@ -239,7 +230,6 @@ def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
                     mark_crashed(client, run.id, ENDED)
                     log.warning("marked as crashed: %s. Retry resumes from its checkpoint", run.name)
                 runs.remove(run)
-        time.sleep(_SETTLE_SECONDS)
 
 
 def mark_crashed(client: Any, id: Any, why: str) -> None:
@@ -305,7 +295,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         with FlowRunWatcher() as watch:
             yield lambda: stop() or watch.stopped is not None
     except (TrainingInterrupted, StopRequested) as error:
-        if _is_orphan() and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
+        is_orphan = serving_process_id() != os.getppid()
+        if is_orphan and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
             log.info("%s. The server is gone, so it is not told", error)  # Prefect would try for minutes
             logging.shutdown()
             os._exit(128 + signal.SIGTERM)
@@ -315,11 +306,6 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
             die_with_parent(signal.SIGKILL)  # there is nothing more to save
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _is_orphan() -> bool:
-    """Return whether the `haed serve` that started this flow has ended."""
-    return os.environ.get(SERVED_BY, str(os.getppid())) != str(os.getppid())
 
 
 def _exception_for_signal(number: int | None) -> BaseException:
@@ -515,9 +501,7 @@ class _NoTracebacks(logging.Filter):
 
 def drop_tracebacks() -> None:
     """Stop Prefect's engine from logging tracebacks of user errors."""
-    engine = logging.getLogger("prefect.flow_runs")
-    if not any(isinstance(each, _NoTracebacks) for each in engine.filters):
-        engine.addFilter(_NoTracebacks())
+    logging.getLogger("prefect.flow_runs").addFilter(_NoTracebacks())
 
 
 def _finish_stopped_run(error: TerminationSignal) -> None:
@@ -557,21 +541,30 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
             if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
                 with run.lock():
                     pass
-            began, told = time.monotonic(), ""
-            with _show_in_run_name() as show_waiting:
-                while others:
-                    note = f"waits for {', '.join(names)} behind {others}"
-                    if others != told:
-                        log.info("%s", note)
-                        log_to_parent_run("%s", note)
-                    if stop():
-                        raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
-                    show_waiting(note)
-                    told = others
-                    time.sleep(_POLL_SECONDS)
-                    others = _try_acquire(names, limit, held)
-            log.info("has its turn after %.0f s", time.monotonic() - began)
+            _wait_for_devices(names, limit, held, others, stop)
         yield
+
+
+def _wait_for_devices(names: list[str], limit: int, held: ExitStack, others: str, stop: Callable[[], bool]) -> None:
+    """Wait, and tell in the log and in the name of the flow run behind whom. The name is restored afterwards."""
+    name, began, told, shown = os.environ.get(FLOW_RUN, ""), time.monotonic(), "", ""
+    try:
+        while others:
+            note = f"waits for {', '.join(names)} behind {others}"
+            if note != told:
+                log.info("%s", note)
+                log_to_parent_run("%s", note)
+                told = note
+            if stop():
+                raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
+            if note != shown and _rename_flow_run(f"{name} · {note}"):
+                shown = note
+            time.sleep(_POLL_SECONDS)
+            others = _try_acquire(names, limit, held)
+    finally:
+        if not _rename_flow_run(name):
+            log.warning("the server did not answer, so the run's name may still say that it waits")
+    log.info("has its turn after %.0f s", time.monotonic() - began)
 
 
 @contextmanager
@@ -639,26 +632,6 @@ def _lock_folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{path} is not a folder of yours. Move it away, or set TMPDIR")
     return path
-
-
-@contextmanager
-def _show_in_run_name() -> Iterator[Callable[[str], None]]:
-    """Show in the name of the flow run for what it waits, and restore the name afterwards.
-
-    The function yielded renames the run. It does nothing once the server has accepted the note.
-    """
-    before, shown = os.environ.get(FLOW_RUN, ""), ""
-
-    def show(note: str) -> None:
-        nonlocal shown
-        if note != shown and _rename_flow_run(f"{before} · {note}"):
-            shown = note
-
-    try:
-        yield show
-    finally:
-        if not _rename_flow_run(before):
-            log.warning("the server did not answer, so the run's name may still say that it waits")
 
 
 def _rename_flow_run(name: str) -> bool:

@@ -118,8 +118,7 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[s
     arguments = ["server", "prefect", "--host", host, "--port", str(port), "--runs", "runs"]
     arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     ended = threading.Event()
-    with ExitStack() as first:
-        process = first.enter_context(run_child_process(*arguments))
+    with run_child_process(*arguments) as process:
         _wait(process, address, "The port may be in use. Choose another with --port", log_path("server"))
         watch = threading.Thread(target=_restart_on_exit, args=(process, arguments, ended), daemon=True)
         watch.start()

@@ -86,6 +86,24 @@ class Served:
         """Type of a run's state."""
         return str(call(self.address, f"/flow_runs/{run}")["state_type"])
 
+    def cancel(self, run: str) -> None:
+        """Cancels a run as the UI does."""
+        self.set_state(run, "CANCELLING", "Cancelling")
+
+    def set_state(self, run: str, type: str, name: str, **more: object) -> None:
+        """Sets the state of a run as the UI does, once the server answers."""
+        asked = {"state": {"type": type, "name": name} | more, "force": type == "SCHEDULED"}
+        until(PATIENCE, lambda: call(self.address, f"/flow_runs/{run}/set_state", asked))
+
+    def message(self, run: str) -> str:
+        """The message of a run's state."""
+        return str(call(self.address, f"/flow_runs/{run}")["state"]["message"])
+
+    def lines(self, run: str) -> list[str]:
+        """The log of a run."""
+        of_it = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [line["message"] for line in call(self.address, "/logs/filter", of_it)]
+
     def said(self) -> str:
         """What it printed."""
         return (self.folder / "log").read_text()
