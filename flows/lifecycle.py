@@ -161,51 +161,40 @@ def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
     Returns:
         The names of the runs marked now.
     """
+    ours = FlowFilter.model_validate({"name": {"any_": flows}})
+    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
     with get_client(sync_client=True) as client:
+        unfinished = _read_all_flow_runs(client, flow_run_filter=FlowRunFilter.model_validate(_STATE), flow_filter=ours)
+        served = {each.id for each in client.read_deployments(deployment_filter=of_these)} if deployments else set()
         dead, saving = [], []
-        for run in _read_unfinished_runs(client, deployments, flows):
+        for run in unfinished:
             labels = run.labels
-            is_ours = labels.get(HOST, "") == socket.gethostname()
-            if not is_alive(labels):
-                if run.deployment_id is not None or is_ours:
+            is_here = labels.get(HOST, "") == socket.gethostname()
+            if run.parent_task_run_id is not None:
+                if _has_lost_parent(client, run):
+                    mark_crashed(client, run.id, OF_PARENT)
+            elif run.deployment_id is None:
+                if is_here and not is_alive(labels):
                     dead.append(run)
-            elif run.deployment_id is not None and is_ours:
-                if SERVER not in labels or process_start_ticks(labels[SERVER]) != labels[SERVER_STARTED]:
+            elif run.deployment_id in served:
+                if not is_alive(labels):
+                    dead.append(run)
+                elif is_here and process_start_ticks(labels.get(SERVER, 0)) != labels.get(SERVER_STARTED, ""):
                     saving.append(run)
         for run in dead:
             mark_crashed(client, run.id, ENDED)
-        for stage in _read_orphaned_stages(client, flows):
-            mark_crashed(client, stage.id, OF_PARENT)
     if saving:
         threading.Thread(target=_wait_and_mark_crashed, args=(saving,), daemon=True).start()
     return [run.name for run in dead]
 
 
-def _read_unfinished_runs(client: Any, deployments: list[str], flows: list[str]) -> list[Any]:
-    """Return the unfinished runs of these deployments, and those of our flows without a deployment."""
-    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
-    ours = FlowFilter.model_validate({"name": {"any_": flows}})
-    direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
-    of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
-    served = FlowRunFilter.model_validate(_STATE)
-    runs = _read_all_flow_runs(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
-    return [*runs, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
-
-
-def _read_orphaned_stages(client: Any, flows: list[str]) -> list[Any]:
-    """Return the unfinished stages of flow runs that have ended or were deleted."""
-    ours = FlowFilter.model_validate({"name": {"any_": flows}})
-    inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
-    orphans = []
-    for stage in _read_all_flow_runs(client, flow_run_filter=inner, flow_filter=ours):
-        try:
-            outer = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
-        except ObjectNotFound:
-            orphans.append(stage)
-            continue
-        if outer.state is not None and outer.state.is_final():
-            orphans.append(stage)
-    return orphans
+def _has_lost_parent(client: Any, stage: Any) -> bool:
+    """Return whether the flow run that a stage belongs to has ended or was deleted."""
+    try:
+        parent = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
+    except ObjectNotFound:
+        return True
+    return parent.state is not None and parent.state.is_final()
 
 
 def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -21,7 +20,7 @@ from safetensors.torch import load_file
 
 from flows.deployments import deployment_suffix
 from flows.flows import FLOWS
-from tests.flows.api import PATIENCE, call, clean_environment, haed, has_begun, until
+from tests.flows.api import PATIENCE, call, haed, has_begun, python, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -162,11 +161,10 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     assert made == {f"haed: silent runs of {name}": True}
 
     run = served.trigger("shard", {"overrides": [*SETTINGS, "shards_dir=pooled"]}, name)
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
     elsewhere = served.folder / "elsewhere"
     elsewhere.mkdir()
-    environment = clean_environment(PREFECT_API_URL=api)
-    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    worker = ("-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once")
+    done = python(elsewhere, *worker, PREFECT_API_URL=api)
     assert served.state(run) == "COMPLETED", done.stderr
     assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())
 
