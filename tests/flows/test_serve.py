@@ -10,6 +10,7 @@ import urllib.request
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
@@ -69,21 +70,21 @@ def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> Non
 
 
 def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
-    for flow, field in (("evaluate", "run"), ("finetune", "name")):
+    def follow(path: str) -> tuple[str, Any]:
+        """The page to which an address leads, and the values of its form."""
         with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
-            asking.request("GET", f"/runs/w%C3%B6rter%20%26/form/{flow}")
+            asking.request("GET", path)
             found = asking.getresponse()
+        assert found.status == 303
         place = urlsplit(found.headers["Location"])
-        assert found.status == 303 and place.path == f"/v2/deployments/deployment/{served.deployments()[flow]}/run"
-        assert json.loads(parse_qs(place.query)["parameters"][0])[field] == "wörter &"
-    with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
-        asking.request("GET", "/runs/x/form/index?space=contexts&overrides=index.kind%3Dflat&run=y")
-        place = urlsplit(asking.getresponse().headers["Location"])
-    filled = json.loads(parse_qs(place.query)["parameters"][0])
+        return place.path, json.loads(parse_qs(place.query)["parameters"][0])
+
+    for flow, field in (("evaluate", "run"), ("finetune", "name")):
+        place, filled = follow(f"/runs/w%C3%B6rter%20%26/form/{flow}")
+        assert place == f"/v2/deployments/deployment/{served.deployments()[flow]}/run" and filled[field] == "wörter &"
+    _, filled = follow("/runs/x/form/index?space=contexts&overrides=index.kind%3Dflat&run=y")
     assert filled == {"run": "x", "space": "contexts", "overrides": ["index.kind=flat"]}
-    with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
-        asking.request("GET", "/runs/.form/sweep")
-        assert asking.getresponse().headers["Location"].endswith("/run?parameters=%7B%7D")
+    assert follow("/runs/.form/sweep")[1] == {}
     assert answer(f"{served.address}/runs/x/form/nothing", {}) == 404
     run = served.trigger("report", {"run": "nö & such"})
     until(PATIENCE, lambda: served.state(run) == "FAILED")
