@@ -55,6 +55,8 @@ from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder, list_runs
 from pipeline.run.sharding import check_corpus
 from pipeline.run.system import check_system
+from pipeline.web.listing import RunListing
+from pipeline.web.runs import ServedRuns
 
 log = logging.getLogger(__name__)
 _MOST_RUNS = 200  # in a list
@@ -78,6 +80,7 @@ _SUGGESTED = re.compile(
 _LABEL = re.compile(r" \([a-z ]+, \d{4}-\d\d-\d\d \d\d:\d\d\)\s*$")
 _CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
+_ROWS = RunListing(ServedRuns(Path("runs")))  # of the runs in forms
 
 
 @dataclass(frozen=True)
@@ -473,14 +476,6 @@ def load_tagged_options(run: str, overrides: list[str], reader: str, **values: o
     return options
 
 
-@cache
-def _listing() -> Any:
-    from pipeline.web.listing import RunListing
-    from pipeline.web.runs import ServedRuns
-
-    return RunListing(ServedRuns(Path("runs")))
-
-
 def list_recent_runs() -> list[str]:
     """Return the runs in the folder `runs` as `NAME (STATE, DATE)`: finished, training, others; each newest first.
 
@@ -489,7 +484,7 @@ def list_recent_runs() -> list[str]:
     labels = []
     for name in list_runs("runs")[:_MOST_RUNS]:
         with suppress(OSError, ValueError):  # it was removed meanwhile, or is in use by somebody else
-            row, config_file = _listing().get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
+            row, config_file = _ROWS.get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
             if row.notes.archived:
                 continue
             state = row.state

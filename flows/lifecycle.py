@@ -42,7 +42,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
     TaskRunFilter,
 )
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, ObjectNotFound, ParameterTypeError, Pause, TerminationSignal
 from prefect.logging.handlers import APILogWorker
@@ -83,7 +83,6 @@ _WATCH_SECONDS = 3.0
 _LONGEST_MESSAGE = 2000  # characters of a state's message, which may repeat what was typed
 TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
 _POLL_SECONDS = 0.5
-_GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
 
 
 @contextmanager
@@ -335,7 +334,7 @@ class FlowRunWatcher:
                 self._ended.wait(_WATCH_SECONDS)
 
     def _look_at_states(self, states: dict[UUID, State]) -> None:
-        gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
+        gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in UNFINISHED]
         if gone:
             self.stopped = gone[0], states.get(gone[0])
             log.info("the run was %s: saving, then stopping", self._describe_state())
@@ -387,7 +386,7 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
     """
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
         run = client.read_flow_run(id)
-        if run.state is None or run.state.type not in _GOES_ON:
+        if run.state is None or run.state.type not in UNFINISHED:
             return
         kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
         if cancel_seconds is not None:
