@@ -187,12 +187,13 @@ def test_a_run_that_may_have_become_pending_without_an_answer_is_started(monkeyp
     monkeypatch.setattr(
         dispatcher, "_start_engine", lambda run: started.append(run) or SimpleNamespace(poll=lambda: None)
     )
-    made, server = FlowDispatcher(DEPLOYMENTS, StopSignal()), Server({"shard": 2})
+    made = FlowDispatcher(DEPLOYMENTS, StopSignal())
+    server: Any = Server({"shard": 2})
 
     def lose_answer(*_: object) -> None:
         raise ConnectionError("the answer is lost")
 
     monkeypatch.setattr(server, "set_flow_run_state", lose_answer)
     for _ in range(2):
-        made._start_due_runs(server, *next(kind for kind in made._kinds if "shard" in kind[0]))  # type: ignore[arg-type]
+        made._start_due_runs(server, *next(kind for kind in made._kinds if "shard" in kind[0]))
     assert started == [run.id for run in server.due]
