@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from prefect.artifacts import (
     create_link_artifact,
@@ -50,7 +50,10 @@ def post_markdown(text: str, key: str, *about: str) -> None:
 
 def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
     """Post a table, whose cells the UI shows as plain text; see `post_markdown`."""
-    shown = [{name: _escape_cell(value) for name, value in row.items()} for row in rows]
+    shown = [
+        {name: make_printable(value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]
     create_table_artifact(shown, key, _join_paragraphs(about))
 
 
@@ -61,10 +64,6 @@ def post_link(address: str, text: str, key: str, *about: str) -> None:
 
 def _join_paragraphs(about: Sequence[str]) -> str:
     return "\n\n".join(markdown_text(name_flows(each)) for each in about)
-
-
-def _escape_cell(value: Any) -> Any:
-    return make_printable(value) if isinstance(value, str) else value
 
 
 def name_flows_in_logs() -> None:
@@ -93,23 +92,15 @@ def run_artifact_key(what: str, options: Options) -> str:
     return f"{plain}-{hashlib.sha256(str(Path(options.runs_dir, options.name).resolve()).encode()).hexdigest()[:4]}"
 
 
-class ProgressStatus(Protocol):
-    """The content of a progress artifact: takes updates and formats them as a line."""
-
-    def __call__(self, news: Any, /) -> None:
-        """Take the newest metrics."""
-
-    def progress(self) -> float:
-        """Return the completed share, in [0, 1]."""
-
-    def line(self) -> str:
-        """Return the status as one line."""
-
-
 class LiveArtifact:
-    """A progress artifact that shows the updates it receives. Use it as a context manager within a flow run."""
+    """A progress artifact that shows the updates it receives. Use it as a context manager within a flow run.
 
-    def __init__(self, artifact: str, status: ProgressStatus) -> None:
+    Args:
+        artifact: key of the artifact.
+        status: takes the updates, and has their share in [0, 1] and their text.
+    """
+
+    def __init__(self, artifact: str, status: "PhaseStatus | ShardingStatus | _PipelineStatus") -> None:
         self._key, self._status = artifact, status
         self._changed, self._ended = threading.Event(), threading.Event()
         context = contextvars.copy_context()  # the artifact belongs to this flow run
@@ -185,31 +176,14 @@ def update_parent_progress(stage: str, record: Record | None = None) -> None:
             story.log.info("%s %s", stage, line)
 
 
-class _TerminalFilter(logging.Filter):
-    """A log filter for terminals that drops records meant for the parent run's page; the stage has logged them."""
-
-    def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
-        return not getattr(record, "haed_told", False)
-
-
-def _page_only_logger() -> Any:
-    """Return the logger of this flow run, whose records are hidden from terminals."""
-    for name in ("", "prefect"):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler) and not any(
-                isinstance(e, _TerminalFilter) for e in handler.filters
-            ):
-                handler.addFilter(_TerminalFilter())
-    return get_run_logger(haed_told=True)
-
-
 class PipelineArtifact(LiveArtifact):
     """The progress artifact of a flow run with several stages. Within its context, stages report to it."""
 
     def __init__(self, options: Options, shares: Mapping[str, float]) -> None:
         limits = {phase: getattr(options, phase) for phase in shares}
         super().__init__(run_artifact_key("live", options), _PipelineStatus(options.name, limits, shares))
-        self.log = _page_only_logger()
+        # A logger of Prefect's that sends to the server alone: the stages have logged the same lines on the terminal.
+        self.log = logging.LoggerAdapter(logging.getLogger("prefect.extra"), getattr(get_run_logger(), "extra", None))
 
     def __enter__(self) -> Self:
         self._before = _OUTER.set(self)
@@ -221,13 +195,7 @@ class PipelineArtifact(LiveArtifact):
 
 
 class _PipelineStatus:
-    """Progress of all phases together, and the current stage.
-
-    Args:
-        name: name of the run.
-        limits: limits of each phase.
-        shares: share of each phase in the total training time.
-    """
+    """Progress of all phases together, each by its share of the training time, and the current stage."""
 
     def __init__(self, name: str, limits: Mapping[str, PhaseOptions], shares: Mapping[str, float]) -> None:
         self._name, self._stage, self._shares, self._pace = name, "", shares, RemainingTime()

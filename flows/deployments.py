@@ -25,6 +25,7 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.collections import deep_merge
 
 from flows.environment import OF_FLOWS
 from flows.flows import FLOWS
@@ -101,9 +102,7 @@ def keep_offering_runs(deployments: Mapping[str, UUID]) -> None:
     threading.Thread(target=follow_changes, daemon=True).start()
 
 
-def deploy_to_pool(
-    pool: str, folder: Path, image: str = "", variables: dict[str, Any] | None = None, limit: int | None = None
-) -> list[str]:
+def deploy_to_pool(pool: str, folder: Path, image: str, variables: dict[str, Any], limit: int | None) -> list[str]:
     """Register every flow for the workers of a work pool. They need this package installed.
 
     Args:
@@ -136,7 +135,7 @@ def deploy_to_pool(
             log.warning(
                 "pool %s has kind %s, so runs are kept in the working folder of its image, or in runs_dir=", pool, kind
             )
-        jobs = _merge_nested(jobs, variables or {})
+        jobs = deep_merge(jobs, variables)
         if limit is not None:
             client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=limit))
         name = deployment_suffix(folder, pool) if kind == "process" else pool
@@ -145,22 +144,12 @@ def deploy_to_pool(
             deployment.job_variables = jobs
             with suppress(ObjectNotFound):
                 known = client.read_deployment_by_name(deployment.full_name)
-                deployment.job_variables = _merge_nested(known.job_variables or {}, jobs)
+                deployment.job_variables = deep_merge(known.job_variables or {}, jobs)
                 deployment.work_queue_name = known.work_queue_name
     ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in deployments}
     offer_runs(ids, [])
     _crash_silent_runs(name, [str(id) for id in ids.values()])
     return [f"{deployment.flow_name}/{deployment.name}" for deployment in deployments]
-
-
-def _merge_nested(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested dictionaries. The second one takes precedence."""
-    for key, value in now.items():
-        before = was.get(key)
-        was = was | {
-            key: _merge_nested(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-        }
-    return was
 
 
 def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
@@ -265,6 +254,5 @@ def _filter_by_names(deployments: list[str]) -> Any:
 
 
 def _format_schedule(schedule: Any) -> str:
-    """Format a schedule: its cron line, recurrence rule or interval, with the time zone."""
     rule = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
     return f"{rule} ({schedule.timezone or 'UTC'})"

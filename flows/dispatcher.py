@@ -32,7 +32,7 @@ from prefect.settings import (
     PREFECT_RUNNER_PROCESS_LIMIT,
     temporary_settings,
 )
-from prefect.states import Cancelled, Crashed, Pending
+from prefect.states import Crashed, Pending
 
 from flows.lifecycle import ASKS, SERVED_BY, TRAINS, read_states, settle_flow_run
 from pipeline.signals import (
@@ -117,7 +117,6 @@ class FlowDispatcher:
         self._deployments, self._stop = deployments, stop
         self._running: dict[UUID, FlowProcess] = {}
         self._told: dict[UUID, str] = {}  # what waiting runs were told
-        self._unsure: dict[UUID, str] = {}  # the flows of runs that may be Pending, without a process
 
     def run(self) -> int:
         """Dispatch until a signal, then end all flows. Return how many had to be killed."""
@@ -148,40 +147,22 @@ class FlowDispatcher:
             raise StopRequested
 
     def _start_due_runs(self, client: SyncPrefectClient, names: tuple[str, ...], limit: int) -> None:
-        """Start due runs of a kind, the oldest first, as far as its limit allows.
-
-        A run whose request to become Pending was not answered may be Pending nevertheless. The server is asked, and it
-        is started then, as nobody else would start it.
-        """
+        """Start due runs of a kind, the oldest first, as far as its limit allows."""
         ids = {id: flow for flow, id in self._deployments.items() if flow in names}
-        unsure = [id for id, flow in self._unsure.items() if flow in names]
-        states = read_states(client, unsure) if unsure else {}
         runs = client.get_scheduled_flow_runs_for_deployments(list(ids), scheduled_before=datetime.now(UTC))
-        due = {run.id: ids[run.deployment_id] for run in runs if run.deployment_id in ids}
-        due = {id: self._unsure[id] for id in unsure} | due
         end_interruptible()  # a run that was made Pending is started too
-        for id, flow in due.items():
+        for run in runs:
             if self._stop():
                 return
+            if run.deployment_id not in ids or run.id in self._running:
+                continue
             if sum(each.flow in names for each in self._running.values()) >= limit:
                 return self._explain_wait(client, [run for run in runs if run.id not in self._running], names)
-            if id in self._running:
-                continue
-            state = states.get(id)
-            if state is None or not state.is_pending():
-                if id in unsure and (state is None or not state.is_scheduled()):
-                    if state is not None and state.is_cancelling():
-                        client.set_flow_run_state(id, Cancelled(message="cancelled before it began"), force=True)
-                    del self._unsure[id]  # it was deleted, or cancelled, or another process has it
-                    continue
-                self._unsure[id] = flow
-                with _log_failure("a due run could not be set to Pending"):  # it is asked for again
-                    accepted = client.set_flow_run_state(id, Pending()).status == SetStateStatus.ACCEPT
-                    if not accepted:
-                        del self._unsure[id]
-                    state = Pending() if accepted else None
-            if id in self._unsure and state is not None and state.is_pending():
-                self._start_flow(client, id, flow)
+            accepted = True  # without an answer it may be Pending. Its process asks the server again before it begins
+            with _log_failure("a due run could not be set to Pending"):
+                accepted = client.set_flow_run_state(run.id, Pending()).status == SetStateStatus.ACCEPT
+            if accepted:
+                self._start_flow(client, run.id, ids[run.deployment_id])
 
     def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
         """Log on the pages of waiting runs which runs have their places, whenever those change."""
@@ -195,13 +176,11 @@ class FlowDispatcher:
                 flow_run_logger(run).info("waits until one of these ends: %s", behind)
 
     def _start_flow(self, client: SyncPrefectClient, id: UUID, flow: str) -> None:
-        """Start the process of a run that is Pending."""
         try:
             self._running[id] = FlowProcess(flow, _start_engine(id))
         except OSError as error:
             message = f"its process could not be started: {error}"
             client.set_flow_run_state(id, Crashed(message=message), force=True)
-        del self._unsure[id]
         self._told.pop(id, None)
 
     def _end_cancelled(self, client: SyncPrefectClient) -> None:

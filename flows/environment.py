@@ -70,40 +70,21 @@ def prepare() -> None:
     keep_private(home)
 
 
-# What Prefect and `haed serve` keep in PREFECT_HOME: records with all parameters, logs, results, a password.
-_KEPT = (
-    "prefect.db*",
-    "*.log",
-    "*.log.old",
-    "password",
-    "profiles.toml",
-    "memo_store.toml",
-    "serve.lock",
-    ".prefect_tokens*",
-)
-_FOLDERS = ("storage", "concurrency_leases")
-
-
 def keep_private(home: Path) -> None:
-    """Make PREFECT_HOME and Prefect's files in it readable by this user alone.
+    """Make PREFECT_HOME readable by this user alone: records with all parameters, logs, results, a password.
 
-    A folder with other files and none of Prefect's keeps its mode. Otherwise a wrong PREFECT_HOME would lock other
-    users out.
+    A folder with other files and without Prefect's database keeps its mode. Otherwise a wrong PREFECT_HOME would lock
+    other users out.
     """
-    is_new = not home.exists() or not any(home.iterdir())
+    database = home / "prefect.db"
+    is_ours = not home.exists() or not any(home.iterdir()) or database.exists()
     home.mkdir(parents=True, exist_ok=True)
-    kept = [path for pattern in _KEPT for path in home.glob(pattern) if path.is_file() and not path.is_symlink()]
-    folders = [home / name for name in _FOLDERS if (home / name).is_dir()]
-    if is_new or kept or folders:
-        folders.append(home)
-    database = home / "prefect.db"  # an empty file is an empty database; SQLite gives its journals the same mode
-    with suppress(OSError):
+    with suppress(OSError):  # an empty file is an empty database; SQLite gives its journals the same mode
         os.close(os.open(database, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    for path, mode in [*((path, 0o600) for path in kept), *((folder, 0o700) for folder in folders)]:
-        status = path.stat()
-        if status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX and status.st_mode & 0o077:
-            with suppress(OSError):
-                path.chmod(mode)
+    status = home.stat()
+    if is_ours and status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX:
+        with suppress(OSError):
+            home.chmod(0o700)
 
 
 def _check_addresses() -> None:
@@ -115,7 +96,6 @@ def _check_addresses() -> None:
 
 
 def _read_active_profile(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the name and settings of the active profile."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
         name = os.environ.get("PREFECT_PROFILE") or content.get("active") or ""

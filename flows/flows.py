@@ -435,21 +435,15 @@ def neighbours(
     meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
     nothing = "" if question.queries else "no query was given, so these are frequent chunks; "
     about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
-    if space == "contexts":
-        rows = [
-            _passage_row(item, each, results.score)
-            for item in results
-            for each in item.neighbours
-            if isinstance(each, Passage)
-        ]
-    else:
+    notes: list[dict[str, Any]] = [{} for _ in results]
+    if space == "chunks":
         opened, chunker = ChunkIndex.open(folder, meta.checkpoint), folder.load_chunker()
-        notes = [{"note": _note_query(item, opened, chunker)} if space == "chunks" else {} for item in results]
-        rows = [
-            note | _neighbour_row(item, each, results.score)
-            for item, note in zip(results, notes, strict=True)
-            for each in item.neighbours
-        ]
+        notes = [{"note": _note_query(item, opened, chunker)} for item in results]
+    rows = [
+        note | _neighbour_row(item, each, results.score)
+        for item, note in zip(results, notes, strict=True)
+        for each in item.neighbours
+    ]
     post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {about}")
     if picture := plots.draw_neighbours(results):
         text = f"![queries and their neighbours, with scores]({data_uri(picture)})"
@@ -491,22 +485,14 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
     return analysis
 
 
-def _passage_row(item: QueryResult, near: Passage, score: str) -> dict[str, Any]:
-    """Return the table row of a passage that is similar to the end of a query text."""
-    where = {
-        "document": near.name,
-        "byte": near.offset,
-        "before": escape_control_characters(near.text),
-        "after": escape_control_characters(near.after),
-    }
-    return {"query": escape_control_characters(item.query), score: round(near.score, 3)} | where
-
-
 def _neighbour_row(item: QueryResult, near: Neighbour, score: str) -> dict[str, Any]:
     """Return the table row of a neighbour. The UI does not wrap lines, so what may be long comes last."""
-    query = escape_control_characters(item.query)
-    neighbour = escape_control_characters(near.text)
-    return {"query": query, score: round(near.score, 3), "count": near.count, "neighbour": neighbour}
+    row = {"query": escape_control_characters(item.query), score: round(near.score, 3)}
+    text = escape_control_characters(near.text)
+    if isinstance(near, Passage):
+        after = escape_control_characters(near.after)
+        return row | {"document": near.name, "byte": near.offset, "before": text, "after": after}
+    return row | {"count": near.count, "neighbour": text}
 
 
 def _note_query(item: QueryResult, index: ChunkIndex, chunker: Chunker) -> str:
@@ -536,15 +522,10 @@ class PipelineResult:
     remarks: list[str] = field(default_factory=list)
 
 
-def _summarize_result(result: PipelineResult) -> str:
-    """Return the headline metric and the training warnings, in one line."""
-    return "; ".join([format_headline_metric(result.evaluation), *result.remarks])
-
-
 @config_flow(
     "haed",
     "preset name source seconds pretrain_seconds finetune_seconds sources model batch optimizer launcher overrides",
-    _summarize_result,
+    lambda result: "; ".join([format_headline_metric(result.evaluation), *result.remarks]),
 )
 def run_pipeline(form: FormSubmission) -> PipelineResult:
     """Run all stages in order: shard, pretrain, finetune, evaluate, index, sample, report. Finished stages are skipped.
@@ -574,35 +555,26 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
-    with take_turn(options):  # of the whole run: an evaluation would slow down another run's training
-        return _train_and_evaluate(form, stages)
-
-
-def _train_and_evaluate(form: FormSubmission, stages: "StageLog") -> PipelineResult:
-    """Run the stages after `shard`."""
-    preset, overrides, options = form.preset, form.overrides, form.options
-    chunks = SYSTEMS[options.model.kind].chunks
-    trained = []
-    for phase in phases_to_train(options):
-        with stages.begin_stage(phase):
-            trained.append(_PHASE_FLOWS[phase](preset, overrides=overrides))
-    folder = RunFolder.from_options(options)
+    folder, trained = RunFolder.from_options(options), []
     run = str(folder.path)
-    if folder.is_current("evaluation.json", options, "evaluate"):
-        stages.skip_stage("evaluate")
-    else:
-        with stages.begin_stage("evaluate"):
-            evaluate(run)
-    space = "contexts" if options.index.space == "contexts" else "chunks"
-    if chunks and folder.is_current(f"index/{space}/meta.json", options, "index"):
-        stages.skip_stage("index")
-    elif chunks:
-        with stages.begin_stage("index"):
-            index(run)
-    with stages.begin_stage("sample"):
-        sample(run)
-    with stages.begin_stage("report"):
-        written = report(run)
+    with take_turn(options):  # of the whole run: an evaluation would slow down another run's training
+        for phase in phases_to_train(options):
+            with stages.begin_stage(phase):
+                trained.append(_PHASE_FLOWS[phase](preset, overrides=overrides))
+        results = [(evaluate, "evaluation.json")]
+        if chunks:
+            space = "contexts" if options.index.space == "contexts" else "chunks"
+            results.append((index, f"index/{space}/meta.json"))
+        for stage, file in results:
+            if folder.is_current(file, options, stage.name):
+                stages.skip_stage(stage.name)
+                continue
+            with stages.begin_stage(stage.name):
+                stage(run)
+        with stages.begin_stage("sample"):
+            sample(run)
+        with stages.begin_stage("report"):
+            written = report(run)
     remarks = [each.remark for each in trained if each.remark]
     return PipelineResult(run, written, read_as(Evaluation, folder.path / "evaluation.json"), remarks)
 

@@ -18,7 +18,7 @@ from functools import cache, wraps
 from inspect import Parameter, Signature
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from annotated_types import Unit
@@ -55,6 +55,8 @@ from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder, list_runs
 from pipeline.run.sharding import check_corpus
 from pipeline.run.system import check_system
+from pipeline.web.listing import RunListing
+from pipeline.web.runs import ServedRuns
 
 log = logging.getLogger(__name__)
 _MOST_RUNS = 200  # in a list
@@ -78,6 +80,7 @@ _SUGGESTED = re.compile(
 _LABEL = re.compile(r" \([a-z ]+, \d{4}-\d\d-\d\d \d\d:\d\d\)\s*$")
 _CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
+_ROWS = RunListing(ServedRuns(Path("runs")))  # of the runs in forms
 
 
 @dataclass(frozen=True)
@@ -234,12 +237,7 @@ def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callabl
         stage: its name.
         summarize: returns the one-line summary of the function's result.
     """
-    prepare_logs()
-    if is_served():
-        name_flows_in_logs()
-    drop_tracebacks()
-    for room in ROOMS:
-        logging.getLogger(room).setLevel(logging.INFO)
+    _prepare_flow_logs()
 
     def decorate(function: Callable[..., Any]) -> Any:
         @wraps(function)
@@ -251,6 +249,16 @@ def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callabl
         return flow(name=stage, flow_run_name=run_name(stage))(run_stage)
 
     return decorate
+
+
+@cache
+def _prepare_flow_logs() -> None:
+    prepare_logs()
+    if is_served():
+        name_flows_in_logs()
+    drop_tracebacks()
+    for room in ROOMS:
+        logging.getLogger(room).setLevel(logging.INFO)
 
 
 def config_flow(
@@ -322,10 +330,42 @@ def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[
         name = name_run_after_source(preset, source, runs_dir)
     overrides = [_fill_in_date(word) if word.startswith("name=") else word for word in overrides]
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
-    groups = {sections.get(field, field): value for field, value in fields.items() if field not in PLAIN}
+    groups = {sections.get(field, field): group for field, group in fields.items() if group and field not in PLAIN}
+    tree = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items()}
+    values = {key: value for key, value in config.flatten_tree(tree) if value is not None}
+    if name:
+        values["name"] = _fill_in_date(name)
+    if source:
+        values["source.path"] = source
+        if "source.kind" not in values and "source.kind" not in typed:
+            usual = config.load_options(preset).source.kind
+            if (kind := detect_source_kind(source, usual)) != usual:
+                values["source.kind"] = kind
+    return preset, overrides, _divide_seconds(stage, preset, overrides, values, fields) | values | run
+
+
+def _divide_seconds(
+    stage: str, preset: str, overrides: list[str], values: dict[str, Any], fields: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the limits of phases that follow from the fields for seconds.
+
+    `seconds` is divided as in the preset, or equally. `pretrain_seconds` takes precedence over the share of that phase.
+    """
+    seconds = fields.get("seconds", 0)
     timed = {phase: each for phase in _TIMED if (each := fields.get(f"{phase}_seconds"))}
-    values = collect_values(preset, name, source, fields.get("seconds", 0), overrides, groups, stage, timed)
-    return preset, overrides, values | run
+    if not seconds and not timed:
+        return {}
+    kinds = {key: value for key, value in values.items() if key == "model.kind"}
+    options = config.load_options(preset, [word for word in overrides if word.startswith("model.kind=")], kinds)
+    trained = divide_training_time(options, _phases_to_train(stage, options.model.kind))
+    if missing := [phase for phase in timed if phase not in trained]:
+        raise config.ConfigError(
+            f"{missing[0]}_seconds: model.kind={options.model.kind} is trained in one phase. Use seconds, such as 60"
+        )
+    limits = {phase: seconds * share for phase, share in trained.items() if seconds and share} | timed
+    budget: dict[str, Any] = {f"{phase}.seconds": limit for phase, limit in limits.items()}
+    ended = trained if seconds else timed
+    return budget | {f"{phase}.{other}": None for phase in ended for other in ("steps", "epochs")}
 
 
 def _phases_to_train(stage: str, kind: str) -> tuple[str, ...]:
@@ -371,56 +411,6 @@ def optional_copy(group: Any) -> Any:
     copy.__pydantic_config__ = ConfigDict(extra="forbid", title="set here")  # type: ignore[attr-defined]
     globals()[copy.__name__] = copy
     return copy
-
-
-def collect_values(
-    preset: str,
-    name: str,
-    source: str,
-    seconds: float,
-    overrides: list[str],
-    groups: dict[str, Any],
-    stage: str = "haed",
-    timed: Mapping[str, float] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Return the options of a preset that the fields of a form change, by dotted key.
-
-    Args:
-        preset: name of a preset, or path of a YAML file.
-        name: name of the run; empty: the preset's.
-        source: file, folder or URL; empty: the preset's.
-        seconds: training time, divided among the phases as in the preset, or equally; 0: the preset's limits.
-        overrides: `key=value`, which take precedence over the values.
-        groups: sections of the options, as instances of `optional_copy` classes, dictionaries or None.
-        stage: the stage that the form belongs to.
-        timed: training time of single phases, which takes precedence over their share of `seconds`.
-
-    Raises:
-        ConfigError: a value is invalid, or the model has no such phase.
-    """
-    tree = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    values = {key: value for key, value in config.flatten_tree(tree) if value is not None}
-    if name:
-        values["name"] = _fill_in_date(name)
-    if source:
-        values["source.path"] = source
-        if "source.kind" not in values and not any(word.startswith("source.kind=") for word in overrides):
-            usual = config.load_options(preset).source.kind
-            if (kind := detect_source_kind(source, usual)) != usual:
-                values["source.kind"] = kind
-    if not seconds and not timed:
-        return values
-    kinds = {key: value for key, value in values.items() if key == "model.kind"}
-    options = config.load_options(preset, [word for word in overrides if word.startswith("model.kind=")], kinds)
-    trained = divide_training_time(options, _phases_to_train(stage, options.model.kind))
-    if missing := [phase for phase in timed if phase not in trained]:
-        raise config.ConfigError(
-            f"{missing[0]}_seconds: model.kind={options.model.kind} is trained in one phase. Use seconds, such as 60"
-        )
-    limits = {phase: seconds * share for phase, share in trained.items() if seconds and share} | dict(timed)
-    budget: dict[str, Any] = {f"{phase}.seconds": limit for phase, limit in limits.items()}
-    ended = trained if seconds else timed
-    return budget | {f"{phase}.{other}": None for phase in ended for other in ("steps", "epochs")} | values
 
 
 def _fill_in_date(word: str) -> str:
@@ -486,14 +476,6 @@ def load_tagged_options(run: str, overrides: list[str], reader: str, **values: o
     return options
 
 
-@cache
-def _listing() -> Any:
-    from pipeline.web.listing import RunListing
-    from pipeline.web.runs import ServedRuns
-
-    return RunListing(ServedRuns(Path("runs")))
-
-
 def list_recent_runs() -> list[str]:
     """Return the runs in the folder `runs` as `NAME (STATE, DATE)`: finished, training, others; each newest first.
 
@@ -502,7 +484,7 @@ def list_recent_runs() -> list[str]:
     labels = []
     for name in list_runs("runs")[:_MOST_RUNS]:
         with suppress(OSError, ValueError):  # it was removed meanwhile, or is in use by somebody else
-            row, config_file = _listing().get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
+            row, config_file = _ROWS.get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
             if row.notes.archived:
                 continue
             state = row.state

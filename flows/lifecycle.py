@@ -42,7 +42,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
     TaskRunFilter,
 )
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, ObjectNotFound, ParameterTypeError, Pause, TerminationSignal
 from prefect.logging.handlers import APILogWorker
@@ -83,7 +83,6 @@ _WATCH_SECONDS = 3.0
 _LONGEST_MESSAGE = 2000  # characters of a state's message, which may repeat what was typed
 TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
 _POLL_SECONDS = 0.5
-_GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
 
 
 @contextmanager
@@ -147,65 +146,54 @@ def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
             client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
 
 
-def crash_orphaned_runs(deployments: list[str], flows: list[str], patience: float = 600.0) -> list[str]:
-    """Mark runs whose process is gone as Crashed, which enables Retry, and end processes that nobody serves any more.
+def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
+    """Mark runs whose process is gone as Crashed, which enables Retry.
 
     These are runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller must
     be the only server of the deployments, so pending runs will not start either. A thread waits for processes that are
-    still saving and then kills them. It checks their start time first, because a process ID may have been reused. Runs
-    of other machines and of a live `haed serve` are left alone.
+    still saving. Runs of other machines and of a live `haed serve` are left alone.
 
     Args:
         deployments: their names; an empty list: only runs without a deployment are checked.
         flows: the names of all flows of this project.
-        patience: seconds until a process is killed.
 
     Returns:
         The names of the runs marked now.
     """
+    ours = FlowFilter.model_validate({"name": {"any_": flows}})
+    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
     with get_client(sync_client=True) as client:
+        unfinished = _read_all_flow_runs(client, flow_run_filter=FlowRunFilter.model_validate(_STATE), flow_filter=ours)
+        served = {each.id for each in client.read_deployments(deployment_filter=of_these)} if deployments else set()
         dead, saving = [], []
-        for run in _read_unfinished_runs(client, deployments, flows):
-            is_ours = run.labels.get(HOST, "") == socket.gethostname()
-            if not is_alive(run.labels):
-                if run.deployment_id is not None or is_ours:
+        for run in unfinished:
+            labels = run.labels
+            is_here = labels.get(HOST, "") == socket.gethostname()
+            if run.parent_task_run_id is not None:
+                if _has_lost_parent(client, run):
+                    mark_crashed(client, run.id, OF_PARENT)
+            elif run.deployment_id is None:
+                if is_here and not is_alive(labels):
                     dead.append(run)
-            elif run.deployment_id is not None and is_ours and not _is_served_now(run.labels):
-                saving.append(run)
+            elif run.deployment_id in served:
+                if not is_alive(labels):
+                    dead.append(run)
+                elif is_here and process_start_ticks(labels.get(SERVER, 0)) != labels.get(SERVER_STARTED, ""):
+                    saving.append(run)
         for run in dead:
             mark_crashed(client, run.id, ENDED)
-        for stage in _read_orphaned_stages(client, flows):
-            mark_crashed(client, stage.id, OF_PARENT)
     if saving:
-        threading.Thread(target=_wait_and_mark_crashed, args=(saving, patience), daemon=True).start()
+        threading.Thread(target=_wait_and_mark_crashed, args=(saving,), daemon=True).start()
     return [run.name for run in dead]
 
 
-def _read_unfinished_runs(client: Any, deployments: list[str], flows: list[str]) -> list[Any]:
-    """Return the unfinished runs of these deployments, and those of our flows without a deployment."""
-    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
-    ours = FlowFilter.model_validate({"name": {"any_": flows}})
-    direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
-    of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
-    served = FlowRunFilter.model_validate(_STATE)
-    runs = _read_all_flow_runs(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
-    return [*runs, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
-
-
-def _read_orphaned_stages(client: Any, flows: list[str]) -> list[Any]:
-    """Return the unfinished stages of flow runs that have ended or were deleted."""
-    ours = FlowFilter.model_validate({"name": {"any_": flows}})
-    inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
-    orphans = []
-    for stage in _read_all_flow_runs(client, flow_run_filter=inner, flow_filter=ours):
-        try:
-            outer = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
-        except ObjectNotFound:
-            orphans.append(stage)
-            continue
-        if outer.state is not None and outer.state.is_final():
-            orphans.append(stage)
-    return orphans
+def _has_lost_parent(client: Any, stage: Any) -> bool:
+    """Return whether the flow run that a stage belongs to has ended or was deleted."""
+    try:
+        parent = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
+    except ObjectNotFound:
+        return True
+    return parent.state is not None and parent.state.is_final()
 
 
 def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:
@@ -218,19 +206,10 @@ def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:
     return runs
 
 
-def _is_served_now(labels: dict[str, Any]) -> bool:
-    """Return whether the `haed serve` that started a run's process is still alive."""
-    return SERVER in labels and process_start_ticks(labels[SERVER]) == labels[SERVER_STARTED]
-
-
-def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
-    """Mark runs as Crashed once their process has ended. Kill processes that exceed the time limit."""
-    until = time.monotonic() + patience
+def _wait_and_mark_crashed(runs: list[Any]) -> None:
+    """Mark runs as Crashed once their process has ended, unless it reported its end, or the run was retried since."""
     while runs:
-        for run in [run for run in runs if is_alive(run.labels)] if time.monotonic() > until else []:
-            log.warning("%s: process %d did not end, so it is killed", run.name, run.labels[PROCESS])
-            with suppress(ProcessLookupError):
-                os.kill(run.labels[PROCESS], signal.SIGKILL)
+        time.sleep(_SETTLE_SECONDS)
         for run in [run for run in runs if not is_alive(run.labels)]:
             with try_client("the end of a flow run could not be reported") as client:  # it is tried again
                 state = client.read_flow_run(run.id).state
@@ -239,7 +218,6 @@ def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
                     mark_crashed(client, run.id, ENDED)
                     log.warning("marked as crashed: %s. Retry resumes from its checkpoint", run.name)
                 runs.remove(run)
-        time.sleep(_SETTLE_SECONDS)
 
 
 def mark_crashed(client: Any, id: Any, why: str) -> None:
@@ -305,7 +283,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         with FlowRunWatcher() as watch:
             yield lambda: stop() or watch.stopped is not None
     except (TrainingInterrupted, StopRequested) as error:
-        if _is_orphan() and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
+        is_orphan = serving_process_id() != os.getppid()
+        if is_orphan and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
             log.info("%s. The server is gone, so it is not told", error)  # Prefect would try for minutes
             logging.shutdown()
             os._exit(128 + signal.SIGTERM)
@@ -315,11 +294,6 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
             die_with_parent(signal.SIGKILL)  # there is nothing more to save
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _is_orphan() -> bool:
-    """Return whether the `haed serve` that started this flow has ended."""
-    return os.environ.get(SERVED_BY, str(os.getppid())) != str(os.getppid())
 
 
 def _exception_for_signal(number: int | None) -> BaseException:
@@ -360,7 +334,7 @@ class FlowRunWatcher:
                 self._ended.wait(_WATCH_SECONDS)
 
     def _look_at_states(self, states: dict[UUID, State]) -> None:
-        gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
+        gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in UNFINISHED]
         if gone:
             self.stopped = gone[0], states.get(gone[0])
             log.info("the run was %s: saving, then stopping", self._describe_state())
@@ -412,7 +386,7 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
     """
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
         run = client.read_flow_run(id)
-        if run.state is None or run.state.type not in _GOES_ON:
+        if run.state is None or run.state.type not in UNFINISHED:
             return
         kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
         if cancel_seconds is not None:
@@ -515,9 +489,7 @@ class _NoTracebacks(logging.Filter):
 
 def drop_tracebacks() -> None:
     """Stop Prefect's engine from logging tracebacks of user errors."""
-    engine = logging.getLogger("prefect.flow_runs")
-    if not any(isinstance(each, _NoTracebacks) for each in engine.filters):
-        engine.addFilter(_NoTracebacks())
+    logging.getLogger("prefect.flow_runs").addFilter(_NoTracebacks())
 
 
 def _finish_stopped_run(error: TerminationSignal) -> None:
@@ -557,21 +529,30 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
             if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
                 with run.lock():
                     pass
-            began, told = time.monotonic(), ""
-            with _show_in_run_name() as show_waiting:
-                while others:
-                    note = f"waits for {', '.join(names)} behind {others}"
-                    if others != told:
-                        log.info("%s", note)
-                        log_to_parent_run("%s", note)
-                    if stop():
-                        raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
-                    show_waiting(note)
-                    told = others
-                    time.sleep(_POLL_SECONDS)
-                    others = _try_acquire(names, limit, held)
-            log.info("has its turn after %.0f s", time.monotonic() - began)
+            _wait_for_devices(names, limit, held, others, stop)
         yield
+
+
+def _wait_for_devices(names: list[str], limit: int, held: ExitStack, others: str, stop: Callable[[], bool]) -> None:
+    """Wait, and tell in the log and in the name of the flow run behind whom. The name is restored afterwards."""
+    name, began, told, shown = os.environ.get(FLOW_RUN, ""), time.monotonic(), "", ""
+    try:
+        while others:
+            note = f"waits for {', '.join(names)} behind {others}"
+            if note != told:
+                log.info("%s", note)
+                log_to_parent_run("%s", note)
+                told = note
+            if stop():
+                raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
+            if note != shown and _rename_flow_run(f"{name} · {note}"):
+                shown = note
+            time.sleep(_POLL_SECONDS)
+            others = _try_acquire(names, limit, held)
+    finally:
+        if not _rename_flow_run(name):
+            log.warning("the server did not answer, so the run's name may still say that it waits")
+    log.info("has its turn after %.0f s", time.monotonic() - began)
 
 
 @contextmanager
@@ -639,26 +620,6 @@ def _lock_folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{path} is not a folder of yours. Move it away, or set TMPDIR")
     return path
-
-
-@contextmanager
-def _show_in_run_name() -> Iterator[Callable[[str], None]]:
-    """Show in the name of the flow run for what it waits, and restore the name afterwards.
-
-    The function yielded renames the run. It does nothing once the server has accepted the note.
-    """
-    before, shown = os.environ.get(FLOW_RUN, ""), ""
-
-    def show(note: str) -> None:
-        nonlocal shown
-        if note != shown and _rename_flow_run(f"{before} · {note}"):
-            shown = note
-
-    try:
-        yield show
-    finally:
-        if not _rename_flow_run(before):
-            log.warning("the server did not answer, so the run's name may still say that it waits")
 
 
 def _rename_flow_run(name: str) -> bool:

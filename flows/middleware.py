@@ -18,14 +18,16 @@ import hmac
 import json
 import math
 import re
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from data.urls import NO_SECRET, redact_urls
 from haed.options import NO_ADDRESS
 from pipeline.console import cut_middle
-from pipeline.web.host_check import send_response
 
 # For forms: an option with values to try, or an item that was added and left empty.
 VALUES = NO_SECRET + r"(?=\s*[\w.]+\s*=|$)"
@@ -82,17 +84,12 @@ class StorableBodyMiddleware:
         path = scope.get("path", "")
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or not path.startswith("/api/"):
             return await self._application(scope, receive, send)
-        parts: list[bytes] = []
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":  # the client has gone
-                return None
-            parts.append(message.get("body", b""))
-            if not message.get("more_body"):
-                break
-        body = b"".join(parts)
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         if body and (reason := find_unstorable_value(body)):
-            return await send_response(send, 422, json.dumps({"detail": reason}), "application/json")
+            return await JSONResponse({"detail": reason}, 422)(scope, receive, send)
         left: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_again() -> Any:
@@ -217,33 +214,34 @@ class RunPagesMiddleware:
             or _PREFECTS.match(path)
         ):
             return await self._prefect(scope, receive, send)
-        if path == "/enter" and scope["method"] == "GET":
-            return await send_response(send, 200, _ENTER, "text/html")
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        known = not self._secret or self._has_password(headers)
-        if path == "/enter":
-            cookie = f"{COOKIE}={self._token}; Path=/runs; Max-Age={_SECONDS}; HttpOnly; SameSite=Lax"
-            return await send_response(
-                send, 204 if known else 401, "", more=[(b"set-cookie", cookie.encode())] if known else ()
-            )
-        if not known and not self._has_cookie(headers):
-            challenge = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
-            return await send_response(
-                send, 401, "haed serve has a password. Open /enter in a browser to enter it\n", more=[challenge]
-            )
-        if form := _FORM.fullmatch(path):
-            return await self._redirect_to_form(form[1], form[2], scope, send)
-        if listed := _FLOW_RUNS.fullmatch(path):
-            return await self._list_flow_runs(listed[1], scope, send)
-        await self._pages(scope, receive, send)
+        await (await self._answer(path, Request(scope)))(scope, receive, send)
 
-    async def _list_flow_runs(self, run: str, scope: Any, send: Any) -> None:
-        """Answer with the newest flow runs of a run, without stages of others."""
+    async def _answer(self, path: str, request: Request) -> Any:
+        """Return the response to a request, or the application that answers it."""
+        if path == "/enter" and request.method == "GET":
+            return HTMLResponse(_ENTER)
+        known = not self._secret or self._has_password(request.headers)
+        if path == "/enter":
+            response = Response(status_code=204 if known else 401)
+            if known:
+                response.set_cookie(COOKIE, self._token, _SECONDS, path="/runs", httponly=True, samesite="lax")
+            return response
+        if not known and not self._has_cookie(request.cookies):
+            said = "haed serve has a password. Open /enter in a browser to enter it\n"
+            return PlainTextResponse(said, 401, {"www-authenticate": 'Basic realm="haed", charset="UTF-8"'})
+        if form := _FORM.fullmatch(path):
+            return await self._redirect_to_form(form[1], form[2], request)
+        if listed := _FLOW_RUNS.fullmatch(path):
+            return await self._list_flow_runs(listed[1], request.scope)
+        return self._pages
+
+    async def _list_flow_runs(self, run: str, scope: Any) -> Response:
+        """Return the newest flow runs of a run, without stages of others."""
         of_it = {"tags": {"all_": [f"run:{run}"]}, "parent_task_run_id": {"is_null_": True}}
         wanted = {"flow_runs": of_it, "sort": "START_TIME_DESC", "limit": _LISTED}
         found = await self._ask_prefect("/api/flow_runs/filter", wanted, scope)
         if found is None:
-            return await send_response(send, 502, "Prefect does not answer. Its log says why\n")
+            return PlainTextResponse("Prefect does not answer. Its log says why\n", 502)
         rows = [
             {
                 "name": each["name"],
@@ -253,23 +251,21 @@ class RunPagesMiddleware:
             }
             for each in found
         ]
-        await send_response(send, 200, json.dumps(rows), "application/json")
+        return JSONResponse(rows)
 
-    async def _redirect_to_form(self, run: str | None, flow: str, scope: Any, send: Any) -> None:
+    async def _redirect_to_form(self, run: str | None, flow: str, request: Request) -> Response:
         """Redirect to the form of the newest deployment of a flow, filled in for a run if one is named."""
         wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "UPDATED_DESC", "limit": 1}
-        deployments = await self._ask_prefect("/api/deployments/filter", wanted, scope)
+        deployments = await self._ask_prefect("/api/deployments/filter", wanted, request.scope)
         if not deployments:
-            return await send_response(
-                send, 404, f"there is no deployment of {flow}. Start haed serve, then try again\n"
-            )
+            return PlainTextResponse(f"there is no deployment of {flow}. Start haed serve, then try again\n", 404)
         values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
         values = values if run else {}
-        asked = parse_qs(scope["query_string"].decode("latin-1"))
-        values |= {"overrides": asked["overrides"]} if "overrides" in asked else {}
-        values |= {"space": asked["space"][-1]} if "space" in asked else {}
+        asked = request.query_params
+        values |= {"overrides": asked.getlist("overrides")} if "overrides" in asked else {}
+        values |= {"space": asked["space"]} if "space" in asked else {}
         place = f"/v2/deployments/deployment/{deployments[0]['id']}/run?{urlencode({'parameters': json.dumps(values)})}"
-        await send_response(send, 303, "", more=[(b"location", place.encode())])
+        return RedirectResponse(place, 303)
 
     async def _ask_prefect(self, path: str, question: Any, scope: Any) -> Any:
         """Return the answer of Prefect's API in this process, as JSON; None if it refuses."""
@@ -288,16 +284,12 @@ class RunPagesMiddleware:
         await self._prefect(scope | asked, receive, collect)
         return json.loads(answer["body"]) if answer["status"] == 200 else None
 
-    def _has_password(self, headers: dict[bytes, str]) -> bool:
-        scheme, _, credentials = headers.get(b"authorization", "").partition(" ")
+    def _has_password(self, headers: Mapping[str, str]) -> bool:
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
         try:
             return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(credentials), self._secret)
         except ValueError:
             return False
 
-    def _has_cookie(self, headers: dict[bytes, str]) -> bool:
-        try:
-            cookie = SimpleCookie(headers.get(b"cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self._token.encode())
+    def _has_cookie(self, cookies: Mapping[str, str]) -> bool:
+        return hmac.compare_digest(cookies.get(COOKIE, "").encode(), self._token.encode())

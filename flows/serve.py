@@ -15,6 +15,7 @@ from flows.server import lasting_server, run_child_process
 from pipeline.web.host_check import LOOPBACK
 
 log = logging.getLogger(__name__)
+_PASSWORD = "password"  # file in PREFECT_HOME
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
@@ -90,46 +91,32 @@ def _prepare_own_server(host: str, port: int, password: bool) -> tuple[str, str]
 
 
 def _external_address() -> str:
-    """Return the address of the server that the environment names."""
     if not os.environ.get("PREFECT_API_URL"):
         raise RuntimeError("--no-server needs a running server. Set PREFECT_API_URL to its address")
     return os.environ["PREFECT_API_URL"].removesuffix("/api")
 
 
 def _print_summary(address: str, name: str, secret: str, board: str | None, schedules: list[str]) -> None:
-    """Print the addresses of what is served, and how to schedule it."""
     print(f"Prefect UI:  {address}{'/enter' if secret else ''}")
+    file = Path(os.environ["PREFECT_HOME"]) / _PASSWORD
+    is_kept = file.is_file() and file.read_text().strip() == secret  # else the environment gives it
     if secret:  # what is printed may be kept in a log
-        print(f"Password:    {_where_kept(secret)}")
+        print(f"Password:    {f'in {file}' if is_kept else 'that of PREFECT_SERVER_API_AUTH_STRING'}")
     if "HAED_PAGES" in os.environ:
         print(f"Runs:        {address}/runs/")
     print(f"Prefect API: {address}/api\nTensorBoard: {board or 'not started'}")
     print(f"Deployments: haed/haed-{name}, and one of each stage")
     for line in schedules:
         print(f"Scheduled:   {line}")
-    kept = f"$(cat {shlex.quote(str(_password_file()))})" if _is_kept(secret) else "$PREFECT_SERVER_API_AUTH_STRING"
+    kept = f"$(cat {shlex.quote(str(file))})" if is_kept else "$PREFECT_SERVER_API_AUTH_STRING"
     known = f' PREFECT_API_AUTH_STRING="{kept}"' if secret else ""
     command = f'prefect deployment schedule create haed/haed-{name} --cron "0 2 * * *"'
     print(f"To schedule: PREFECT_API_URL={address}/api{known} {command}", flush=True)
 
 
-def _password_file() -> Path:
-    return Path(os.environ["PREFECT_HOME"]) / "password"
-
-
-def _is_kept(secret: str) -> bool:
-    """Return whether a password is the one generated here, rather than given by the environment."""
-    path = _password_file()
-    return path.is_file() and path.read_text().strip() == secret
-
-
-def _where_kept(secret: str) -> str:
-    return f"in {_password_file()}" if _is_kept(secret) else "that of PREFECT_SERVER_API_AUTH_STRING"
-
-
 def _load_or_create_password() -> str:
     """Return the server's password. It is generated on first use, in a file that only this user can read."""
-    path = _password_file()
+    path = Path(os.environ["PREFECT_HOME"]) / _PASSWORD
     with suppress(FileExistsError):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"haed:{secrets.token_urlsafe(24)}")

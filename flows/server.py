@@ -25,14 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data.processes import available_threads
 from pipeline.signals import die_with_parent
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
-
-if TYPE_CHECKING:
-    from pipeline.web.model_cache import ModelCache
 
 log = logging.getLogger(__name__)
 START_SECONDS = 120
@@ -118,8 +115,7 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[s
     arguments = ["server", "prefect", "--host", host, "--port", str(port), "--runs", "runs"]
     arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     ended = threading.Event()
-    with ExitStack() as first:
-        process = first.enter_context(run_child_process(*arguments))
+    with run_child_process(*arguments) as process:
         _wait(process, address, "The port may be in use. Choose another with --port", log_path("server"))
         watch = threading.Thread(target=_restart_on_exit, args=(process, arguments, ended), daemon=True)
         watch.start()
@@ -198,8 +194,15 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
     application: Any = StorableBodyMiddleware(PlainErrorMiddleware(create_app(final=True)))
     warm = None
     if runs is not None:
+        from pipeline.web.app import make_application
+        from pipeline.web.explore import PageServer, exit_if_busy
+        from pipeline.web.model_cache import ModelCache
+        from pipeline.web.runs import ServedRuns
+
+        # Models run on the CPU with half of the threads, and leave the rest to trainings.
+        warm = ModelCache(overrides=("device=cpu", f"threads={max(1, available_threads() // 2)}"))
+        pages = make_application(ServedRuns(runs), warm, {"Prefect UI": "/v2/"})
         secret = settings.api.auth_string
-        pages, warm = _build_run_pages(runs)
         application = RunPagesMiddleware(application, pages, secret.get_secret_value() if secret else "")
     config = uvicorn.Config(
         HostCheckMiddleware(application, AllowedHosts([*host_names(host), *more], origins)),
@@ -215,8 +218,6 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
     if warm is None:
         uvicorn.Server(config).run(sockets)
         return
-    from pipeline.web.explore import PageServer, exit_if_busy
-
     try:
         PageServer(config, warm).run(sockets)
     finally:
@@ -245,20 +246,6 @@ def waiting_transactions() -> Iterator[None]:
         return
     with temporary_database_config(WaitingSqliteConfiguration(connection_url=address)):
         yield
-
-
-def _build_run_pages(runs: Path) -> "tuple[Any, ModelCache]":
-    """Return the application of the pages of runs, and its cache of models.
-
-    The models run on the CPU with half of the threads, and leave the rest to trainings.
-    """
-    from pipeline.web.app import make_application
-    from pipeline.web.model_cache import ModelCache
-    from pipeline.web.runs import ServedRuns
-
-    threads = max(1, available_threads() // 2)
-    warm = ModelCache(overrides=("device=cpu", f"threads={threads}"))
-    return make_application(ServedRuns(runs), warm, {"Prefect UI": "/v2/"}), warm
 
 
 def serve_tensorboard(port: int, folder: str) -> None:

@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -43,10 +43,11 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.suggestions import Suggestion, mark_commands
 from pipeline.web import changes, questions
 from pipeline.web.changes import RefusedChangeError
+from pipeline.web.host_check import add_headers
 from pipeline.web.listing import RunListing, rows_to_json, state_facts
 from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.questions import InvalidQuestionError, describe_bounds, parse_question
-from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files, metrics_csv
+from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files
 
 TOOLS = {
     "neighbours": "neighbours",
@@ -56,16 +57,14 @@ TOOLS = {
     "score": "bits of a text",
     "map": "map",
 }
-# By tool: the class of its question, and what returns the function that answers one with an opened run.
-_QUESTIONS: dict[str, tuple[type, Callable[[Any], Callable[[Any], Any]]]] = {
-    "neighbours": (questions.NeighbourQuestion, questions.ask_neighbours),
-    "passages": (questions.PassageQuestion, questions.ask_passages),
-    "next": (questions.NextChunkQuestion, questions.ask_next_chunks),
-    "samples": (questions.SampleQuestion, questions.ask_samples),
-    "score": (questions.ScoreQuestion, questions.ask_score),
+# By tool: the class of its question, and the function that answers one with an opened run.
+_QUESTIONS: dict[str, tuple[type, Callable[[Any, Any], Any]]] = {
+    "neighbours": (questions.NeighbourQuestion, questions.answer_neighbours),
+    "passages": (questions.PassageQuestion, questions.answer_passages),
+    "next": (questions.NextChunkQuestion, questions.answer_next_chunks),
+    "samples": (questions.SampleQuestion, questions.answer_samples),
+    "score": (questions.ScoreQuestion, questions.answer_score),
 }
-
-
 _OF_CHUNKS = ("neighbours", "next", "map")  # tools that models of tokens do not have
 
 
@@ -148,10 +147,7 @@ _THEIRS = (
     "sandbox allow-scripts; default-src 'none'; frame-ancestors 'self'; img-src data: blob:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"
 )
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": _OURS,
-}
+_HEADERS = {"cache-control": "no-store", "content-security-policy": _OURS}
 _SHOWN = (".html", ".png")  # files of a run that the browser shows; others are downloads
 _MAP = f"{ANALYSIS}/{MAP}"
 _STATIC = Path(__file__).parent / "static"
@@ -206,14 +202,7 @@ class _HeaderMiddleware:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                known = {name for name, _ in message["headers"]}
-                more = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *(each for each in more if each[0] not in known)]
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
+        await self._app(scope, receive, add_headers(send, _HEADERS))
 
 
 class _Pages:
@@ -252,8 +241,7 @@ class _Pages:
         rows, elsewhere = await run_in_threadpool(self._listing.list_rows)
         if request.query_params.get("format") == "csv":
             facts = await run_in_threadpool(rows_to_json, rows)
-            named = {"Content-Disposition": 'attachment; filename="runs.csv"'}
-            return Response(_format_csv(facts), media_type="text/csv", headers=named)
+            return _csv_response(list(map(_csv_row, facts)), "runs.csv")
         shown = [row for row in rows if not row.notes.archived or "archived" in request.query_params]
         pages, number = max(1, -(-len(shown) // _PAGE)), request.query_params.get("page") or "1"
         if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= pages:
@@ -350,11 +338,6 @@ class _Pages:
         return RedirectResponse(run_page_url(shown["new_name"].strip()), 303)
 
     async def _read_form(self, request: Request) -> dict[str, list[str]]:
-        """Return the fields of a form that is sent.
-
-        Raises:
-            HTTPException: the form is too large.
-        """
         body = b""
         async for part in request.stream():
             body += part
@@ -363,12 +346,6 @@ class _Pages:
         return parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000)
 
     def _find_ticked(self, names: list[str]) -> list[RunFolder]:
-        """Return the runs with these names.
-
-        Raises:
-            ValueError: there are none.
-            NotFoundError: no run has one of the names.
-        """
         if not names:
             raise ValueError("no run is ticked. Tick runs in the list first")
         known = {folder.path.name: folder for folder in self._runs.list_folders()[0]}
@@ -393,10 +370,8 @@ class _Pages:
         """Serve a file of a run, if it is one of those that are served."""
         folder, name = self._find_run(request), request.path_params["file"]
         phase, _, kind = name.partition("/")
-        if kind == "metrics.csv" and phase in phase_metrics(folder):
-            table = await run_in_threadpool(metrics_csv, folder, phase)
-            named = {"Content-Disposition": f'attachment; filename="{phase}-metrics.csv"'}
-            return Response(table, media_type="text/csv", headers=named)
+        if kind == "metrics.csv" and phase in (metrics := phase_metrics(folder)):
+            return await run_in_threadpool(_csv_response, metrics[phase], f"{phase}-metrics.csv")
         for file in list_served_files(folder):
             if file.name == name:
                 how = (
@@ -408,14 +383,14 @@ class _Pages:
         raise NotFoundError(f"{folder.path.name} has no served file {name!r}")
 
     async def answer_tool(
-        self, tool: str, kind: type[T], ask: Callable[[T], Callable[[Any], Any]], request: Request
+        self, tool: str, kind: type[T], answer: Callable[[T, Any], Any], request: Request
     ) -> Response:
         """Show the form of a question, with the answer if the question was asked. One for neighbours always is.
 
         Args:
             tool: name of the page and its template.
             kind: class of the question.
-            ask: returns the function that answers a question with an opened run.
+            answer: returns the answer to a question and an opened run.
             request: the request.
         """
         folder = self._find_run(request)
@@ -427,10 +402,10 @@ class _Pages:
             if not known["of_chunks"] and tool in _OF_CHUNKS:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
             if tool == "neighbours" or "prompt" in request.query_params or _wants_json(request):
-                asking = self._warm.ask_run(folder, ask(known["question"]))
-                if (answer := await _wait_unless_gone(request, asking)) is None:
+                asking = self._warm.ask_run(folder, partial(answer, known["question"]))
+                if (found := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
-                known["answer"] = answer
+                known["answer"] = found
             else:
                 if tool == "passages":
                     check_index_exists(folder, "contexts")
@@ -451,7 +426,7 @@ class _Pages:
     async def complete_chunk(self, request: Request) -> Response:
         """Return the most frequent chunks that begin with what was typed, for the list of a box."""
         typed = request.query_params.get("begin", "")
-        asking = self._warm.ask_run(self._find_run(request), questions.complete_chunk(typed))
+        asking = self._warm.ask_run(self._find_run(request), partial(questions.complete_chunk, typed))
         answer = await _wait_unless_gone(request, asking)
         return Response(status_code=499) if answer is None else _json_response(answer.value)
 
@@ -551,19 +526,22 @@ def _unless_known(request: Request, response: Response) -> Response:
     return response
 
 
-def _format_csv(facts: list[dict[str, Any]]) -> str:
-    """Return the rows of the list as CSV, with columns for each metric and each option that varies."""
-    rows = []
-    for row in facts:
-        evaluation = {f"evaluation.{key}": value for key, value in (row["headline"] or {}).items()}
-        left_out = ("headline", "options", "metrics", "warnings", "running", "holder")
-        plain = {key: value for key, value in row.items() if key not in left_out} | {"tags": " ".join(row["tags"])}
-        rows.append(plain | evaluation | {f"metrics.{key}": v for key, v in row["metrics"].items()} | row["options"])
+def _csv_row(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the list for a spreadsheet, with columns for each metric and each option that varies."""
+    evaluation = {f"evaluation.{key}": value for key, value in (facts["headline"] or {}).items()}
+    left_out = ("headline", "options", "metrics", "warnings", "running", "holder")
+    plain = {key: value for key, value in facts.items() if key not in left_out} | {"tags": " ".join(facts["tags"])}
+    return plain | evaluation | {f"metrics.{key}": each for key, each in facts["metrics"].items()} | facts["options"]
+
+
+def _csv_response(rows: Sequence[Mapping[str, Any]], name: str) -> Response:
+    """Return rows as a CSV file to save, with a column for each key of a row."""
     written = io.StringIO()
     table = csv.DictWriter(written, dict.fromkeys(key for row in rows for key in row))
     table.writeheader()
     table.writerows({key: _as_cell(value) for key, value in row.items()} for row in rows)
-    return written.getvalue()
+    named = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(written.getvalue(), media_type="text/csv", headers=named)
 
 
 def _as_cell(value: Any) -> Any:
@@ -572,7 +550,6 @@ def _as_cell(value: Any) -> Any:
 
 
 def _run_page_values(folder: RunFolder) -> dict[str, Any]:
-    """Return the values that the page of a run shows."""
     name, files = folder.path.name, list_served_files(folder)
     addresses = {file.name: run_page_url(name, f"files/{file.name}") for file in files}
     values = load_run_report(folder).template_values(addresses)

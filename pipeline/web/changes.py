@@ -56,7 +56,7 @@ def edit_run(runs: ServedRuns, folder: RunFolder, name: str, tags: str, note: st
     if name.strip() != folder.path.name:
         folder = rename_run(runs, folder, name)
     with _notes:
-        _write_notes(folder, RunNotes(note, words, read_or_empty(folder).archived))
+        write_json(folder.path / NOTES, asdict(RunNotes(note, words, read_or_empty(folder).archived)))
 
 
 def archive_run(folder: RunFolder, archived: bool) -> None:
@@ -71,7 +71,7 @@ def archive_run(folder: RunFolder, archived: bool) -> None:
     with _notes:
         notes = read_or_empty(folder)
         notes.archived = archived
-        _write_notes(folder, notes)
+        write_json(folder.path / NOTES, asdict(notes))
 
 
 def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
@@ -139,16 +139,12 @@ def _check_unused(runs: ServedRuns, folder: RunFolder) -> None:
             start = read_setting(other, "finetune.start_from")
         except (OSError, ValueError):
             continue
-        if other.path != folder.path and start and folder.path.resolve() in _places_of(str(start), folder):
+        places = (Path(str(start)).resolve(), (folder.path.parent / str(start)).resolve())  # a path, or a run beside it
+        if other.path != folder.path and start and folder.path.resolve() in places:
             raise RefusedChangeError(
                 f"{other.path.name} starts from phase one of {folder.path.name}. As long as that run is here, this one "
                 "cannot be renamed or deleted."
             )
-
-
-def _places_of(start: str, folder: RunFolder) -> tuple[Path, Path]:
-    """Return the folders that `finetune.start_from` may name: a path, or a run beside others."""
-    return Path(start).resolve(), (folder.path.parent / start).resolve()
 
 
 def read_or_empty(folder: RunFolder) -> RunNotes:
@@ -157,7 +153,3 @@ def read_or_empty(folder: RunFolder) -> RunNotes:
         return read_notes(folder.path)
     except ValueError:
         return RunNotes()
-
-
-def _write_notes(folder: RunFolder, notes: RunNotes) -> None:
-    write_json(folder.path / NOTES, asdict(notes))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -71,16 +72,10 @@ class ExampleFinder:
 
     def find_examples(self, chunk: bytes, most: int = 3) -> list[Example]:
         """Return up to `most` occurrences of a chunk, in different documents if possible."""
-        found: list[int] = []
-        for place in self._find_positions(chunk, apart=True):
-            found.append(place)
-            if len(found) == most:
-                break
-        for place in self._find_positions(chunk) if 0 < len(found) < most else ():
-            if place not in found:
-                found.append(place)
-            if len(found) == most:
-                break
+        found = list(islice(self._find_positions(chunk, apart=True), most))
+        if found:
+            others = (place for place in self._find_positions(chunk) if place not in found)
+            found += islice(others, most - len(found))
         return [self._make_example(place, len(chunk)) for place in found]
 
     def _find_positions(self, chunk: bytes, apart: bool = False) -> Iterator[int]:

@@ -8,7 +8,6 @@ import socket
 
 import uvicorn
 
-from pipeline.config import ConfigError
 from pipeline.console import end_streams, print_stdout
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.app import make_application
@@ -31,7 +30,6 @@ def serve_run_pages(folder: RunFolder, port: int | None, overrides: tuple[str, .
 
     Raises:
         FileNotFoundError: nothing was trained in the run.
-        ConfigError: the port is out of range.
         OSError: the port is taken.
     """
     folder.trained_phase()
@@ -59,14 +57,13 @@ def serve_run_pages(folder: RunFolder, port: int | None, overrides: tuple[str, .
 class PageServer(uvicorn.Server):
     """A uvicorn server that drops pending questions to models when it shuts down."""
 
-    def __init__(self, config: uvicorn.Config, warm: ModelCache | None) -> None:
+    def __init__(self, config: uvicorn.Config, warm: ModelCache) -> None:
         super().__init__(config)
         self._warm = warm
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drop the questions, and shut down."""
-        if self._warm is not None:
-            self._warm.drop_questions()
+        self._warm.drop_questions()
         await super().shutdown(sockets)
 
 
@@ -81,8 +78,6 @@ def exit_if_busy(warm: ModelCache, status: int) -> None:
 
 
 def _open_socket(port: int | None) -> socket.socket:
-    if port is not None and not 0 <= port < 1 << 16:
-        raise ConfigError(f"--port {port}: must be 0 to 65535")
     for wanted in (PORT, 0) if port is None else (port,):
         try:
             return socket.create_server(("127.0.0.1", wanted))

@@ -16,13 +16,20 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from starlette.responses import PlainTextResponse
+
 _ELSEWHERE = ("cross-site", "same-site")  # same-site: this host with another port, or a sibling domain
 # Added to every response that lacks them: other sites may not frame or embed it, browsers may not guess its type.
 _PROTECTING = {
-    b"x-frame-options": b"SAMEORIGIN",
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"same-origin",
-    b"cross-origin-resource-policy": b"same-origin",
+    "x-frame-options": "SAMEORIGIN",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_POLICY = {
+    "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
+    "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -64,24 +71,15 @@ class AllowedHosts:
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in own | self._origins]:
             return f"requests from other sites are refused: Origin {', '.join(foreign)}"[:200]
-        return None if origins else self._foreign_refusal(fetched or {}, method)
-
-    @staticmethod
-    def _foreign_refusal(fetched: Mapping[str, str], method: str) -> str | None:
-        """Return why a request without an `Origin` is refused; None: it is allowed.
-
-        It is refused if a page of another site makes it, unless a person follows a link.
-        """
-        if fetched.get("sec-fetch-site") not in _ELSEWHERE:
+        if origins or fetched is None or fetched.get("sec-fetch-site") not in _ELSEWHERE:
             return None
-        followed = (
+        is_link = (  # of another site, which a person follows
             method in ("GET", "HEAD")
             and fetched.get("sec-fetch-mode") == "navigate"
             and fetched.get("sec-fetch-dest", "document") == "document"
+            and "prefetch" not in fetched.get("sec-purpose", "")
         )
-        if followed and "prefetch" not in fetched.get("sec-purpose", ""):
-            return None
-        return "other sites may not embed these pages"
+        return None if is_link else "other sites may not embed these pages"
 
     def _is_ours(self, header: str) -> bool:
         bracketed = header.startswith("[")
@@ -102,15 +100,9 @@ class HostCheckMiddleware:
     """ASGI middleware that applies the rules to every request.
 
     Its pages cannot be framed by other sites, where visitors might click on them unknowingly. They load from and
-    connect to this server only, whatever a library or a Markdown text in them requests.
+    connect to this server only, whatever a library or a Markdown text in them requests. A page may have a policy of
+    its own.
     """
-
-    _POLICY = (
-        b"content-security-policy",
-        b"default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
-        b"img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; connect-src 'self'; object-src 'none'; "
-        b"base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
-    )
 
     def __init__(self, application: Any, rules: AllowedHosts) -> None:
         self._application, self._rules = application, rules
@@ -131,34 +123,31 @@ class HostCheckMiddleware:
             await receive()  # closing before accepting is answered 403 as well
             return await send({"type": "websocket.close", "code": 1008})
         if reason is not None:
-            return await send_response(send, 403, f"{reason}\n")
-
-        async def send_with_policy(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                headers = list(message.get("headers", []))
-                known = {name.lower() for name, _ in headers}
-                more = [each for each in _PROTECTING.items() if each[0] not in known]
-                message = message | {"headers": [*headers, *more, self._POLICY]}
-            await send(message)
-
-        await self._application(scope, receive, send_with_policy)
+            return await PlainTextResponse(f"{reason}\n", 403)(scope, receive, send)
+        await self._application(scope, receive, add_headers(send, _PROTECTING | _POLICY))
 
 
-async def send_response(
-    send: Any, status: int, text: str, kind: str = "text/plain", more: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    """Send a complete response of an ASGI application.
+def add_headers(send: Any, headers: Mapping[str, str]) -> Any:
+    """Return the `send` of an ASGI application with headers for each response that lacks them.
 
     Args:
         send: the application's `send`.
-        status: HTTP status.
-        text: the body.
-        kind: media type.
-        more: further headers.
+        headers: values by lower-case names.
     """
-    headers = [(b"content-type", f"{kind}; charset=utf-8".encode()), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
+
+    async def send_with_headers(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            given = list(message.get("headers", []))
+            more = _missing_headers(headers, (name.decode("latin-1") for name, _ in given))
+            message = message | {"headers": [*given, *((name.encode(), value.encode()) for name, value in more)]}
+        await send(message)
+
+    return send_with_headers
+
+
+def _missing_headers(headers: Mapping[str, str], given: Iterable[str]) -> list[tuple[str, str]]:
+    known = {name.lower() for name in given}
+    return [(name, value) for name, value in headers.items() if name not in known]
 
 
 def host_checked_wsgi(application: Any, rules: AllowedHosts) -> Any:
@@ -175,10 +164,7 @@ def host_checked_wsgi(application: Any, rules: AllowedHosts) -> Any:
         if reason is None:
 
             def start_protected(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-                known = {name.lower() for name, _ in headers}
-                added = [
-                    (name.decode(), value.decode()) for name, value in _PROTECTING.items() if name.decode() not in known
-                ]
+                added = _missing_headers(_PROTECTING, (name for name, _ in headers))
                 framed = ("Content-Security-Policy", "frame-ancestors 'self'")
                 return start_response(status, [*headers, *added, framed], *more)
 

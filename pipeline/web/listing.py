@@ -6,8 +6,7 @@ rows of the last look, and the next look goes on behind it.
 
 import json
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillReadingError
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +32,6 @@ from pipeline.run.files import NOTES, RunNotes, read_notes
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.web.runs import ServedRuns
 
-_MOST = 1 << 14  # maximum number of rows, a few kB each
 _WAIT_SECONDS = 0.5
 
 Stamps = tuple[tuple[int, ...] | None, ...]
@@ -135,19 +133,11 @@ def rows_to_json(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 class RunListing:
-    """A cache of the rows of runs, which keeps those used last.
+    """A cache of the rows of runs."""
 
-    Args:
-        runs: the runs to list.
-        make: computes the row of a run.
-
-    Attributes:
-        made: number of rows that were computed.
-    """
-
-    def __init__(self, runs: ServedRuns, make: Callable[[RunFolder], RunRow] = make_row) -> None:
-        self._runs, self._make, self._lock, self.made = runs, make, Lock(), 0
-        self._rows: OrderedDict[Path, tuple[Any, RunRow]] = OrderedDict()
+    def __init__(self, runs: ServedRuns) -> None:
+        self._runs, self._lock = runs, Lock()
+        self._rows: dict[Path, tuple[Any, RunRow]] = {}
         self._reading: Future[tuple[list[RunRow], list[str]]] | None = None
         self._last: tuple[list[RunRow], list[str]] | None = None
         self._json: tuple[list[RunRow], str] | None = None
@@ -187,13 +177,10 @@ class RunListing:
     def get_row(self, folder: RunFolder) -> RunRow:
         """Return the row of a run."""
         now = (stamp_run(folder.path), folder.lock_holder())  # before reading: a later change is noticed next time
-        was, row = self._rows.pop(folder.path, (None, None))
+        was, row = self._rows.get(folder.path, (None, None))
         if row is None or was != now:
-            row = self._make(folder)
-            self.made += 1
-        self._rows[folder.path] = (now, row)
-        while len(self._rows) > _MOST:
-            self._rows.popitem(last=False)
+            row = make_row(folder)
+            self._rows[folder.path] = (now, row)
         return row
 
 

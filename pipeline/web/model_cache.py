@@ -12,12 +12,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.run.run_directory import CORPUS, RunFolder
@@ -29,50 +28,7 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 T = TypeVar("T")
 KEPT, MOST_WAITING = 3, 16
-_LOOKS, _LOOK_SECONDS = 40, 0.05  # tries for a place; longer than noticing that a client has gone
-
-
-class _WorkerThread:
-    """A daemon thread that does one piece of work after another."""
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run_forever, name="warm", daemon=True)
-        self._thread.start()
-
-    @property
-    def thread_id(self) -> int | None:
-        return self._thread.ident
-
-    def submit(self, work: Callable[[], T]) -> "tuple[Future[T], threading.Event]":
-        """Queue work, to be skipped if nobody wants it any more at its turn.
-
-        Args:
-            work: the function to call.
-
-        Returns:
-            The future result, and an event to set once nobody wants it.
-        """
-        future: Future[T] = Future()
-        gone = threading.Event()
-
-        def run() -> None:
-            if gone.is_set():
-                future.cancel()
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                with abandon_when(gone.is_set):
-                    future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._work.put(run)
-        return future, gone
-
-    def _run_forever(self) -> None:
-        while True:
-            self._work.get()()
+_STOPPING = "the server is stopping. Start it again and repeat the question"
 
 
 class ServerBusyError(RuntimeError):
@@ -154,10 +110,10 @@ class ModelCache:
         self.opened = self.begun = self.waiting = 0
         self._keep, self._overrides = keep, overrides
         self._kept: OrderedDict[Path, LoadedRun] = OrderedDict()
-        self._thread = _WorkerThread()
-        self._asked: dict[threading.Event, asyncio.Future[Any] | None] = {}
+        self._thread = ThreadPoolExecutor(1, "warm")
+        self._asked: dict[threading.Event, asyncio.Future[Any] | Future[Any]] = {}
         self._closed = False
-        self._said = _WarningCollector(self._thread.thread_id or 0)
+        self._said = _WarningCollector(self._thread.submit(threading.get_ident).result())
         for room in ("pipeline", "data", "haed"):
             logging.getLogger(room).addHandler(self._said)
 
@@ -169,55 +125,54 @@ class ModelCache:
             question: called with the opened run, in the thread of all questions.
 
         Raises:
-            Busy: too many questions wait, or the server shuts down.
+            ServerBusyError: too many questions wait, or the server shuts down.
             FileNotFoundError: nothing was trained in the run.
             ValueError: a file of the run is damaged or was changed. The question may raise further exceptions.
         """
-        await self._wait_for_place()
+        if self._closed:
+            raise ServerBusyError(_STOPPING)
+        if self.waiting >= MOST_WAITING:
+            raise ServerBusyError(f"{self.waiting} questions are waiting. Try again in a moment")
         self.waiting += 1
-        future, gone = self._thread.submit(lambda: self._answer_question(folder, question))
+        future, gone = self._submit(folder, question)
         answer = self._asked[gone] = asyncio.wrap_future(future)
         try:
             return await answer
         except (AbandonedError, asyncio.CancelledError):
             if self._closed:
-                raise ServerBusyError("the server is stopping. Start it again and repeat the question") from None
+                raise ServerBusyError(_STOPPING) from None
             raise
         finally:
             gone.set()
             del self._asked[gone]
             self.waiting -= 1
 
-    async def _wait_for_place(self) -> None:
-        """Wait briefly for a free place among the questions. Clients that have just left free theirs.
+    def _submit(
+        self, folder: RunFolder, question: Callable[[LoadedRun], T]
+    ) -> "tuple[Future[QueryResult[T]], threading.Event]":
+        """Queue a question. Return its future answer, and an event that stops it once nobody waits for it."""
+        gone = threading.Event()
 
-        Raises:
-            Busy: no place is free, or the server shuts down.
-        """
-        for _ in range(_LOOKS):
-            if self._closed or self.waiting < MOST_WAITING:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
-        if self._closed:
-            raise ServerBusyError("the server is stopping. Start it again and repeat the question")
-        if self.waiting >= MOST_WAITING:
-            raise ServerBusyError(f"{self.waiting} questions are waiting. Try again in a moment")
+        def work() -> QueryResult[T]:
+            with abandon_when(gone.is_set):
+                return self._answer_question(folder, question)
+
+        return self._thread.submit(work), gone
 
     def drop_questions(self) -> None:
         """Drop all questions for shutdown: refuse new ones, drop those that wait, stop the one being answered."""
         self._closed = True
         for gone, answer in list(self._asked.items()):
             gone.set()
-            if answer is not None and not answer.get_loop().is_closed():
-                answer.cancel()
+            answer.cancel()
 
     def close(self, seconds: float) -> bool:
-        """Drop all questions as `drop` does, and return whether the thread becomes idle within `seconds`.
+        """Drop all questions as `drop_questions` does, and return whether the thread becomes idle within `seconds`.
 
         If it does, the process can exit normally.
         """
         self.drop_questions()
-        resting, _ = self._thread.submit(lambda: None)
+        resting = self._thread.submit(lambda: None)
         with suppress(TimeoutError):
             resting.result(seconds)
         return resting.done()
@@ -229,8 +184,8 @@ class ModelCache:
 
     def start_work(self, folder: RunFolder, work: Callable[[LoadedRun], T]) -> "Future[QueryResult[T]]":
         """Start work with a run that goes on if the client leaves; shutdown drops it."""
-        future, gone = self._thread.submit(lambda: self._answer_question(folder, work))
-        self._asked[gone] = None
+        future, gone = self._submit(folder, work)
+        self._asked[gone] = future
         future.add_done_callback(lambda _: self._asked.pop(gone, None))
         return future
 

@@ -291,11 +291,11 @@ class SampleResult:
     pace: str
 
 
-def ask_neighbours(question: NeighbourQuestion) -> Callable[["LoadedRun"], NeighbourResult]:
-    """Return a function that finds the nearest chunks to each query, with examples from the corpus.
+def answer_neighbours(question: NeighbourQuestion, opened: "LoadedRun") -> NeighbourResult:
+    """Return the nearest chunks to each query, with examples from the corpus.
 
     Raises:
-        ValueError: a text is not hexadecimal.
+        InvalidQuestionError: a query is not one of this run's chunks, or not hexadecimal.
     """
     try:
         exact = [bytes.fromhex(digits) for digits in question.hex if digits]
@@ -303,25 +303,19 @@ def ask_neighbours(question: NeighbourQuestion) -> Callable[["LoadedRun"], Neigh
         raise InvalidQuestionError(
             {"hex": "this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"}
         ) from None
-
-    def ask(opened: "LoadedRun") -> NeighbourResult:
-        run, index = opened.run, opened.run.probe.index
-        pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
-        queries = [
-            query.encode(errors="replace") if pictures else _query_bytes(query) for query in question.query if query
-        ]
-        queries += [digits.encode() for digits in question.hex] if pictures else exact
-        with blame_box("min_count"):
-            index.searched_rows(question.min_count)
-        with blame_box("query"):
-            found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
-        texts = [b""] * len(found) if pictures or not queries else queries
-        asked = [_make_query_response(opened, each, text) for each, text in zip(found, texts, strict=True)]
-        meta, least = index.meta, question.min_count or index.meta.floor
-        where, among = opened.corpus_examples.where, index.count_known(least)
-        return NeighbourResult(asked, found.score, meta.split, least, among, len(index), where, meta.chance)
-
-    return ask
+    run, index = opened.run, opened.run.probe.index
+    pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
+    queries = [query.encode(errors="replace") if pictures else _query_bytes(query) for query in question.query if query]
+    queries += [digits.encode() for digits in question.hex] if pictures else exact
+    with blame_box("min_count"):
+        index.searched_rows(question.min_count)
+    with blame_box("query"):
+        found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
+    texts = [b""] * len(found) if pictures or not queries else queries
+    asked = [_make_query_response(opened, each, text) for each, text in zip(found, texts, strict=True)]
+    meta, least = index.meta, question.min_count or index.meta.floor
+    where, among = opened.corpus_examples.where, index.count_known(least)
+    return NeighbourResult(asked, found.score, meta.split, least, among, len(index), where, meta.chance)
 
 
 def _query_bytes(query: str) -> bytes:
@@ -343,89 +337,74 @@ def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -
     return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
 
 
-def complete_chunk(typed: str) -> Callable[["LoadedRun"], list[dict[str, Any]]]:
-    """Return a function that lists the most frequent chunks that begin with what was typed, to complete it."""
-
-    def ask(opened: "LoadedRun") -> list[dict[str, Any]]:
-        beginning, proposed = _query_bytes(typed), []
-        for chunk, count in opened.run.probe.index.find_longer(beginning, _LONGER):
-            rest = chunk[len(beginning) :].decode(errors="surrogateescape")
-            shown = escape_control_characters(rest)
-            if unescape_query(shown) == rest:  # else it cannot be typed
-                proposed.append({"text": typed + shown, "count": count})
-        return proposed
-
-    return ask
+def complete_chunk(typed: str, opened: "LoadedRun") -> list[dict[str, Any]]:
+    """Return the most frequent chunks that begin with what was typed, to complete it."""
+    beginning, proposed = _query_bytes(typed), []
+    for chunk, count in opened.run.probe.index.find_longer(beginning, _LONGER):
+        rest = chunk[len(beginning) :].decode(errors="surrogateescape")
+        shown = escape_control_characters(rest)
+        if unescape_query(shown) == rest:  # else it cannot be typed
+            proposed.append({"text": typed + shown, "count": count})
+    return proposed
 
 
-def ask_passages(question: PassageQuestion) -> Callable[["LoadedRun"], PassageResult | list[PassageResult]]:
-    """Return a function that finds the places of the corpus whose state is nearest to that after each text."""
+def answer_passages(question: PassageQuestion, opened: "LoadedRun") -> PassageResult | list[PassageResult]:
+    """Return the places of the corpus whose state is nearest to that after each text."""
+    probe, meta = opened.run.probe, opened.run.probe.places.meta
 
-    def ask(opened: "LoadedRun") -> PassageResult | list[PassageResult]:
-        probe, meta = opened.run.probe, opened.run.probe.places.meta
+    def find(prompt: bytes) -> PassageResult:
+        found = probe.contexts(prompt, count=question.count)
+        return PassageResult(**vars(found[0]), score=found.score, chance=meta.chance)
 
-        def find(prompt: bytes) -> PassageResult:
-            found = probe.contexts(prompt, count=question.count)
-            return PassageResult(**vars(found[0]), score=found.score, chance=meta.chance)
-
-        return question.answer_each(find)
-
-    return ask
+    return question.answer_each(find)
 
 
-def ask_next_chunks(question: NextChunkQuestion) -> Callable[["LoadedRun"], "NextChunks | list[NextChunks]"]:
-    """Return a function that computes the most likely next chunks after each prompt."""
-    return lambda opened: question.answer_each(lambda prompt: opened.run.next(prompt, question.count))
+def answer_next_chunks(question: NextChunkQuestion, opened: "LoadedRun") -> "NextChunks | list[NextChunks]":
+    """Return the most likely next chunks after each prompt."""
+    return question.answer_each(lambda prompt: opened.run.next(prompt, question.count))
 
 
-def ask_score(question: ScoreQuestion) -> Callable[["LoadedRun"], ScoreResult]:
-    """Return a function that scores a text chunk by chunk.
+def answer_score(question: ScoreQuestion, opened: "LoadedRun") -> ScoreResult:
+    """Return the bits of a text, chunk by chunk.
 
     Raises:
         InvalidQuestionError: the text is empty.
+        ValueError: the model is of pictures.
     """
-
-    def ask(opened: "LoadedRun") -> ScoreResult:
-        run, text = opened.run, question.prompt.encode(errors="replace")
-        if run.chunker.name == PIXELS:
-            again = format_command("evaluate", run.folder.path)
-            raise ValueError(f"this run's model is of pictures. Run {again} to score them")
-        if not text:
-            raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
-        chunks, size = run.score_chunks(text), max(1, run.size(text))
-        weighed = [(len(each.hex) / 2, each.parts) for each in chunks if each.parts is not None]
-        total = sum(weight for weight, _ in weighed)
-        names = weighed[0][1] if weighed else {}
-        shares = {name: sum(weight * parts[name] for weight, parts in weighed) / total for name in names}
-        bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
-        return ScoreResult(chunks, bits / size, alone / size, 8 * len(text) / size, shares)
-
-    return ask
+    run, text = opened.run, question.prompt.encode(errors="replace")
+    if run.chunker.name == PIXELS:
+        again = format_command("evaluate", run.folder.path)
+        raise ValueError(f"this run's model is of pictures. Run {again} to score them")
+    if not text:
+        raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
+    chunks, size = run.score_chunks(text), max(1, run.size(text))
+    weighed = [(len(each.hex) / 2, each.parts) for each in chunks if each.parts is not None]
+    total = sum(weight for weight, _ in weighed)
+    names = weighed[0][1] if weighed else {}
+    shares = {name: sum(weight * parts[name] for weight, parts in weighed) / total for name in names}
+    bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
+    return ScoreResult(chunks, bits / size, alone / size, 8 * len(text) / size, shares)
 
 
-def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResult]:
-    """Return a function that samples continuations of each prompt.
+def answer_samples(question: SampleQuestion, opened: "LoadedRun") -> SampleResult:
+    """Return continuations of each prompt.
 
     Raises:
         InvalidQuestionError: more than `MOST_CHUNKS` chunks are requested.
+        ValueError: the model is of pictures.
     """
-    prompts = question.split_prompts()
+    from pipeline.inference import continue_prompt
+
+    run, prompts = opened.run, question.split_prompts()
     if (wanted := len(prompts) * question.samples * question.chunks) > MOST_CHUNKS:
         said = f"prompts × samples × chunks is {wanted:,}. A page draws at most {MOST_CHUNKS:,}, so lower one of them"
         raise InvalidQuestionError({"chunks": said})
-
-    def ask(opened: "LoadedRun") -> SampleResult:
-        from pipeline.inference import continue_prompt
-
-        run = opened.run
-        if run.chunker.name == PIXELS:
-            again = format_command("sample", run.folder.path)
-            raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
-        how = SampleOptions(
-            chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
-        )
-        with blame_box("prompt"):
-            written = [each for prompt in prompts for each in continue_prompt(run, prompt, question.samples, how)]
-        return SampleResult(written, describe_speed(written))
-
-    return ask
+    if run.chunker.name == PIXELS:
+        again = format_command("sample", run.folder.path)
+        raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
+    how = SampleOptions(
+        chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
+    )
+    with blame_box("prompt"):
+        written = [each for prompt in prompts for each in continue_prompt(run, prompt, question.samples, how)]
+    return SampleResult(written, describe_speed(written))

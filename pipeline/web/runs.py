@@ -1,12 +1,9 @@
 """The runs that pages show, and the files that are served of each."""
 
-import csv
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.reporting.run_state import phase_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 
 
@@ -97,13 +94,3 @@ def list_served_files(folder: RunFolder) -> list[ServedFile]:
         if path.is_file() and path == inside / name:
             files.append(ServedFile(name, about, path.stat().st_size, path))
     return files
-
-
-def metrics_csv(folder: RunFolder, phase: str) -> str:
-    """Return the metrics of a phase as CSV with a column for each metric; only a line end without metrics."""
-    records = phase_metrics(folder).get(phase, [])
-    written = io.StringIO()
-    table = csv.DictWriter(written, dict.fromkeys(name for record in records for name in record))
-    table.writeheader()
-    table.writerows(records)
-    return written.getvalue()

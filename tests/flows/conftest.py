@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from flows.deployments import deployment_suffix
 from flows.environment import DEFAULTS
 from pipeline.cli import main
 from tests.conftest import TINY, lay_database
-from tests.flows.api import PATIENCE, call, check_texts, clean_environment, until
+from tests.flows.api import PATIENCE, call, check_texts, clean_environment, free_ports, until
 
 SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
 
@@ -28,10 +27,7 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.folder, self.starts = folder, 0
         self.arguments: tuple[str, ...] = ()
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            other.bind(("127.0.0.1", 0))
-            self.port, self.board = one.getsockname()[1], other.getsockname()[1]
+        self.port, self.board = free_ports()
         self.address = f"http://127.0.0.1:{self.port}"
 
     def start(self, *arguments: str) -> None:
@@ -85,6 +81,24 @@ class Served:
     def state(self, run: str) -> str:
         """Type of a run's state."""
         return str(call(self.address, f"/flow_runs/{run}")["state_type"])
+
+    def cancel(self, run: str) -> None:
+        """Cancels a run as the UI does."""
+        self.set_state(run, "CANCELLING", "Cancelling")
+
+    def set_state(self, run: str, type: str, name: str, **more: object) -> None:
+        """Sets the state of a run as the UI does, once the server answers."""
+        asked = {"state": {"type": type, "name": name} | more, "force": type == "SCHEDULED"}
+        until(PATIENCE, lambda: call(self.address, f"/flow_runs/{run}/set_state", asked))
+
+    def message(self, run: str) -> str:
+        """The message of a run's state."""
+        return str(call(self.address, f"/flow_runs/{run}")["state"]["message"])
+
+    def lines(self, run: str) -> list[str]:
+        """The log of a run."""
+        of_it = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [line["message"] for line in call(self.address, "/logs/filter", of_it)]
 
     def said(self) -> str:
         """What it printed."""

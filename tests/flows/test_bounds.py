@@ -1,8 +1,6 @@
 """What may be typed into a form has bounds, and Prefect's server keeps and lists whatever is within them."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from prefect.utilities.callables import parameter_schema
 from flows.flows import FLOWS
 from flows.forms import add_run_choices
 from flows.middleware import VALUES
-from tests.flows.api import clean_environment
+from tests.flows.api import python
 
 BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]
 
@@ -120,6 +118,5 @@ def check() -> None:
 def test_a_server_keeps_the_extremes_of_every_form_and_lists_them(tmp_path: Path, api: str) -> None:
     # Prefect's client leaves threads behind, which workers that are forked from this process later would trip over.
     script = "from tests.flows.test_bounds import check; check()"
-    environment = clean_environment(PREFECT_API_URL=api, PREFECT_HOME=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python(tmp_path, "-c", script, PREFECT_API_URL=api, PREFECT_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr[-5000:]

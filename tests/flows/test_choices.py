@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.forms import PLAIN, add_run_choices, collect_values, detect_source_kind, is_user_chosen, read_form
+from flows.forms import PLAIN, add_run_choices, detect_source_kind, is_user_chosen, read_form
 from pipeline import config
 from pipeline.run.run_directory import RunFolder
 
@@ -50,9 +50,9 @@ def test_what_is_no_path_of_this_machine_stays_what_it_is(tmp_path: Path) -> Non
         detect_source_kind("Salesforce/wikitext", "datasets") == "datasets"
         and detect_source_kind("nowhere", "jsonl") == "jsonl"
     )
-    assert collect_values("quickstart", "", str(tmp_path / "a.py"), 0, [], {})["source.kind"] == "text"
-    values = collect_values("quickstart", "", str(tmp_path / "a.py"), 0, [], {"source": {"kind": "jsonl"}})
-    assert values["source.kind"] == "jsonl"
+    asked = {"preset": "quickstart", "overrides": [], "source": str(tmp_path / "a.py")}
+    assert read_form("haed", asked)[2]["source.kind"] == "text"
+    assert read_form("haed", asked | {"sources": {"kind": "jsonl"}})[2]["source.kind"] == "jsonl"
 
 
 def test_without_a_preset_the_configuration_is_the_runs_own(

@@ -19,10 +19,10 @@ from flows.commands import _find_preset_and_overrides, _suggest_commands
 from flows.flows import StageLog
 from pipeline.arguments import options_from_arguments, parse_arguments
 from pipeline.commands import COMMANDS
-from pipeline.config import load_options, phases_to_train
+from pipeline.config import Options, load_options, phases_to_train
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import of_kind
-from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, until
+from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, python, until
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,17 @@ def test_what_is_wrong_is_said_before_prefect_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+def resume(*words: str) -> Options:
+    """The options of the flow of `haed run WORDS`."""
+    asked = argparse.Namespace(config=None, words=list(words))
+    return load_options(*_find_preset_and_overrides(asked, options_from_arguments(asked)))
+
+
 def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path: Path) -> None:
     made = RunFolder.create(load_options("quickstart", [*tiny, "name=first"]))
     (tmp_path / "elsewhere").mkdir()
     moved = made.path.rename(tmp_path / "elsewhere" / "second")
-    asked = argparse.Namespace(config=None, words=[str(moved), "seed=3"])
-    options = load_options(*_find_preset_and_overrides(asked, options_from_arguments(asked)))
+    options = resume(str(moved), "seed=3")
     assert (options.name, options.runs_dir, options.seed) == ("second", str(moved.parent), 3)
 
 
@@ -64,8 +69,7 @@ def test_a_run_with_an_equals_sign_in_its_name_goes_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     RunFolder.create(load_options("quickstart", [*tiny, "name=rate=1", "runs_dir=runs"]))
-    asked = argparse.Namespace(config=None, words=[name, "seed=3"])
-    options = load_options(*_find_preset_and_overrides(asked, options_from_arguments(asked)))
+    options = resume(name, "seed=3")
     assert (options.name, options.seed) == ("rate=1", 3)
 
 
@@ -109,9 +113,7 @@ def test_what_a_flow_finds_wrong_ends_it_in_a_line(tiny: list[str], text: Path, 
         "import json, sys; from flows.cli import main\n"
         "for words in json.loads(sys.argv[1]): print('status', main(['run', *words]), file=sys.stderr)"
     )
-    command = [sys.executable, "-c", code, json.dumps(list(wrong.values()))]
-    environment = clean_environment(PREFECT_API_URL=api)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python(tmp_path, "-c", code, json.dumps(list(wrong.values())), PREFECT_API_URL=api)
     hierarchy, _, empty, of_empty, failing, of_failing, rest = re.split(r"status (\d)\n", done.stderr)
     assert rest == "" and "Traceback" not in done.stderr + done.stdout and of_empty == of_failing == "1"
     assert "factor 9999 exceeds the" in hierarchy and not (tmp_path / "uncut").exists()
@@ -126,10 +128,7 @@ def test_the_flow_of_contributing_takes_a_run_and_ends_with_its_summary(whole: P
     end = "state = measure_size('run', return_state=True)\nprint(state.name, state.message, state.result())\n"
     (tmp_path / "sizes.py").write_text(f"{module[0]}\n\n{end}")
     shutil.copytree(whole / "runs", tmp_path / "runs")
-    environment = clean_environment(PREFECT_API_URL=api)
-    done = subprocess.run(
-        [sys.executable, "sizes.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = python(tmp_path, "sizes.py", PREFECT_API_URL=api)
     *_, last = done.stdout.splitlines() or [""]
     size = sum(path.stat().st_size for path in (tmp_path / "runs/run").rglob("*") if path.is_file())
     assert last == f"Completed {size:,} bytes {size}", done.stderr[-2000:]

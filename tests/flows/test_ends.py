@@ -20,11 +20,6 @@ ARGUMENTS = ("--trainings", "0")
 ENDLESS = ["train.steps=1000000", "checkpoint.every_steps=1000000", "checkpoint.every_seconds=null"]
 
 
-def lines(served: Served, run: str) -> list[str]:
-    of_it = {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200}
-    return [line["message"] for line in call(served.address, "/logs/filter", of_it)]
-
-
 def running(served: Served) -> Any:
     """Names of runs, stages too, that the server takes for running."""
     of_them = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}}
@@ -103,7 +98,7 @@ def evaluate(served: Served) -> dict[str, str]:
     )  # last, so that it has not ended when it is killed
     of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
     stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
-    until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, stage)))
+    until(PATIENCE, lambda: any(line.startswith("scoring ") for line in served.lines(stage)))
     with (
         pytest.raises(BlockingIOError, match="in use by process .*haed whole"),
         RunFolder(served.folder / "runs/whole").reserve(),
@@ -122,10 +117,9 @@ def test_cancel_within_a_validation_of_minutes_saves_the_last_step(served: Serve
     served.work("shard", *long)
     run = served.trigger("train", {"overrides": long})
     until(PATIENCE, lambda: has_begun(served.folder / "runs/validated/train/metrics.jsonl"))
-    call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    served.cancel(run)
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
-    said = call(served.address, f"/flow_runs/{run}")["state"]["message"]
-    assert said == "saved step 1 of train; Retry resumes from there"
+    assert served.message(run) == "saved step 1 of train; Retry resumes from there"
     latest = served.folder / "runs/validated/train/checkpoints/latest"
     assert latest.read_text().strip() == "step-00000001"
 
@@ -138,20 +132,14 @@ def test_what_a_kill_took_is_said(served: Served) -> None:
     until(PATIENCE, lambda: steps(metrics) > 20)
     engine(served).kill()
     until(PATIENCE, lambda: served.state(run) == "CRASHED")
-    until(
-        PATIENCE,
-        lambda: any("no step of train was saved, so its steps are lost" in line for line in lines(served, run)),
-    )
-
-    state = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    call(served.address, f"/flow_runs/{run}/set_state", state)
-    until(PATIENCE, lambda: any("the steps after 0, up to at least " in line for line in lines(served, run)))
+    until(PATIENCE, lambda: "no step of train was saved, so its steps are lost" in "".join(served.lines(run)))
+    served.set_state(run, "SCHEDULED", "AwaitingRetry")
+    until(PATIENCE, lambda: "the steps after 0, up to at least " in "".join(served.lines(run)))
     before = steps(metrics)
     until(PATIENCE, lambda: steps(metrics) > before)
     engine(served).send_signal(signal.SIGSTOP)  # as a step that takes longer than Prefect waits
-    call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    served.cancel(run)
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
-    said = call(served.address, f"/flow_runs/{run}")["state"]["message"]
-    assert said.startswith(
+    assert served.message(run).startswith(
         "killed, because it did not end within 30 s after Cancel: no step of train was saved, so its steps are lost"
     )

@@ -1,13 +1,11 @@
 """The user's own Prefect profile counts; what is set in the environment counts more."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.flows.api import clean_environment, haed
+from tests.flows.api import haed, python
 
 SCRIPT = """
 import json, os
@@ -49,13 +47,7 @@ def test_a_profile_counts(given: dict[str, str], expected: list[object], said: s
     file.write_text(PROFILES)
     work = tmp_path / "work"
     work.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=work,
-        env=clean_environment(**({"HOME": str(tmp_path)} | given)),
-        capture_output=True,
-        text=True,
-    )
+    done = python(work, "-c", SCRIPT, **({"HOME": str(tmp_path)} | given))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [*expected, str(work / ".prefect")]
     spoken = done.stderr.replace(str(file), "~")

@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from data.options import SourceOptions
-from flows.forms import collect_values, optional_copy
+from flows.forms import optional_copy, read_form
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
 from pipeline.config import FinetuneOptions
@@ -17,15 +17,20 @@ def typed(group: type, **values: Any) -> Any:
     return TypeAdapter(optional_copy(group)).validate_python(values)
 
 
+def read(*overrides: str, stage: str = "haed", **fields: Any) -> dict[str, Any]:
+    """The values of a form, by dotted key."""
+    return read_form(stage, {"preset": "quickstart", "overrides": list(overrides)} | fields)[2]
+
+
 def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
     groups = {
         "model": typed(ModelOptions, main={"layers": 4, "heads": None}, decoder={"previous": False}, encoder=None),
         "iem": typed(IEMOptions, similarity="dot", smoothing=0),
         "finetune": typed(FinetuneOptions, steps=7, rate_to=0.05, seconds=None),
-        "source": typed(SourceOptions),
+        "sources": typed(SourceOptions),
         "batch": None,
     }
-    values = collect_values("quickstart", "", "", 0, [], pickle.loads(pickle.dumps(groups)))
+    values = read(**pickle.loads(pickle.dumps(groups)))
     assert values == {
         "model.main.layers": 4,
         "model.decoder.previous": False,
@@ -37,22 +42,19 @@ def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
     options = config.load_options("quickstart", [], values)
     assert options.model.main.layers == 4 and options.iem.similarity == "dot"  # the schema's; the preset has others
     assert options.finetune.seconds == 45 and options.finetune.iem_weight == 1  # the preset's
-    budget = collect_values("quickstart", "", "", 5, [], groups)
+    budget = read(seconds=5, **groups)
     assert (budget["finetune.steps"], budget["pretrain.steps"]) == (7, None)  # stronger than a budget in seconds
 
 
 def test_another_kind_of_model_is_a_field_and_its_budget_is_of_one_phase() -> None:
-    model = {"model": typed(ModelOptions, kind="top_down", token={"width": 128})}
-    values = collect_values("quickstart", "", "", 30, [], model)
+    values = read(seconds=30, model=typed(ModelOptions, kind="top_down", token={"width": 128}))
     assert values["train.seconds"] == 30 and not any(key.startswith("pretrain") for key in values)
     options = config.load_options("quickstart", [], values)
     assert (options.model.kind, options.model.token.width, options.train.seconds) == ("top_down", 128, 30)
-    budget = collect_values("quickstart", "", "", 18, [], {})
+    budget = read(seconds=18)
     assert (budget["pretrain.seconds"], budget["finetune.seconds"]) == pytest.approx((12, 6))
-    assert collect_values("quickstart", "", "", 30, ["model.kind=retina"], {}, "train")["train.seconds"] == 30
-    mixed = collect_values(
-        "quickstart", "", "", 0, [], {"model": typed(ModelOptions, kind="retina", main={"layers": 2})}
-    )
+    assert read("model.kind=retina", stage="train", seconds=30)["train.seconds"] == 30
+    mixed = read(model=typed(ModelOptions, kind="retina", main={"layers": 2}))
     with pytest.raises(config.ConfigError, match="model.main.layers belongs to model.kind=haed, .*model.retina.…"):
         config.load_options("quickstart", [], mixed)
 

@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.flows.api import clean_environment
+from tests.flows.api import python
 
 SCRIPT = """
 import json, sys
@@ -39,13 +37,7 @@ def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str)
         (tmp_path / "texts" / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
     (tmp_path / "script.py").write_text(SCRIPT)
     settings = ["source.kind=text", f"source.path={tmp_path / 'texts'}", "shard.workers=2", "shard.megabytes=1"]
-    done = subprocess.run(
-        [sys.executable, "script.py", *settings],
-        cwd=tmp_path,
-        env=clean_environment(PREFECT_API_URL=api),
-        capture_output=True,
-        text=True,
-    )
+    done = python(tmp_path, "script.py", *settings, PREFECT_API_URL=api)
     assert done.returncode == 0, done.stderr[-2000:]
     made = json.loads(done.stdout.splitlines()[-1])
     parts = [{path.name: path.read_bytes() for path in (tmp_path / made[n]).glob("*.tar")} for n in ("pool", "dask")]

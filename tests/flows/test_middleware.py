@@ -1,12 +1,12 @@
 """What the middleware refuses before Prefect's server keeps it, and who gets the pages beside Prefect's UI."""
 
-import asyncio
 import base64
 import json
 from typing import Any
 
 import pytest
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 
 from flows.middleware import RunPagesMiddleware, StorableBodyMiddleware, explain_errors, find_unstorable_value
@@ -40,38 +40,23 @@ def test_what_can_be_kept_and_what_is_no_json_goes_to_the_server(body: bytes) ->
     assert find_unstorable_value(body) is None
 
 
-async def _asked(method: str, path: str, parts: list[bytes]) -> tuple[int, bytes]:
-    """Status and body of an answer of an application that gives back what it was sent."""
-
-    async def inner(scope: Any, receive: Any, send: Any) -> None:
-        message = await receive()
-        assert not message["more_body"]
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": message["body"]})
-
-    left = [
-        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
-        for number, part in enumerate(parts)
-    ]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return left.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await StorableBodyMiddleware(inner)({"type": "http", "method": method, "path": path}, receive, send)
-    return sent[0]["status"], sent[1]["body"]
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers with what it was sent."""
+    await Response(await Request(scope, receive).body())(scope, receive, send)
 
 
 def test_a_request_is_refused_or_passed_on_whole() -> None:
-    path = "/api/deployments/x/create_flow_run"
-    assert asyncio.run(_asked("POST", path, [b'{"a"', b": 1}"])) == (200, b'{"a": 1}')
-    status, said = asyncio.run(_asked("PATCH", path, [b'{"name"', b': "\\ud800"}']))
+    client, path = TestClient(StorableBodyMiddleware(echo)), "/api/deployments/x/create_flow_run"
+
+    def ask(method: str, *parts: bytes) -> tuple[int, bytes]:
+        answer = client.request(method, path, content=iter(parts))
+        return answer.status_code, answer.content
+
+    assert ask("POST", b'{"a"', b": 1}") == (200, b'{"a": 1}')
+    status, said = ask("PATCH", b'{"name"', b': "\\ud800"}')
     assert status == 422 and "half of a character" in json.loads(said)["detail"]
-    assert asyncio.run(_asked("GET", path, [b'"\\ud800"'])) == (200, b'"\\ud800"')
-    status, said = asyncio.run(_asked("POST", path, [b'{"parameters": {"source": "a\\u0000b"}}']))
+    assert ask("GET", b'"\\ud800"') == (200, b'"\\ud800"')
+    status, said = ask("POST", b'{"parameters": {"source": "a\\u0000b"}}')
     assert status == 422 and json.loads(said)["detail"].endswith("holds a NUL character. Remove it")
 
 
@@ -131,5 +116,5 @@ def test_a_password_is_asked_for_once(secret: str = "haed:sesam öffne") -> None
     told = client.post("/enter", headers=basic(secret))
     assert told.status_code == 204
     cookie = told.headers["set-cookie"]
-    assert all(word in cookie for word in ("HttpOnly", "SameSite=Lax", "Path=/runs")) and "sesam" not in cookie
+    assert all(word in cookie for word in ("HttpOnly", "SameSite=lax", "Path=/runs")) and "sesam" not in cookie
     assert client.get("/runs/").text == "pages"

@@ -84,7 +84,7 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
     for waiting in (short, unwanted):
         asked, note = f"/flow_runs/{waiting}", " · waits for cpu behind train long"
         until(PATIENCE, lambda asked=asked, note=note: note in call(standing.address, asked)["name"])
-    call(standing.address, f"/flow_runs/{unwanted}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    standing.cancel(unwanted)
     until(PATIENCE, lambda: standing.state(unwanted) == "CANCELLED")
     assert standing.state(run) == standing.state(short) == "RUNNING"
     assert not (standing.folder / "runs/short").exists() and not (standing.folder / "runs/unwanted").exists()

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from flows.environment import keep_private
 from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
 from flows.serve import _prepare_own_server
-from tests.flows.api import PATIENCE, clean_environment, until
+from tests.flows.api import PATIENCE, clean_environment, free_ports, until
 from tests.flows.test_bounds import inner
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
@@ -82,13 +81,9 @@ def test_a_path_made_of_a_url_is_shown_without_its_password() -> None:
 def test_the_prefect_home_is_made_private_and_a_folder_of_others_is_not(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
-    for name in ("prefect.db", "prefect.db-wal", "server.log", "password"):
-        (home / name).write_text("")
-        (home / name).chmod(0o644)
-    (home / "storage").mkdir(mode=0o755)
+    (home / "prefect.db").write_text("")
     keep_private(home)
-    assert mode(home) == mode(home / "storage") == 0o700
-    assert {mode(path) for path in home.iterdir() if path.is_file()} == {0o600}
+    assert mode(home) == 0o700
     other = tmp_path / "other"
     other.mkdir(mode=0o755)
     (other / "thesis.txt").write_text("")
@@ -120,10 +115,7 @@ def test_a_server_that_others_reach_asks_for_a_password(
 def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        port, board = one.getsockname()[1], other.getsockname()[1]
+    port, board = free_ports()
     ours = {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "https://ours.example"}
     where = clean_environment(PREFECT_HOME=str(home), PYTHONUNBUFFERED="1", **ours)
     command = [sys.executable, "-m", "flows.cli", "serve", "--password", "--port", str(port)]

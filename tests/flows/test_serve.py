@@ -5,12 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
@@ -20,33 +20,13 @@ from prefect.settings import PREFECT_RUNNER_PROCESS_LIMIT
 from safetensors.torch import load_file
 
 from flows.deployments import deployment_suffix
-from tests.flows.api import PATIENCE, call, clean_environment, haed, has_begun, until
+from flows.flows import FLOWS
+from tests.flows.api import PATIENCE, call, haed, has_begun, python, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-FLOWS = {
-    "haed",
-    "shard",
-    "pretrain",
-    "finetune",
-    "train",
-    "evaluate",
-    "sample",
-    "next",
-    "index",
-    "neighbours",
-    "analyse",
-    "compare",
-    "report",
-    "sweep",
-}
 STEPS = 120  # enough to be killed at a tenth of them
-
-
-def retry(served: Served, run: str) -> None:
-    state = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    until(PATIENCE, lambda: call(served.address, f"/flow_runs/{run}/set_state", state))
 
 
 def answer(address: str, headers: dict[str, str]) -> int:
@@ -76,7 +56,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> None:
-    assert served.deployments().keys() == FLOWS
+    assert served.deployments().keys() == {flow.name for flow in FLOWS}
     family = [psutil.Process(served.process.pid), *psutil.Process(served.process.pid).children(recursive=True)]
     listens = {each.laddr for one in family for each in one.net_connections() if each.status == psutil.CONN_LISTEN}
     assert {("127.0.0.1", served.port), ("127.0.0.1", served.board)} <= listens
@@ -90,21 +70,21 @@ def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> Non
 
 
 def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
-    for flow, field in (("evaluate", "run"), ("finetune", "name")):
+    def follow(path: str) -> tuple[str, Any]:
+        """The page to which an address leads, and the values of its form."""
         with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
-            asking.request("GET", f"/runs/w%C3%B6rter%20%26/form/{flow}")
+            asking.request("GET", path)
             found = asking.getresponse()
+        assert found.status == 303
         place = urlsplit(found.headers["Location"])
-        assert found.status == 303 and place.path == f"/v2/deployments/deployment/{served.deployments()[flow]}/run"
-        assert json.loads(parse_qs(place.query)["parameters"][0])[field] == "wörter &"
-    with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
-        asking.request("GET", "/runs/x/form/index?space=contexts&overrides=index.kind%3Dflat&run=y")
-        place = urlsplit(asking.getresponse().headers["Location"])
-    filled = json.loads(parse_qs(place.query)["parameters"][0])
+        return place.path, json.loads(parse_qs(place.query)["parameters"][0])
+
+    for flow, field in (("evaluate", "run"), ("finetune", "name")):
+        place, filled = follow(f"/runs/w%C3%B6rter%20%26/form/{flow}")
+        assert place == f"/v2/deployments/deployment/{served.deployments()[flow]}/run" and filled[field] == "wörter &"
+    _, filled = follow("/runs/x/form/index?space=contexts&overrides=index.kind%3Dflat&run=y")
     assert filled == {"run": "x", "space": "contexts", "overrides": ["index.kind=flat"]}
-    with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE)) as asking:
-        asking.request("GET", "/runs/.form/sweep")
-        assert asking.getresponse().headers["Location"].endswith("/run?parameters=%7B%7D")
+    assert follow("/runs/.form/sweep")[1] == {}
     assert answer(f"{served.address}/runs/x/form/nothing", {}) == 404
     run = served.trigger("report", {"run": "nö & such"})
     until(PATIENCE, lambda: served.state(run) == "FAILED")
@@ -131,7 +111,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
         if name == "flow":
             engine(served).kill()
             until(PATIENCE, lambda: served.state(runs["flow"]) == "CRASHED")
-            retry(served, runs["flow"])
+            served.set_state(runs["flow"], "SCHEDULED", "AwaitingRetry")
         elif name == "server":
             kill_server(served)
         else:
@@ -141,7 +121,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
             flow.wait(PATIENCE)
             served.start()
             assert served.state(runs["serve"]) == "CRASHED" and "marked as crashed: train serve" in served.said()
-            retry(served, runs["serve"])
+            served.set_state(runs["serve"], "SCHEDULED", "AwaitingRetry")
         until(PATIENCE, lambda run=runs[name]: served.state(run) == "COMPLETED")
     expected = weights(served.folder / "runs/alone")
     for name in runs:
@@ -163,13 +143,11 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     said = second["state"]["message"]
     assert second["state_type"] == "FAILED" and "is in use by process" in said and "flow run 'train together" in said
     kill_server(served)  # Cancel is heard all the same
-    cancel = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-    until(PATIENCE, lambda: call(served.address, f"/flow_runs/{run}/set_state", cancel))
+    served.cancel(run)
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
     gone, alive = psutil.wait_procs(training, PATIENCE)
     assert not alive and 0 < (step := int(latest.read_text().strip().removeprefix("step-"))) < 100_000
-    cancelled = call(served.address, f"/flow_runs/{run}")["state"]
-    assert cancelled["message"] == f"saved step {step} of train; Retry resumes from there"
+    assert served.message(run) == f"saved step {step} of train; Retry resumes from there"
 
     # A worker's own choice is a temporary folder, which it deletes with all that a run has written.
     call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})
@@ -184,11 +162,10 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     assert made == {f"haed: silent runs of {name}": True}
 
     run = served.trigger("shard", {"overrides": [*SETTINGS, "shards_dir=pooled"]}, name)
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
     elsewhere = served.folder / "elsewhere"
     elsewhere.mkdir()
-    environment = clean_environment(PREFECT_API_URL=api)
-    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    worker = ("-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once")
+    done = python(elsewhere, *worker, PREFECT_API_URL=api)
     assert served.state(run) == "COMPLETED", done.stderr
     assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())
 
@@ -209,12 +186,8 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
         if name == "deleted":
             call(served.address, f"/flow_runs/{run}", method="DELETE")
         else:
-            state = {
-                "type": "PAUSED",
-                "name": name.capitalize(),
-                "state_details": {"pause_reschedule": name != "paused"},
-            }
-            call(served.address, f"/flow_runs/{run}/set_state", {"state": state})
+            details = {"pause_reschedule": name != "paused"}
+            served.set_state(run, "PAUSED", name.capitalize(), state_details=details)
         process.wait(PATIENCE)
         saved = int((lines.parent / "checkpoints/latest").read_text().strip().removeprefix("step-"))
         if name == "deleted":
@@ -226,7 +199,7 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
         call(served.address, f"/flow_runs/{run}/resume", {})
         until(PATIENCE, lambda lines=lines, saved=saved: json.loads(lines.read_text().splitlines()[-1])["step"] > saved)
         assert served.state(run) == "RUNNING", name
-        call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        served.cancel(run)
         until(PATIENCE, lambda run=run: served.state(run) == "CANCELLED")
 
 

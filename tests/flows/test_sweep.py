@@ -66,11 +66,11 @@ def test_a_sweep_starts_its_runs_and_one_with_a_wrong_value_starts_none(served: 
     given = {"name": "tried", "overrides": SETTINGS}
     wrong = served.trigger("sweep", given | {"values": ["optimizer.learning_rate=0.001,-1"]})
     until(PATIENCE, lambda: served.state(wrong) == "FAILED")
-    assert "learning_rate" in call(served.address, f"/flow_runs/{wrong}")["state"]["message"] and not runs()
+    assert "learning_rate" in served.message(wrong) and not runs()
     right = served.trigger("sweep", given | {"values": ["optimizer.learning_rate=0.001,0.003"]})
     until(PATIENCE, lambda: served.state(right) == "COMPLETED")
     names = [f"tried-learning_rate-{rate}" for rate in ("0.001", "0.003")]
-    assert call(served.address, f"/flow_runs/{right}")["state"]["message"] == f"2 runs were started: {', '.join(names)}"
+    assert served.message(right) == f"2 runs were started: {', '.join(names)}"
     until(PATIENCE, lambda: [run["state_type"] for run in runs()] == ["COMPLETED"] * 2)
     rates = [Path(served.folder, "runs", name, "config.yaml").read_text() for name in names]
     assert ["\n  learning_rate: 0.001\n" in text for text in rates] == [True, False]

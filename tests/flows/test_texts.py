@@ -5,8 +5,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +23,7 @@ from pipeline.console import prepare_logs
 from pipeline.run.files import NOTES, RunNotes
 from pipeline.run.run_directory import RunFolder
 from pipeline.suggestions import name_flows, read_suggestion
-from tests.flows.api import COMMAND, check_texts, clean_environment
+from tests.flows.api import COMMAND, check_texts, python
 from tests.test_rooms import MODULES
 
 # Modules whose messages are read in a terminal alone.
@@ -96,8 +94,7 @@ def test_no_artifact_or_state_names_a_command(whole: Path, tmp_path: Path, api: 
         "next_chunks('run', ['import ']), compare(['run', 'other']), report('run')",
         "neighbours('other', [], 'contexts', return_state=True), index('none', return_state=True)",
     ]
-    environment = clean_environment(PREFECT_API_URL=api)
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=tmp_path, env=environment, capture_output=True)
+    done = python(tmp_path, "-c", "\n".join(lines), PREFECT_API_URL=api)
     assert done.returncode == 0, done.stderr
     assert check_texts(api.removesuffix("/api")) > 20
 

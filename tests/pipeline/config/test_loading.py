@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.forms import collect_values
+from flows.forms import read_form
 from pipeline.cli import main
 from pipeline.config import (
     ConfigError,
@@ -147,8 +147,8 @@ def test_a_value_of_a_form_is_a_value(key: str, text: str) -> None:
 
 
 def test_what_is_typed_into_a_form_is_not_interpolated() -> None:
-    values = collect_values("quickstart", "run-${seed}", "my/${name}.txt", 0, [], {"source": {"field": "${HOME}"}})
-    options = load_options("quickstart", [], values)
+    typed = {"name": "run-${seed}", "source": "my/${name}.txt", "sources": {"field": "${HOME}"}}
+    options = load_options(*read_form("haed", {"preset": "quickstart", "overrides": []} | typed))
     assert (options.name, options.source.path, options.source.field) == ("run-${seed}", "my/${name}.txt", "${HOME}")
 
 

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,10 @@ class Serving:
     """The pages of a run behind a socket, in a thread; `hold` keeps the thread of questions busy until `release`."""
 
     def __init__(self, run: Path) -> None:
-        self.folder, self.warm, self.held = (
-            RunFolder(run),
-            ModelCache(overrides=("threads=1", "device=cpu")),
-            threading.Event(),
-        )
-        self.pages, self.ended = (
-            HostCheckMiddleware(make_application(ServedRuns(run, single=True), self.warm), AllowedHosts(LOOPBACK)),
-            0,
-        )
+        self.folder, self.held, self.ended = RunFolder(run), threading.Event(), 0
+        self.warm = ModelCache(overrides=("threads=1", "device=cpu"))
+        pages = make_application(ServedRuns(run, single=True), self.warm)
+        self.pages = HostCheckMiddleware(pages, AllowedHosts(LOOPBACK))
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
         self.server = PageServer(
@@ -129,15 +125,13 @@ def test_of_forty_clients_that_ask_and_leave_no_question_is_answered(serving: Se
     serving.hold()
     for _ in range(40):
         serving.send(LONG).close()
-    wait_for(lambda: serving.ended == 40)
-    assert serving.warm.waiting == 1  # the held one
-    answers: list[Any] = []
-    last = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)), daemon=True)
-    last.start()
-    wait_for(lambda: serving.warm.waiting == 2)
-    serving.held.set()
-    ended(last)
-    assert answers[0][0] == 200 and answers[0][1]["value"]["samples"]
+    wait_for(lambda: serving.ended == 40 and serving.warm.waiting == 1)  # the held one
+    with ThreadPoolExecutor() as clients:
+        last = clients.submit(serving.ask, SHORT)
+        wait_for(lambda: serving.warm.waiting == 2)
+        serving.held.set()
+    status, answer = last.result()
+    assert status == 200 and answer["value"]["samples"]
     assert serving.warm.begun == 2  # the held one and the last
 
 
@@ -163,16 +157,13 @@ def test_loops_that_take_long_look_whether_they_are_still_asked_for(run: Path) -
 
 def test_questions_that_wait_are_told_that_the_server_ends(serving: Serving) -> None:
     serving.hold()
-    answers: list[Any] = []
-    asked = [threading.Thread(target=lambda: answers.append(serving.ask(LONG)), daemon=True) for _ in range(5)]
-    for each in asked:
-        each.start()
-    wait_for(lambda: serving.warm.waiting == 6)
-    assert not serving.warm.close(0.05)  # the held one goes on
-    serving.server.should_exit = True
-    ended(serving.thread)  # though the held one still is
-    for each in asked:
-        ended(each)
+    with ThreadPoolExecutor(5) as clients:
+        asked = [clients.submit(serving.ask, LONG) for _ in range(5)]
+        wait_for(lambda: serving.warm.waiting == 6)
+        assert not serving.warm.close(0.05)  # the held one goes on
+        serving.server.should_exit = True
+        ended(serving.thread)  # though the held one still is
+    answers = [each.result() for each in asked]
     assert [status for status, _ in answers] == [503] * 5 and "the server is stopping" in answers[0][1]["error"]
     assert serving.warm.begun == 1
     serving.held.set()
@@ -188,22 +179,6 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
     for client in clients:
         client.close()
     wait_for(lambda: serving.warm.waiting == 1)
-
-
-def test_a_question_right_after_many_were_abandoned_has_a_place(serving: Serving) -> None:
-    serving.hold()
-    clients = [serving.send(SHORT) for _ in range(MOST_WAITING - 1)]
-    wait_for(lambda: serving.warm.waiting == MOST_WAITING)
-    for client in clients:
-        client.close()
-    answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)), daemon=True)
-    asking.start()  # before the server has seen that they are gone
-    wait_for(lambda: answers or serving.warm.waiting == 2)
-    assert not answers
-    serving.held.set()
-    ended(asking)
-    assert answers[0][0] == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from starlette.testclient import TestClient
 
 from data.filesystem import read_json
 from pipeline.cli import main
@@ -17,8 +16,6 @@ from pipeline.config import Options
 from pipeline.console import unescape_query
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.run_directory import RunFolder
-from pipeline.web.app import make_application
-from pipeline.web.runs import ServedRuns
 from tests.pipeline.web.test_app import Site
 
 
@@ -29,10 +26,6 @@ def asked(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
     shutil.copytree(whole / "runs" / "run", run)
     assert main(["index", str(run), "--space", "contexts", "threads=1"]) == 0
     return Site(run.parent)
-
-
-def beside_prefect(site: Site, run: Path) -> TestClient:
-    return TestClient(make_application(ServedRuns(run.parent), site.warm, {"Prefect UI": "/v2/"}))
 
 
 def test_a_chunk_that_is_missing_proposes_those_that_begin_with_it(asked: Site) -> None:
@@ -97,7 +90,7 @@ def test_each_line_is_a_text_of_its_own(page: str, least: int, asked: Site) -> N
 
 def test_a_missing_index_leads_to_the_form_that_builds_it(run: Path) -> None:
     site = Site(run.parent)
-    served = beside_prefect(site, run)
+    served = site.beside_prefect()
     for question in ("", "?prompt=import"):
         alone, page = (
             site.get(f"/runs/run/passages{question}", 409).text,
@@ -114,7 +107,7 @@ def test_a_missing_index_leads_to_the_form_that_builds_it(run: Path) -> None:
 
 def test_models_of_pictures_lead_to_forms(pictures: Options) -> None:
     run = Path(pictures.runs_dir) / "pictures"
-    served = beside_prefect(Site(run.parent), run)
+    served = Site(run.parent).beside_prefect()
     for tool, flow in (("score", "evaluate"), ("samples", "sample"), ("neighbours", "index")):
         page = served.get(f"/runs/pictures/{tool}?prompt=").text
         assert f"/runs/pictures/form/{flow}" in page and "haed " not in page
