@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -36,10 +35,21 @@ from data.filesystem import (
     write_json,
 )
 from data.options import CHUNKERS, ChunkerOptions, ShardOptions, SourceOptions
-from data.parts import UNFINISHED, Listener, Mapper, Part, PartRecord, Plan, ProgressMonitor, write_part, write_parts
+from data.parts import (
+    UNFINISHED,
+    Listener,
+    Mapper,
+    Part,
+    PartRecord,
+    Plan,
+    ProgressMonitor,
+    read_statistics,
+    write_part,
+    write_parts,
+)
 from data.shards import Shard
 from data.sources.file_type import describe_findings
-from data.sources.source import FormatMismatchError, Input, Source, make_source
+from data.sources.source import Input, Source, make_source
 from data.sources.splits import SPLITS, Allotted, describe_splits, some_of
 from data.statistics import Statistics
 from data.urls import check_folder
@@ -188,8 +198,7 @@ def finish_corpus(work: Plan) -> Corpus:
         total = Statistics()
         for part, each in zip(work.parts, records, strict=True):
             if split in each.shards:
-                with np.load(BytesIO(each.read_statistics(part, split)), allow_pickle=False) as arrays:
-                    total.merge_statistics(Statistics.from_arrays(dict(arrays)))
+                total.merge_statistics(read_statistics(part, split))
         statistics[split] = asdict(total.make_summary())
     sync_folder(work.folder)
     head |= {"statistics": statistics, "parts": parts, "shards": [asdict(each) for each in shards]}
@@ -207,8 +216,7 @@ def _complete_head(work: Plan, records: list[PartRecord]) -> Manifest:
     source = make_source(work.parts[0].source)
     forms = [each.form for each in records if each.form]
     for form in forms:
-        if form[1] != forms[0][1]:
-            raise FormatMismatchError(forms[0], form, source.unlike)
+        source.compare_forms(forms[0], form)
     empty = [split for split in SPLITS if not any(each.shards.get(split) for each in records)]
     remarks = sum((Counter(each.remarks) for each in records), Counter())
     if "train" in empty:
@@ -234,12 +242,6 @@ def _explain_empty_splits(
     """Return a message that says why no document is left for training.
 
     There is no document at all, none in the files for training, or all were held out.
-
-    Args:
-        options: of the source.
-        splits: the files of each split.
-        remarks: what was left out, and how often.
-        empty: splits without a document.
     """
     where = f"source.path={options.path}"
     train = {places: files for places, files in splits["files"].items() if "train" in places.split(", ")}
@@ -323,10 +325,7 @@ def shard(
         remove_unlocked_files(folder.glob(f".*{UNFINISHED}"))
         _warn_of_lost_shards(corpora)
         corpus = None if options.verify else _open_if_whole(folder, corpora)
-        parts = folder / "parts"
-        if corpus is None or (
-            parts.is_dir() and os.access(folder, os.W_OK)
-        ):  # left by a process killed after it finished the corpus
+        if corpus is None:
             shards_dir.mkdir(parents=True, exist_ok=True)
 
             def waiting(holder: str) -> None:
@@ -334,13 +333,12 @@ def shard(
 
             with file_lock(shards_dir / f".{folder.name}.lock", waiting):
                 corpus = _open_if_whole(folder, corpora) or _build_corpus(corpora, mapper, listener)
-                remove_folder(parts)
+                remove_folder(folder / "parts")
         corpora.remember_corpus(folder)
         return corpus
 
 
 def _open_if_whole(folder: Path, corpora: Corpora) -> Corpus | None:
-    """Return the corpus if it is finished and undamaged."""
     if not os.path.lexists(folder / MANIFEST):
         return None
     corpus = open_built_corpus(folder, corpora.chunker)

@@ -88,7 +88,6 @@ class Corpus:
         self.location = remote.url if remote else str(folder)
         self.folder, self.manifest, self._remote = folder, manifest, remote
         where = f"{self.location}/{MANIFEST}"
-        names = {field.name for field in fields(Shard)}
         try:
             if manifest["format"] != FORMAT:
                 raise ValueError(f"{where} has format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
@@ -96,16 +95,16 @@ class Corpus:
             self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
             # A chunker that is not installed is no error: its documents can be read without it.
             unknown = manifest["chunker"].keys() - vars(self.options).keys()
-            is_valid = isinstance(self.options.kind, str) and _is_size(self.options.k)
-            if not is_valid or (unknown and self.options.kind in CHUNKERS):
+            kind, k = self.options.kind, self.options.k
+            is_valid = isinstance(kind, str) and isinstance(k, int) and 1 <= k <= LARGEST_CHUNK
+            if not is_valid or (unknown and kind in CHUNKERS):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
             self.chunker_version = int(manifest["chunker_version"])
             self.form = TypeAdapter(dict[str, int]).validate_python(manifest.get("form", {}))
             self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
             self.parts = TypeAdapter(list[dict[str, _PartShards]]).validate_python(manifest["parts"])
-            shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
-            self.shards = TypeAdapter(list[Shard]).validate_python(shards)
+            self.shards = TypeAdapter(list[Shard]).validate_python(manifest["shards"])
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{where} is not a manifest of this version: {error} is missing or wrong") from error
@@ -161,11 +160,8 @@ class Corpus:
 
     def split_counts(self, split: str) -> Counts:
         """Return the size of a split."""
-        total = Counts()
-        for shard in self.shards_of(split):
-            for field in fields(Counts):
-                setattr(total, field.name, getattr(total, field.name) + getattr(shard, field.name))
-        return total
+        shards = self.shards_of(split)
+        return Counts(**{each.name: sum(getattr(shard, each.name) for shard in shards) for each in fields(Counts)})
 
     def chunks_per_raster(self, split: str) -> int | None:
         """Return the number of chunks of each document if all documents are rasters of one size; else None."""
@@ -313,10 +309,6 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-
-def _is_size(k: Any) -> bool:
-    return isinstance(k, int) and 1 <= k <= LARGEST_CHUNK
 
 
 def _parse_manifest(content: bytes, where: str) -> Manifest:

@@ -228,9 +228,7 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
     import yaml
 
     sizes: dict[str | None, int] = {}  # number of values by anchor
-    above: list[
-        tuple[str | None, int]
-    ] = []  # for each open list or mapping, its anchor and the number of values before it
+    above: list[tuple[str | None, int]] = []  # of each open list or mapping, its anchor and the values before it
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -285,9 +283,8 @@ def add_checksums(value: Any) -> Any:
 def encode_checked_json(value: Any) -> bytes:
     """Encode a mapping, or a list of mappings, as JSON with checksums added."""
     text = json.dumps(add_checksums(value), indent=2, ensure_ascii=False) + "\n"
-    return text.encode(
-        errors="backslashreplace"
-    )  # bytes that are not UTF-8, such as those of a file name, get JSON's own escape
+    # Bytes that are not UTF-8, such as those of a file name, get JSON's own escape.
+    return text.encode(errors="backslashreplace")
 
 
 def verify_checksums(
@@ -537,9 +534,7 @@ def read_lock_holder(path: Path) -> str | None:
     try:
         with open_file(path) as file:
             try:
-                fcntl.flock(
-                    file, fcntl.LOCK_SH | fcntl.LOCK_NB
-                )  # another process waits for this moment; see `acquire_lock`
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others wait for this moment; see `acquire_lock`
             except BlockingIOError:
                 return file.read(1000).decode(errors="replace")
     except (OSError, CorruptFileError):

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, repeat
 from typing import Any
@@ -34,7 +34,6 @@ from data.shards import CorruptShardError, Sample
 log = logging.getLogger(__name__)
 BUFFER_SHARDS = 4
 _AHEAD = 4  # batches that each worker makes ahead
-_NONE = np.zeros(0, np.uint8)
 
 
 @dataclass
@@ -55,26 +54,17 @@ class Batch:
 
 
 class _Stream:
-    """The chunks of a shard, across samples. The index of a sample is computed on its first use."""
+    """The chunks of a shard, across samples. Tokens are read on demand, so that processes share the page cache."""
 
     def __init__(self, samples: list[Sample], file: OpenedFile) -> None:
-        self.samples = [replace(each, tokens=_NONE, lengths=each.lengths.copy()) for each in samples]
-        self.file = file  # tokens are read on demand, so that processes share the page cache
+        self.file, self.at = file, [sample.at for sample in samples]
         self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # first chunk of each, and the end
-        self.indices: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(samples)
-
-    def index_sample(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return for a sample the offsets (N + 1,) of its chunks in its tokens, and a mask (N,) of document starts."""
-        index = self.indices[number]
-        if index is None:
-            sample = self.samples[number]
-            offsets = np.zeros(len(sample.lengths) + 1, np.int32)
-            np.cumsum(sample.lengths, out=offsets[1:])
-            starts = np.zeros(len(sample.lengths), bool)
-            starts[np.cumsum(sample.documents)[:-1]] = True
-            starts[0] = not sample.continues
-            index = self.indices[number] = (offsets, starts)
-        return index
+        self.lengths = np.concatenate([sample.lengths for sample in samples])
+        self.ends = np.concatenate([np.cumsum(sample.lengths, dtype=np.int32) for sample in samples])  # in the sample
+        self.starts = np.zeros(len(self.lengths), bool)  # of documents
+        for first, sample in zip(self.firsts, samples, strict=False):
+            begins = first + np.cumsum(sample.documents) - sample.documents
+            self.starts[begins[int(sample.continues) :]] = True
 
     def fill_window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
         """Copy at most `size` chunks, from `begin` on, into tokens (T, K), lengths (T,) and starts (T,).
@@ -82,20 +72,19 @@ class _Stream:
         Raises:
             CorruptShardError: the file was truncated since it was opened.
         """
-        at, stop = 0, min(begin + size, int(self.firsts[-1]))
+        stop, tokens = min(begin + size, int(self.firsts[-1])), bytearray()
+        count = stop - begin
+        lengths[:count], starts[:count] = self.lengths[begin:stop], self.starts[begin:stop]
         while begin < stop:
             number = int(np.searchsorted(self.firsts, begin, "right")) - 1
-            sample, (offsets, marks) = self.samples[number], self.index_sample(number)
-            a = begin - int(self.firsts[number])
-            b = min(len(sample.lengths), stop - int(self.firsts[number]))
-            end = at + b - a
-            lengths[at:end], starts[at:end] = sample.lengths[a:b], marks[a:b]
+            last = min(stop, int(self.firsts[number + 1])) - 1  # in this sample
+            offset = int(self.ends[begin]) - int(self.lengths[begin])
             try:
-                tokens = self.file.read_range(sample.at + int(offsets[a]), int(offsets[b] - offsets[a]))
+                tokens += self.file.read_range(self.at[number] + offset, int(self.ends[last]) - offset)
             except CorruptFileError as error:
                 raise CorruptShardError(self.file.path, None, str(error)) from error
-            grid[at:end][np.arange(grid.shape[1]) < lengths[at:end, None]] = np.frombuffer(tokens, np.uint8)
-            begin, at = begin + b - a, end
+            begin = last + 1
+        grid[:count][np.arange(grid.shape[1]) < lengths[:count, None]] = np.frombuffer(tokens, np.uint8)
 
 
 class Loader:

@@ -103,7 +103,6 @@ _OF_TEXT = ("stdlib", "text", "jsonl", "wikitext", "enwik8", "stdin", "datasets"
 
 
 def _check_expression(pattern: str | None) -> str | None:
-    """Check a regular expression and return it."""
     try:
         re.compile(pattern or "")
     except re.error as error:

@@ -6,7 +6,6 @@ Progress is measured from the files on disk. So it is the same for processes, ta
 
 import contextvars
 import errno
-import hashlib
 import io
 import logging
 import os
@@ -14,6 +13,7 @@ import tarfile
 import threading
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +42,8 @@ from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed_workers, process_pool
 from data.shards import Shard, ShardWriter
 from data.sources.file_type import TextFindings, TextInspector
-from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
+from data.sources.source import SPLITS, Form, Input, make_source
+from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
@@ -103,7 +104,6 @@ class PartRecord:
         remarks: what was changed or left out, and how often.
         looked: oddities of its texts.
         stamp: see `Part`.
-        sums: sha256 of the statistics of each split.
     """
 
     shards: dict[str, list[Shard]]
@@ -111,7 +111,6 @@ class PartRecord:
     remarks: Mapping[str, int]
     looked: TextFindings
     stamp: str
-    sums: dict[str, str]
 
     @classmethod
     def read_record(cls, part: Part) -> Self:
@@ -126,18 +125,6 @@ class PartRecord:
     def write_record(self, folder: Path) -> None:
         """Write the record into the folder of the part."""
         write_json(folder / RECORD, TypeAdapter(type(self)).dump_python(self, mode="json"))
-
-    def read_statistics(self, part: Part, split: str) -> bytes:
-        """Return the contents of the statistics file of a split of that part.
-
-        Raises:
-            CorruptFileError: it is not what was written.
-        """
-        path = part.folder / _statistics_name(split)
-        content = read_bytes(path, MANY)
-        if hashlib.sha256(content).hexdigest() != self.sums[split]:
-            raise CorruptFileError(f"{path} is damaged. Remove {part.folder} and run the same command again")
-        return content
 
     @property
     def shard_counts(self) -> dict[str, int]:
@@ -199,34 +186,37 @@ def _write_shards(part: Part, folder: Path) -> None:
     look = TextInspector(source.looked_at, source.whole_files)
     for item in part.inputs:
         try:
-            for piece in _read_pieces(source, item):
-                source.check_chunker(chunker.name, chunker.text)
-                if source.is_text:
-                    look.inspect_piece(piece, item.path)
-                if piece.split not in writers:
-                    writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.part_number)
-                writers[piece.split].add_piece(piece)
+            with add_path_to_errors(item.path):  # those of the shards have theirs
+                for piece in source.read_pieces(item):
+                    source.check_chunker(chunker.name, chunker.text)
+                    if source.is_text:
+                        look.inspect_piece(piece, item.path)
+                    if piece.split not in writers:
+                        writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.part_number)
+                    writers[piece.split].add_piece(piece)
         except tarfile.TarError as error:
             raise ValueError(f"{item.path} cannot be read: {error}") from error
     shards = {split: writers[split].close() for split in SPLITS if split in writers}
-    sums = {}
     for split, writer in writers.items():
         arrays: dict[str, Any] = dict(writer.statistics.to_arrays())
         packed = io.BytesIO()
         np.savez(packed, **arrays)
-        sums[split] = hashlib.sha256(packed.getbuffer()).hexdigest()
-        write_atomically(folder / _statistics_name(split), packed.getvalue())
-    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp, sums).write_record(folder)
+        write_atomically(folder / f"{split}-statistics.npz", packed.getvalue())
+    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp).write_record(folder)
 
 
-def _read_pieces(source: Source, item: Input) -> Iterator[Piece]:
-    """Yield the pieces of an input. A disk error names its file."""
-    with add_path_to_errors(item.path):
-        yield from source.read_pieces(item)
+def read_statistics(part: Part, split: str) -> Statistics:
+    """Read the statistics of a split of a finished part, whose file has checksums of its own.
 
-
-def _statistics_name(split: str) -> str:
-    return f"{split}-statistics.npz"
+    Raises:
+        CorruptFileError: they are not what was written.
+    """
+    path = part.folder / f"{split}-statistics.npz"
+    try:
+        with np.load(io.BytesIO(read_bytes(path, MANY)), allow_pickle=False) as arrays:
+            return Statistics.from_arrays(dict(arrays))
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError) as error:
+        raise CorruptFileError(f"{path} is damaged. Remove {part.folder} and run the same command again") from error
 
 
 def write_persistently(part: Part) -> None:
@@ -339,9 +329,7 @@ class ProgressMonitor:
                 self._finished[name] = _count_shard_bytes(path)
         live = {name: size for name, size in unfinished.items() if name in self._sizes and name not in self._finished}
         work = float(sum(self._sizes[name] for name in self._finished))
-        work += sum(
-            min(0.9 * self._sizes[name], size) for name, size in live.items()
-        )  # nearly as large as their source
+        work += sum(min(0.9 * self._sizes[name], size) for name, size in live.items())  # nearly their source's size
         written, share = sum(self._finished.values()) + sum(live.values()), work / max(1, sum(self._sizes.values()))
         seconds = max(1e-6, time.monotonic() - self._began)
         gained = share - self._first[1]

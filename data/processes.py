@@ -49,10 +49,8 @@ def _read_cpu_quotas(root: Path) -> Iterator[float]:
             continue
         for place in (mounted, *((mounted / each for each in ("cpu", "cpu,cpuacct")) if controllers else ())):
             inner = place / path.strip("/")
-            for group in (
-                inner,
-                *inner.parents[: len(inner.parts) - len(place.parts)],
-            ):  # of a container, the outermost alone
+            above = inner.parents[: len(inner.parts) - len(place.parts)]  # in a container, the outermost alone is there
+            for group in (inner, *above):
                 yield from _read_group_quota(group)
 
 

@@ -24,16 +24,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.filesystem import acquire_lock, is_still, open_file, remove_unlocked_files
+from data.filesystem import MANY, acquire_lock, is_still, open_file, remove_unlocked_files
 from data.shards import CorruptShardError, Shard
+from data.sources.files import read_blocks
 from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ATTEMPTS = 8
 _NO_KEYS = ("NoCredentialsError", "NoAuthTokenError")  # of botocore, which is imported for s3:// alone
-_BLOCK = 1 << 20
-_LARGEST_MANIFEST = 256 << 20
 _ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
 # Disk errors: full, quota exceeded, file too large, read-only, broken.
@@ -194,9 +193,9 @@ class RemoteFolder:
             ValueError: it is too large to be one.
             OSError: it cannot be fetched.
         """
-        content = _retry_with_pauses(lambda: b"".join(self._read_blocks(name, _LARGEST_MANIFEST)), f"{self.url}/{name}")
-        if len(content) > _LARGEST_MANIFEST:
-            raise ValueError(f"{self.url}/{name} has more than {_LARGEST_MANIFEST:,} bytes, so it is not a manifest")
+        content = _retry_with_pauses(lambda: b"".join(self._read_blocks(name, MANY)), f"{self.url}/{name}")
+        if len(content) > MANY:
+            raise ValueError(f"{self.url}/{name} has more than {MANY:,} bytes, so it is not a manifest")
         return content
 
     def open_shard(self, shard: Shard) -> IO[bytes]:
@@ -218,7 +217,7 @@ class RemoteFolder:
     def _fetch_shard(self, shard: Shard, file: IO[bytes]) -> None:
         where = f"{self.url}/{shard.file}"
 
-        def once() -> str | None:
+        def once() -> None:
             file.seek(0)
             file.truncate()
             digest, size = hashlib.sha256(), 0
@@ -230,7 +229,6 @@ class RemoteFolder:
                 raise _WrongContentError(
                     f"got {size:,} of {shard.file_bytes:,} bytes, or other bytes than in the manifest"
                 )
-            return None
 
         try:
             _retry_with_pauses(once, where)
@@ -239,11 +237,8 @@ class RemoteFolder:
 
     def _read_blocks(self, name: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most one more than the limit."""
-        left = limit + 1
         with closing(self.files.open(f"{self.path}/{name}", "rb", **self._how)) as file:
-            while left and (block := file.read(min(_BLOCK, left))):
-                left -= len(block)
-                yield block
+            yield from read_blocks(file, limit + 1)
 
 
 class _WrongContentError(OSError):

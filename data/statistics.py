@@ -183,12 +183,8 @@ class Statistics:
 
     def _count_waiting(self) -> None:
         if self._waiting:
-            frequencies = Frequencies.from_keys(np.concatenate(self._waiting))
+            self.frequencies.merge_counts(Frequencies.from_keys(np.concatenate(self._waiting)))
             self._waiting = []
-            if len(self.frequencies.keys):
-                self.frequencies.merge_counts(frequencies)
-            else:
-                self.frequencies = frequencies
 
     def merge_statistics(self, other: "Statistics") -> None:
         """Add the statistics of the next part."""

@@ -29,9 +29,8 @@ _HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd",
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _FOLDER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _SCHEDULER = re.compile(r"(?:(?:tcp|tls)://)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
-_USER = re.compile(
-    r'(?<=:/)(/?)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)'
-)  # a password may contain a slash; pathlib makes one slash of two
+# A password may contain a slash; pathlib makes one slash of two.
+_USER = re.compile(r'(?<=:/)(/?)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)')
 _PARAMETER = re.compile(r"([?&;])([\w.%-]{1,100})=([^&;\s\"'<>]+)")
 _SECRET = re.compile(r"sig|token|secret|pass|pwd|key|cred|auth|code|session", re.IGNORECASE)
 

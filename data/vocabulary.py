@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from data.corpus import Corpus
 from data.processes import available_threads
 from data.shards import Sample
 from data.statistics import hash_chunks
-
-if TYPE_CHECKING:
-    import pyarrow
 
 log = logging.getLogger(__name__)
 MEMORY = 1 << 29  # bytes that DuckDB may use
@@ -86,7 +83,12 @@ def _count_samples(
     def read_batches() -> Iterator[Any]:
         try:
             for sample in samples if limit is None else _limited(samples, limit):
-                yield _as_batch(sample, schema)
+                ends = np.zeros(len(sample.lengths) + 1, np.int64)
+                np.cumsum(sample.lengths, out=ends[1:])
+                tokens = np.ascontiguousarray(sample.tokens)
+                buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(tokens)]  # no copy of the tokens
+                chunks = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(sample.lengths), buffers)
+                yield pyarrow.record_batch([chunks], schema=schema)
         except BaseException as error:
             failures.append(error)
             raise
@@ -121,18 +123,6 @@ def _count_samples(
     times = table["times"].combine_chunks()  # its `to_numpy` would import pandas
     counts = np.frombuffer(times.buffers()[1], np.int64)[times.offset : times.offset + len(times)].copy()
     return DistinctChunks(tokens, lengths, counts, total - len(lengths))
-
-
-def _as_batch(sample: Sample, schema: "pyarrow.Schema") -> Any:
-    """Return the chunks of a sample as an Arrow batch, without a copy of their tokens."""
-    import pyarrow
-
-    ends = np.zeros(len(sample.lengths) + 1, np.int64)
-    np.cumsum(sample.lengths, out=ends[1:])
-    tokens = np.ascontiguousarray(sample.tokens)
-    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(tokens)]
-    chunks = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(sample.lengths), buffers)
-    return pyarrow.record_batch([chunks], schema=schema)
 
 
 def _as_rows(chunks: Any, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -117,13 +117,13 @@ class AudioSource(MediaSource):
         left = sound.bytes // width * width
         self.remarks["empty recordings were left out"] += not left
         self.remarks["recordings lost incomplete frames at their end"] += sound.bytes > left
-        notes = set[str]()
+        notes = {_CONVERTED[sound.coding]} if sound.coding in _CONVERTED else set()
         while frames := file.read(min(left, max(1, _FRAMES // sound.channels) * width)):
             left -= len(frames)
             frames = frames[: len(frames) // width * width]
             yield frames, _convert_samples(frames, sound.coding, notes)
         _check_length(sound.stated, size, left)
-        self._count_conversions(sound.coding, notes)
+        self.remarks.update(notes)
 
     def _read_flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
         """Yield blocks of a FLAC as bytes, and their samples int16."""
@@ -165,12 +165,8 @@ class AudioSource(MediaSource):
             raise ValueError(f"it was truncated or damaged: {error}") from error
         if any(head[26:42]) and digest.digest() != head[26:42]:
             raise ValueError("it is damaged: the checksum of its samples does not match")
-        self._count_conversions({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
-
-    def _count_conversions(self, coding: str, notes: set[str]) -> None:
-        """Count the conversions of a recording's samples."""
-        for note in {*notes, _CONVERTED.get(coding, "")} - {""}:
-            self.remarks[note] += 1
+        if bits != 16:
+            self.remarks[_CONVERTED["PCM_U8" if bits == 8 else "PCM_24"]] += 1
 
     def restore_original(self, data: bytes) -> bytes:
         """Return samples as WAV files store them: 16 bits little-endian for pcm16; µ-law codes are unchanged."""
@@ -278,8 +274,8 @@ def _check_length(stated: int, size: int, left: int) -> None:
         )
 
 
-def _convert_samples(frames: bytes, coding: str, remarks: set[str]) -> np.ndarray:
-    """Return samples int16 of frames, and add notes on conversions to `remarks`.
+def _convert_samples(frames: bytes, coding: str, notes: set[str]) -> np.ndarray:
+    """Return samples int16 of frames, and add notes on conversions.
 
     Raises:
         ValueError: a float is not a finite number.
@@ -298,7 +294,7 @@ def _convert_samples(frames: bytes, coding: str, remarks: set[str]) -> np.ndarra
     if not np.isfinite(decoded).all():
         raise ValueError("some of its samples are NaN or infinite")
     if np.abs(decoded).max(initial=0) > 1:
-        remarks.add("recordings of floats had samples outside -1 to 1, which were clipped")
+        notes.add("recordings of floats had samples outside -1 to 1, which were clipped")
     return np.clip(np.round(decoded * 32768), -32768, 32767).astype(np.int16)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from data.sources.files import SUFFIXES, open_stream
+from data.sources.files import SUFFIXES, is_compressed
 from data.sources.source import Piece
 from data.sources.splits import some_of
 
@@ -249,14 +249,13 @@ def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
     return f"not text in UTF-8: it is binary, or another encoding{perhaps} that `iconv -f {name} -t UTF-8` converts"
 
 
-def check_head(head: bytes, name: str, path: str, compressed: bool = False, closely: bool = True) -> str | None:
+def check_head(head: bytes, name: str, path: str, closely: bool = True) -> str | None:
     """Check that a file or a member of a tar is text.
 
     Args:
         head: its first bytes, decompressed.
-        name: of the file or member, for errors.
+        name: of the file or member, for errors; its suffix tells if it was compressed.
         path: of the file to convert; empty for a member.
-        compressed: it was compressed.
         closely: also look for UTF-16 and UTF-32 without a mark.
 
     Returns:
@@ -267,8 +266,8 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
     """
     if foreign := detect_foreign_format(head):
         what, advice = foreign
-        inside = " inside its compression" if compressed else ""
-        if compressed and advice is _NAME:
+        inside = " inside its compression" if is_compressed(name) else ""
+        if inside and advice is _NAME:
             advice = "decompress it once, because it may be compressed twice"
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
     if _is_utf8(head) and not _has_controls(head):
@@ -293,13 +292,6 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
     return describe_doubt(head, bool(path))
 
 
-def check_text(path: str, expansion: int) -> str | None:
-    """Check that a file is text, decompressed. See `check_head`."""
-    with open_stream(path, expansion) as stream:
-        head = stream.read(HEAD)
-    return check_head(head, display_path(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)
-
-
 @dataclass
 class OddTexts:
     """The number of texts with an oddity, and the first of their names."""
@@ -314,17 +306,17 @@ class TextFindings:
 
     Attributes:
         lines: number of lines by line ending.
-        odd: texts by their oddity. A text that began in an earlier part is named, but counted only while names are few.
+        odd: texts by their oddity.
     """
 
     lines: Counter[str] = field(default_factory=Counter)
     odd: dict[str, OddTexts] = field(default_factory=dict)
 
-    def add_text(self, reason: str, name: str, is_new: bool) -> None:
+    def add_text(self, reason: str, name: str) -> None:
         """Add a text, unless its name is known."""
         texts = self.odd.setdefault(reason, OddTexts())
         if name not in texts.names:
-            texts.count += len(texts.names) < _KEPT or is_new
+            texts.count += 1
             texts.names = [*texts.names, name][:_KEPT]
 
 
@@ -357,7 +349,7 @@ class TextInspector:
         for reason in odd:
             if reason not in self._known:
                 self._known.add(reason)
-                self.found.add_text(reason, str(self._name), not self._goes_on)
+                self.found.add_text(reason, str(self._name))
         self._position += len(piece.data)
 
     def _find_oddities(self, data: bytes, odd: list[str]) -> None:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -56,7 +57,7 @@ _BESIDE = re.compile(  # names of files to leave out if they state no split and 
     re.IGNORECASE,
 )
 _MOST_NAMES = 100_000  # maximum number of names that braces may expand to
-_RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 ANY = "**/*"  # the default pattern
 NOTES = ".sources.json"  # a file in a folder of corpora
 # Files in the folder of a run, and of a comparison.
@@ -151,7 +152,6 @@ def list_files(
 
 
 def _explain_no_files(paths_by_name: Iterable[str], pattern: str, left_out: LeftOut) -> str:
-    """Return a message that says why there is no file to read."""
     names = list(paths_by_name)
     more = [f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty"]
     explanation = "no file there" + (f" matches source.pattern={pattern}" if pattern != ANY else "")
@@ -189,32 +189,19 @@ def expand_braces(text: str, option: str) -> list[str]:
         return [text]
     from braceexpand import braceexpand
 
-    if _count_names(text) > _MOST_NAMES:
+    too_many = any(
+        len(first + last + step) > 30 or abs(int(last) - int(first)) // max(1, int(step or 1)) >= _MOST_NAMES
+        for first, last, step in _RANGE.findall(text)
+    )
+    try:
+        names = [] if too_many else list(islice(braceexpand(text, escape=False), _MOST_NAMES + 1))
+    except ValueError:  # they are not balanced
+        return [text]
+    if too_many or len(names) > _MOST_NAMES:
         raise ValueError(
             f"{option}={text[:200]}: its braces expand to more than {_MOST_NAMES:,} names. Give fewer, or use a glob"
         )
-    try:
-        return list(dict.fromkeys(braceexpand(text, escape=False)))
-    except ValueError:  # they are not balanced
-        return [text]
-
-
-def _count_names(text: str) -> int:
-    """Count the names that braces expand to, or more if they are nested, without expanding them."""
-    count, inside = 1, list[int]()  # alternatives of each open pair
-    for each in text:
-        if each == "{":
-            inside.append(1)
-        elif inside and each == ",":
-            inside[-1] += 1
-        elif inside and each == "}":
-            count = min(count * inside.pop(), 1 << 62)
-    for first, last, step in _RANGE.findall(text):
-        if max(map(len, (first, last, step))) > 18:
-            return 1 << 62
-        ends = [int(each) if each.lstrip("-").isdigit() else ord(each) for each in (first, last)]
-        count = min(count * (abs(ends[1] - ends[0]) // max(1, int(step or 1)) + 1), 1 << 62)
-    return count
+    return list(dict.fromkeys(names))
 
 
 def _split_glob(path: Path) -> tuple[Path, str]:
@@ -259,7 +246,7 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
                 leave(name, "hidden")
             elif os.path.islink(place) and not os.path.exists(place):
                 leave(name, "links to nowhere")
-            elif os.path.islink(place) and not follow and not _is_within(os.path.realpath(place), home):
+            elif os.path.islink(place) and not follow and os.path.commonpath((os.path.realpath(place), home)) != home:
                 leave(name, LINKS)
             elif not os.path.isfile(place):
                 leave(name, "no regular files")
@@ -269,10 +256,6 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return os.path.commonpath((path, folder)) == folder
 
 
 def _matches_glob(parts: tuple[str, ...], pattern: list[str]) -> bool:
@@ -319,7 +302,7 @@ def open_decompressed(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
     if name.endswith((".gz", ".tgz")):
         stream = gzip.GzipFile(fileobj=file)
     elif name.endswith((".xz", ".txz")):
-        stream = _DecompressedStream(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW), 4)
+        stream = _DecompressedStream(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW))
     elif name.endswith(".bz2"):
         stream = _DecompressedStream(file, bz2.BZ2Decompressor)
     elif name.endswith(".zst"):
@@ -385,20 +368,22 @@ class _BoundedStream(io.RawIOBase):
 class _DecompressedStream(io.RawIOBase):
     """A stream of concatenated xz, bzip2 or zstd streams with a bound on memory, which `lzma.open` and others lack.
 
+    Zeros after a stream are padding.
+
     Args:
         file: the compressed file.
         make: makes a decompressor of one stream.
-        padding: zeros may follow a stream in multiples of this number of bytes (xz: 4); 0: only another stream may.
     """
 
-    def __init__(self, file: IO[bytes], make: Callable[[], Any], padding: int = 0) -> None:
-        self.file, self.make, self.inflater, self.padding = file, make, make(), padding
-        self.rest = b""
+    def __init__(self, file: IO[bytes], make: Callable[[], Any]) -> None:
+        self.file, self.make, self.inflater, self.rest = file, make, make(), b""
 
     def read(self, size: int = -1) -> bytes:
         while True:
             if self.inflater.eof:
-                self.rest = self._skip_padding(self.inflater.unused_data)
+                self.rest = self.inflater.unused_data.lstrip(b"\0")
+                while not self.rest and (block := self.file.read(BLOCK)):
+                    self.rest = block.lstrip(b"\0")
                 if not self.rest:
                     return b""
                 self.inflater = self.make()
@@ -410,19 +395,6 @@ class _DecompressedStream(io.RawIOBase):
             self.rest = b""
             if content:
                 return content
-
-    def _skip_padding(self, rest: bytes) -> bytes:
-        """Return the bytes after a stream and its padding; nothing at the end of the file."""
-        zeros = 0
-        while rest := rest or self.file.read(BLOCK):
-            stream = rest.lstrip(b"\0") if self.padding else rest
-            zeros += len(rest) - len(stream)
-            rest = stream
-            if stream:
-                break
-        if zeros and zeros % self.padding:
-            raise EOFError(f"{zeros:,} zeros after a stream are not padding, which is a multiple of four")
-        return rest
 
 
 def read_blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
@@ -468,34 +440,32 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
         ValueError: it is damaged, does not end as a tar does, goes on behind its end, or has a sparse member.
         tarfile.TarError: a member's content is truncated, raised when it is read.
     """
+    remarks = Counter() if remarks is None else remarks
     try:
-        yield from _iterate_members(path, expansion, Counter() if remarks is None else remarks)
+        with open_stream(path, expansion) as stream:
+            whole: Any = _Tail(stream)
+            with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
+                for member in tar:
+                    if member.issparse():  # a kilobyte may expand to any number of zeros
+                        raise ValueError(
+                            f"{path}: {member.name} is sparse. Make the tar again without the option sparse"
+                        )
+                    is_link = member.issym() or member.islnk()
+                    remarks["links in tars were left out, although they may stand for files"] += is_link
+                    content = tar.extractfile(member) if member.isfile() else None
+                    if content is not None:
+                        yield Member(member.name, content, member.size)
+                    setattr(tar, "members", [])  # noqa: B010 - else headers pile up
+                rest: Any = tar.fileobj
+                while block := rest.read(BLOCK):  # `tarfile` stops silently at a damaged header and between two tars
+                    if any(block):
+                        raise ValueError(
+                            f"{path} is damaged or holds more than one tar: it continues after the end of the first"
+                        )
+            if any(whole.tail):
+                raise ValueError(f"{path} was truncated: the tar has no end")
     except tarfile.TarError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-
-
-def _iterate_members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Member]:
-    with open_stream(path, expansion) as stream:
-        whole: Any = _Tail(stream)
-        with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
-            for member in tar:
-                if member.issparse():  # a kilobyte may expand to any number of zeros
-                    raise ValueError(f"{path}: {member.name} is sparse. Make the tar again without the option sparse")
-                remarks["links in tars were left out, although they may stand for files"] += (
-                    member.issym() or member.islnk()
-                )
-                content = tar.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    yield Member(member.name, content, member.size)
-                setattr(tar, "members", [])  # noqa: B010 - else headers pile up
-            rest: Any = tar.fileobj
-            while block := rest.read(BLOCK):  # `tarfile` stops silently at a damaged header and between two tars
-                if any(block):
-                    raise ValueError(
-                        f"{path} is damaged or holds more than one tar: it continues after the end of the first"
-                    )
-        if any(whole.tail):
-            raise ValueError(f"{path} was truncated: the tar has no end")
 
 
 def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> bytes:
@@ -510,11 +480,11 @@ def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> byte
     Raises:
         ValueError: it is larger than 64 MB, or out of proportion.
     """
-    if size <= LARGEST_DOCUMENT and limit and name.lower().endswith(_SINGLE):
-        whole = open_decompressed(content, name, limit).read(LARGEST_DOCUMENT + 1)
-        size = len(whole)
-    elif size <= LARGEST_DOCUMENT:
+    if size <= LARGEST_DOCUMENT:
+        if limit and name.lower().endswith(_SINGLE):
+            content = open_decompressed(content, name, limit)
         whole = content.read(LARGEST_DOCUMENT + 1)
+        size = len(whole)
     if size > LARGEST_DOCUMENT:
         raise ValueError(f"{name} has {size:,} bytes, but a document may have at most {LARGEST_DOCUMENT:,}")
     return whole

@@ -141,13 +141,9 @@ def _describe_column(column: Any) -> str:
 def _load_splits(
     path: str, config: str | None, revision: str | None, stamp: tuple[tuple[str, int, int], ...]
 ) -> dict[str, Any]:
-    """Load the splits of a data set, once per process for all its parts. Its rows are memory-mapped.
+    """Load the splits of a data set, once per process for all its parts, as long as its files have the same `stamp`.
 
-    Args:
-        path: a folder, or the name on the hub.
-        config: name of the configuration.
-        revision: on the hub.
-        stamp: names, sizes and times of the files of the folder.
+    Its rows are memory-mapped.
     """
     try:
         import datasets

@@ -147,14 +147,7 @@ class ImageSource(MediaSource):
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 
     def _check_whole(self, picture: Any, content: bytes) -> bool:
-        """Decode a picture, and refuse it if a part is missing that the decoder would fill in.
-
-        Returns:
-            True if there are bytes behind its end.
-
-        Raises:
-            ValueError: it is not whole.
-        """
+        """Decode a picture, refuse it if a part is missing that the decoder would fill in, and tell of bytes behind it."""
         if picture.format == "PNG":
             palette = check_png(content)
             picture.load()
@@ -316,9 +309,8 @@ def _check_rows(compressed: bytes, size: int) -> None:
     try:
         size_there = len(inflater.decompress(compressed, size + 1))
         if size_there <= size:
-            size_there += len(
-                inflater.decompress(inflater.unconsumed_tail, 1)
-            )  # gives nothing, but checks the checksum of the stream
+            # This gives nothing, but checks the checksum of the stream.
+            size_there += len(inflater.decompress(inflater.unconsumed_tail, 1))
     except zlib.error as error:
         raise ValueError(f"it is damaged: {error}") from error
     if size_there < size or not inflater.eof:

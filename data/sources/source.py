@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from data.filesystem import add_path_to_errors
 from data.options import SOURCES, SourceOptions
@@ -185,24 +186,16 @@ class Source(ABC):
         if self.options.newlines == "keep":
             yield from self.read(item)
             return
-        held: Piece | None = None  # a document whose last piece ended in a CR that is held back
-        for piece in self.read(item):
-            if not self.is_text:
-                yield piece
-                continue
-            data, continues = piece.data, piece.continues
-            if held and continues:
-                data, continues = b"\r" + data, held.continues
-            elif held:
-                yield Piece(held.name, held.split, self.convert_newlines(b"\r"), held.continues)
-            held = None
-            if data.endswith(b"\r"):
-                data = data[:-1]
-                held = Piece(piece.name, piece.split, b"", continues or bool(data))
-            if data:
-                yield Piece(piece.name, piece.split, self.convert_newlines(data), continues)
-        if held:
-            yield Piece(held.name, held.split, self.convert_newlines(b"\r"), held.continues)
+        held: Piece | None = None  # the piece before
+        for piece in chain(self.read(item), [None]):
+            if held and self.is_text:
+                if piece and piece.continues and held.data.endswith(b"\r"):  # an LF may follow
+                    held.data, piece.data = held.data[:-1], b"\r" + piece.data
+                    piece.continues = held.continues or bool(held.data)
+                held.data = self.convert_newlines(held.data)
+            if held and held.data:
+                yield held
+            held = piece
 
     def compute_digest(self, threads: int) -> str:
         """Return the sha256 of names and contents of all files, independent of their location."""
@@ -370,14 +363,18 @@ class Source(ABC):
             )
 
     def check_consistent_format(self, name: str, **form: int) -> None:
-        """Check that a document has the same form, such as shape or rate, as all others.
-
-        Raises:
-            ValueError: it differs from that of another; the message names both.
-        """
+        """Check that a document has the same form, such as shape or rate, as all others. See `compare_forms`."""
         self.form = self.form or (name, form)
-        if self.form[1] != form:
-            raise FormatMismatchError(self.form, (name, form), self.unlike)
+        self.compare_forms(self.form, (name, form))
+
+    def compare_forms(self, first: Form, other: Form) -> None:
+        """Raise FormatMismatchError if two documents differ in form; the message names both."""
+        if first[1] != other[1]:
+            forms = [
+                f"{name} has {', '.join(f'{key} {value:,}' for key, value in form.items())}"
+                for name, form in (first, other)
+            ]
+            raise FormatMismatchError(f"documents differ in form: {'; '.join(forms)}. To fix it, {self.unlike}")
 
 
 class MediaSource(Source):
@@ -395,13 +392,14 @@ class MediaSource(Source):
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
         """Yield every file that holds documents. Others are left out."""
-        files = [file for file in self.files if self.is_chosen(file)]
+        files = []
+        for file in self.files:
+            if self.is_chosen(file):
+                files.append(file)
+            else:
+                self.record.leave_out(f"no {self.noun}", file.name)
         if not files:
             raise ValueError(f"source.path={self.options.path} has {self.missing}")
-        chosen = set(files)
-        for file in self.files:
-            if file not in chosen:
-                self.record.leave_out(f"no {self.noun}", file.name)
         for file, splits in self.places(files).items():
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
 
@@ -429,18 +427,6 @@ class MediaSource(Source):
 
 class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
-
-    def __init__(self, first: Form, other: Form, advice: str) -> None:
-        forms = [
-            f"{name} has " + ", ".join(f"{key} {value:,}" for key, value in form.items())
-            for name, form in (first, other)
-        ]
-        super().__init__(f"documents differ in form: {forms[0]}; {forms[1]}. To fix it, {advice}")
-        self.parts = (first, other, advice)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return the parts for pickling, as worker processes send it."""
-        return FormatMismatchError, self.parts
 
 
 def as_lf(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import chain
 from typing import IO, Any, NamedTuple
 
-from data.sources.file_type import CONTINUATION_BYTES, HEAD, check_text, convert_by, describe_doubt, display_path
+from data.sources.file_type import CONTINUATION_BYTES, HEAD, check_head, convert_by, describe_doubt, display_path
 from data.sources.files import (
     ANY,
     LARGEST_DOCUMENT,
@@ -74,10 +74,16 @@ class Texts(Source):
         """Refuse files that are no text, and note those that are not UTF-8."""
         odd = defaultdict[str, list[str]](list)
         for file in files:
-            if what := check_text(file.path, self.options.expansion):
+            with open_stream(file.path, self.options.expansion) as stream:
+                head = stream.read(HEAD)
+            if what := self.check_beginning(head, file.path):
                 odd[what].append(file.name)
         for what, names in odd.items():
             self.record.notes.append(f"{some_of(names, len(names))}: {what}; the bytes are read as they are")
+
+    def check_beginning(self, head: bytes, path: str) -> str | None:
+        """Check the first bytes of a file. See `check_head`."""
+        return check_head(head, display_path(path), path)
 
     def open_range(self, item: Input) -> IO[bytes]:
         """Open the file of an input, decompressed, at the beginning of its range."""
@@ -134,12 +140,10 @@ class TextSource(Texts):
             yield from self._read_compressed(item)
             return
         with self.open_range(item) as stream:
-            continues, passed = item.continues, 0
+            continues = item.continues
             for block in read_blocks(stream, None if item.stop is None else item.stop - item.start):
                 yield Piece(item.name, item.splits[0], block, continues)
-                continues, passed = True, passed + len(block)
-        if item.stop is not None and passed != item.stop - item.start:
-            raise ValueError(f"{item.path} changed while it was read. Run `haed shard` again")
+                continues = True
 
     def split_targets(self, total: int, splits: Places) -> list[int]:
         """Return the approximate offsets where the splits after the first begin."""
@@ -316,15 +320,11 @@ class JsonLinesSource(_Documents):
         """Return False for files of JSON; see `Source.is_note` for others."""
         return not _JSON.search(file.name) and super().is_note(file)
 
-    def look_at(self, files: list[File]) -> None:
+    def check_beginning(self, head: bytes, path: str) -> None:
         """Refuse also files that are not UTF-8, and JSON that is not in lines."""
-        super().look_at(files)
-        for file in files:
-            with open_stream(file.path, self.options.expansion) as stream:
-                head = stream.read(HEAD)
-            if odd := describe_doubt(head):
-                raise ValueError(f"{display_path(file.path)} is {odd}. JSON must be UTF-8")
-            check_lines(head, file.path, self.options.field)
+        if odd := super().check_beginning(head, path):
+            raise ValueError(f"{display_path(path)} is {odd}. JSON must be UTF-8")
+        check_lines(head, path, self.options.field)
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
         """Return the offset of the next line."""
@@ -459,11 +459,6 @@ def extract_json_text(
 
 
 def _read_json(content: bytes, where: str, path: str) -> Any:
-    """Parse a text in JSON.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
     try:
         try:
             return json.loads(content)

@@ -86,8 +86,9 @@ class WebDatasetSource(ImageSource):
             self.check_consistent_format(name, height=height, width=width, channels=3)
             return raster
         content = sample[extension]
-        self._odd += (odd := self._check_content(content, extension, where)) is not None
+        odd = check_head(content[:HEAD], f"{where}: its .{extension}", "", self._odd < _CLOSELY)
         if odd:
+            self._odd += 1
             self.remarks[f"members .{extension} are {odd}; the bytes are read as they are"] += 1
         if not field:
             return self.convert_newlines(content)
@@ -95,11 +96,6 @@ class WebDatasetSource(ImageSource):
         return self.convert_newlines(
             extract_json_text(content, field, f"{where}: its .{extension}", option, remarks=self.remarks)
         )
-
-    def _check_content(self, content: bytes, extension: str, where: str) -> str | None:
-        """Check a member as `check_head` does. After many members in another encoding, it guesses less closely."""
-        packed = is_compressed(f".{extension}")
-        return check_head(content[:HEAD], f"{where}: its .{extension}", "", packed, self._odd < _CLOSELY)
 
     def _choose_member(self) -> tuple[str, str]:
         """Return the extension to read, and the field of a .json. Every worker chooses the same."""

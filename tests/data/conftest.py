@@ -1,6 +1,80 @@
+"""What several tests of data make: corpora, tars and servers of files."""
+
+import io
+import tarfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from data.build import shard
+from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.parts import Mapper
 from tests.conftest import SHARED
+
+
+def shard_source(
+    path: object,
+    into: Path,
+    kind: str = "text",
+    chunker: str | ChunkerOptions = "words",
+    workers: int = 1,
+    megabytes: int = 16,
+    mapper: Mapper | None = None,
+    **source: Any,
+) -> Corpus:
+    """The corpus of what lies at a path."""
+    chunker = ChunkerOptions(kind=chunker) if isinstance(chunker, str) else chunker
+    options = SourceOptions(kind=kind, path=str(path), **source)
+    return shard(options, chunker, ShardOptions(workers=workers, megabytes=megabytes), into, mapper)
+
+
+def tar_of(*members: tuple[str, bytes], mode: str = "w") -> bytes:
+    """A tar of files with these names and contents."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:  # type: ignore[call-overload]
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+class Files(SimpleHTTPRequestHandler):
+    """Serves files, and counts how often each."""
+
+    served: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        with self.lock:
+            self.served[self.path.rpartition("/")[2]] += 1
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
+    """Serves a folder, and gives its address."""
+    handler.served.clear()
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 import hashlib
 import json
 import lzma
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +28,10 @@ from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
 from pipeline.run.sharding import check_source
 from tests.conftest import mostly_slow
+from tests.data.conftest import shard_source
+from tests.data.test_repair import child
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def sharded(path: Path, into: Path, workers: int = 1, kind: str = "text", **options: object) -> Corpus:
-    source = SourceOptions(kind=kind, path=str(path), **options)
-    return shard(source, ChunkerOptions(), ShardOptions(workers=workers, megabytes=1), into)
+sharded = partial(shard_source, megabytes=1)
 
 
 @pytest.fixture
@@ -152,7 +147,7 @@ def test_another_source_setting_or_version_of_a_chunker_is_another_folder(
     for path in folder.glob("train-[1-9].txt"):
         path.unlink()
     made = [sharded(folder, tmp_path)]
-    made += [shard(SourceOptions(kind="text", path=str(folder)), ChunkerOptions(k=8), ShardOptions(), tmp_path)]
+    made += [sharded(folder, tmp_path, chunker=ChunkerOptions(k=8))]
     (folder / "valid.txt").write_bytes(b"changed")
     made += [sharded(folder, tmp_path)]
     monkeypatch.setattr(WordChunker, "version", 7)
@@ -182,45 +177,23 @@ def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: P
     assert contents(sharded(folder, tmp_path / "cut")) == whole
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.build import shard
-if __name__ == "__main__":
-    source = SourceOptions(kind="text", path=sys.argv[1])
-    shard(source, ChunkerOptions(), ShardOptions(workers=2, megabytes=1), Path(sys.argv[2]))
-"""
-
-
-def test_what_a_run_left_that_was_killed_at_its_very_end_is_removed(folder: Path, tmp_path: Path) -> None:
-    whole = contents(made := sharded(folder, tmp_path / "cut"))
-    (made.folder / "parts" / "00000").mkdir(parents=True)
-    assert contents(sharded(folder, tmp_path / "cut")) == whole
-
-
 def test_a_killed_run_continues_and_leaves_no_process(folder: Path, tmp_path: Path, chance: random.Random) -> None:
     whole = contents(sharded(folder, tmp_path / "whole"))
-    (tmp_path / "child.py").write_text(CHILD)
     for _ in range(4):
-        command = [sys.executable, str(tmp_path / "child.py"), str(folder), str(tmp_path / "cut")]
-        child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        time.sleep(0.25 + 0.35 * chance.random())
-        children = psutil.Process(child.pid).children(recursive=True)
-        child.kill()
-        child.wait()
+        with child(tmp_path, "text", str(folder)) as started:
+            time.sleep(0.25 + 0.35 * chance.random())
+            children = psutil.Process(started.pid).children(recursive=True)
+            started.kill()
         assert not psutil.wait_procs(children, timeout=120)[1]
-    assert contents(sharded(folder, tmp_path / "cut", workers=2)) == whole
+    assert contents(sharded(folder, tmp_path / "shards", workers=2)) == whole
 
 
-def test_a_corpus_is_found_again_without_reading_its_source(folder: Path, tmp_path: Path) -> None:
+def test_a_copy_of_a_source_has_the_same_digest(folder: Path, tmp_path: Path) -> None:
     corpus = sharded(folder, tmp_path / "shards")
-    options = SourceOptions(kind="text", path=str(folder)), ChunkerOptions(), ShardOptions(megabytes=1)
-    assert Corpora(*options, tmp_path / "shards").folder == corpus.folder
     shutil.copytree(folder, tmp_path / "copy")  # other times, same contents
     moved = SourceOptions(kind="text", path=str(tmp_path / "copy"))
-    found = Corpora(moved, *options[1:], tmp_path / "shards").folder
-    assert found.name.rpartition("-")[2] == corpus.folder.name.rpartition("-")[2]
+    found = Corpora(moved, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards").folder
+    assert found.name == f"copy-{corpus.digest}"
 
 
 @pytest.mark.parametrize("kind", ["words", "fixed", "sentences", "entropy"])
@@ -229,8 +202,7 @@ def test_a_document_larger_than_a_shard(tmp_path: Path, kind: str, suffix: str) 
     text = np.random.default_rng(1).choice(np.frombuffer(b"abc de.\n\xc3\xa9", np.uint8), 3_500_001).tobytes()
     path = tmp_path / f"train.txt{suffix}"
     path.write_bytes(lzma.compress(text, preset=0) if suffix else text)
-    chunker = ChunkerOptions(kind=kind, k=7)
-    corpus = shard(SourceOptions(kind="text", path=str(path)), chunker, ShardOptions(megabytes=1), tmp_path / "shards")
+    corpus = sharded(path, tmp_path / "shards", chunker=ChunkerOptions(kind=kind, k=7))
     assert len(corpus.shards_of("train")) >= 2 and corpus.split_counts("train").documents == 1
     ((tokens, lengths),) = corpus.iterate_documents("train")
     assert (
@@ -307,7 +279,6 @@ def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
 ) -> None:
     """Another process could take the lock, and make it too."""
     shards_dir = tmp_path / "shards"
-    source = SourceOptions(kind="text", path=str(folder))
 
     def removing(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
         write(parts[0])
@@ -320,6 +291,6 @@ def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
             write(part)
 
     with pytest.raises(FolderLostError):
-        shard(source, ChunkerOptions(), ShardOptions(megabytes=1), shards_dir, removing)
+        sharded(folder, shards_dir, mapper=removing)
     assert not list(shards_dir.glob("*/manifest.json")) and shards_dir.exists() == (what != "all corpora")
     assert sharded(folder, shards_dir).split_counts("train").documents == 5

@@ -1,4 +1,5 @@
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -33,9 +34,7 @@ def chunker_of(kind: str, k: int) -> Chunker:
 
 
 def cut(kind: str, k: int, document: bytes) -> list[bytes]:
-    tokens, lengths = chunker_of(kind, k).split(document)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return [tokens[end - size : end].tobytes() for end, size in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    return chunker_of(kind, k).cut_text(document)
 
 
 @pytest.mark.parametrize("kind", CHUNKERS)
@@ -82,10 +81,7 @@ def whole(chunk: bytes) -> bool:
 def test_no_character_is_cut(kind: str, document: bytes, k: int) -> None:
     chunks = cut(kind, k, document)
     assert all(map(whole, chunks))
-    ends = {
-        0,
-        *np.cumsum([len(chunk) for chunk in cut(kind, 255, document)], dtype=int).tolist(),
-    }  # of words, sentences
+    ends = {0, *accumulate(map(len, cut(kind, 255, document)))}  # of words, sentences
     at = 0
     for chunk in chunks:
         at += len(chunk)
@@ -153,15 +149,13 @@ def test_sentences() -> None:
 def test_entropy_chunks_begin_where_the_next_byte_is_hard_to_foresee() -> None:
     generator = np.random.default_rng(0)
     letters = [b"%c" % c for c in b"abcdefgh"]
-    text = b"".join(
-        b"fix" + letters[i] for i in generator.integers(0, 8, 4000)
-    )  # after "ix" anything, else nothing new
+    # After "ix" anything, else nothing new.
+    text = b"".join(b"fix" + letters[i] for i in generator.integers(0, 8, 4000))
     options = ChunkerOptions(kind="entropy", k=20, mean_length=4)
     learned = CHUNKERS.load_class("entropy").fit(options, [text])
     assert learned is not None and learned["threshold_bits"] < 3 and len(str(learned)) < 40_000
-    tokens, lengths = make_chunker(options, learned).split(text)
-    ends = np.cumsum(lengths)
-    assert {tokens[end - 4 : end].tobytes()[1:] for end in ends[1:-1].tolist()} == {b"fix"}
+    chunks = make_chunker(options, learned).cut_text(text)
+    assert {chunk[-3:] for chunk in chunks[1:-1]} == {b"fix"}
     with pytest.raises(ValueError, match="must be fitted"):
         make_chunker(options)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data.build import shard
 from data.corpora import NOTES, Corpora
-from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from tests.data.conftest import shard_source as sharded
 
 
 @pytest.fixture
@@ -24,10 +23,6 @@ def texts(tmp_path: Path) -> Path:
 
 def asked(path: Path | str, shards: Path, **options: object) -> Corpora:
     return Corpora(SourceOptions(kind="text", path=str(path)), ChunkerOptions(**options), ShardOptions(), shards)
-
-
-def sharded(path: Path | str, shards: Path) -> Corpus:
-    return shard(SourceOptions(kind="text", path=str(path)), ChunkerOptions(), ShardOptions(), shards)
 
 
 @pytest.mark.parametrize("notes", [b"", b"{", b"[]", b"\xff", b'{"a": 1, "b": ["../../etc", ""]}', None])
@@ -49,11 +44,8 @@ def test_damaged_notes_break_nothing(
 def test_notes_that_cannot_be_written_break_nothing(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "shards" / NOTES).mkdir(parents=True)
     corpus = sharded(texts, tmp_path / "shards")
-    assert (
-        sharded(texts, tmp_path / "shards").folder
-        == corpus.folder
-        == asked(texts, tmp_path / "shards").find_last_corpus()
-    )
+    assert sharded(texts, tmp_path / "shards").folder == corpus.folder
+    assert asked(texts, tmp_path / "shards").find_last_corpus() == corpus.folder
 
 
 def test_the_same_size_and_time_are_not_the_same_contents(texts: Path, tmp_path: Path) -> None:

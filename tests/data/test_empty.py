@@ -3,26 +3,14 @@
 import gzip
 import io
 import json
-import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.build import shard
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from tests.data.conftest import shard_source, tar_of
 from tests.data.sources.test_audio import wav
-
-
-def tar_of(**members: bytes) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(f"1.{name}")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return file.getvalue()
 
 
 def empty_zip() -> bytes:
@@ -45,13 +33,13 @@ CASES = {
     "empty members": (
         "webdataset",
         "a.tar",
-        tar_of(txt=b""),
+        tar_of(("1.txt", b"")),
         "none was found in a.tar .samples without text were left out: 1",
     ),
     "no pictures": (
         "images",
         "a.tar",
-        tar_of(txt=b"a"),
+        tar_of(("1.txt", b"a")),
         "none was found in a.tar .members of tars were left out: .*not pictures: 1",
     ),
     "nulls": (
@@ -71,21 +59,19 @@ CASES = {
 def test_what_is_empty_is_said(tmp_path: Path, case: str) -> None:
     kind, name, content, message = CASES[case]
     (tmp_path / name).write_bytes(content)
-    options = SourceOptions(kind=kind, path=str(tmp_path / name))
     with pytest.raises(ValueError, match=message) as error:
-        shard(options, ChunkerOptions(kind="fixed"), ShardOptions(), tmp_path / "shards")
+        shard_source(tmp_path / name, tmp_path / "shards", kind, "fixed")
     assert "fell to" not in str(error.value) and len(str(error.value)) < 500
 
 
 def test_a_train_split_without_a_document_is_said(tmp_path: Path) -> None:
     for split, text in {"train": None, "valid": "a", "test": "b"}.items():
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}))
-    options = SourceOptions(kind="jsonl", path=str(tmp_path))
     with pytest.raises(ValueError, match="has no document for training: none was found in train.jsonl"):
-        shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+        shard_source(tmp_path, tmp_path / "shards", "jsonl")
     (tmp_path / "train.jsonl").write_bytes(b"")
     with pytest.raises(ValueError, match=r"everything goes to test and valid .train.jsonl: 0 bytes."):
-        shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+        shard_source(tmp_path, tmp_path / "shards", "jsonl")
 
 
 def test_rows_without_text_are_said(tmp_path: Path) -> None:
@@ -93,9 +79,8 @@ def test_rows_without_text_are_said(tmp_path: Path) -> None:
     features = datasets.Features({"body": datasets.Value("string")})
     for name, rows in {"nulls": [None] * 3, "none": []}.items():
         datasets.Dataset.from_dict({"body": rows}, features=features).save_to_disk(tmp_path / name)
-        options = SourceOptions(kind="datasets", path=str(tmp_path / name), field="body")
         wanted = (
             "none was found in all .rows without text were left out: 3; source.field=body" if rows else "have no rows"
         )
         with pytest.raises(ValueError, match=f"has no document: .*{wanted}"):
-            shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+            shard_source(tmp_path / name, tmp_path / "shards", "datasets", field="body")

@@ -173,16 +173,14 @@ VALUES = st.recursive(
 def test_what_was_written_is_read_and_what_was_changed_is_not(
     tmp_path: Path, value: dict[str, Any], chance: random.Random
 ) -> None:
-    path = tmp_path / "evaluation.json"
+    path, wanted = tmp_path / "evaluation.json", {name: each for name, each in value.items() if name != "checksum"}
     write_json(path, value)
-    assert read_json(path) == {name: each for name, each in value.items() if name != "checksum"}
+    assert read_json(path) == wanted
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
     try:
-        assert read_json(path) == {
-            name: each for name, each in value.items() if name != "checksum"
-        }  # a blank is another
+        assert read_json(path) == wanted  # a blank is another
     except CorruptFileError as error:
         assert "evaluation.json" in str(error)
 

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from data import build, shards
-from data.build import shard
 from data.corpus import Corpus
 from data.loader import Batch, Loader
-from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
+from data.options import LoaderOptions
 from data.shards import CorruptShardError
 from data.sources import files
+from tests.data.conftest import shard_source
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     for number in range(3):
         words = b"".join(b"%d%06d " % (number, i) for i in range(2_300))
         (folder / f"train-{number}.txt").write_bytes(words)
-    source = SourceOptions(kind="text", path=str(folder), valid_percent=0)
     with pytest.MonkeyPatch.context() as patch:  # shards of ten thousand bytes
         patch.setattr(build, "_SLACK", 10_000 - (1 << 20))
         patch.setattr(shards, "SAMPLE_BYTES", 2_000)
         patch.setattr(files, "BLOCK", 1_500)
-        made = shard(source, ChunkerOptions(), ShardOptions(megabytes=1), folder / "shards")
+        made = shard_source(folder, folder / "shards", megabytes=1, valid_percent=0)
     assert len(made.shards_of("train")) == 6 and made.split_counts("train").documents == 3
     return made
 
@@ -236,8 +235,7 @@ def test_a_missing_shard_is_named(damaged: Corpus) -> None:
 def test_pictures_stay_whole(tmp_path: Path, context: int, pictures: int) -> None:
     planes = np.random.default_rng(0).integers(0, 256, (20, 3072), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", data=planes)
-    source = SourceOptions(kind="images", path=str(tmp_path / "train.npz"))
-    made = shard(source, ChunkerOptions(kind="pixels"), ShardOptions(), tmp_path / "shards")
+    made = shard_source(tmp_path / "train.npz", tmp_path / "shards", "images", "pixels")
     reader = loader(made, context=context, sequences=1)
     assert reader.windows_per_epoch == -(-20 // pictures)
     seen = []
@@ -252,8 +250,7 @@ def test_pictures_stay_whole(tmp_path: Path, context: int, pictures: int) -> Non
 
 def test_fewer_shards_than_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_bytes(b"".join(b"%05d " % i for i in range(500)))
-    source = SourceOptions(kind="text", path=str(tmp_path / "train.txt"))
-    made = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    made = shard_source(tmp_path / "train.txt", tmp_path / "shards")
     dealt = [names(next(iter(loader(made, rank=rank, ranks=8, context=4)))) for rank in range(8)]
     assert len(made.shards_of("train")) == 1 and len({window for each in dealt for window in each}) == 24
 

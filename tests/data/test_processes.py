@@ -41,17 +41,18 @@ def test_a_pool_that_is_never_closed_ends_by_itself_not_by_a_signal(tmp_path: Pa
 
 
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+V1 = {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"}
 GROUPS = {
-    "version 2": ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "100000 100000", "cpu.max": "max 100000"}),
-    "version 2, of a container": ("0::/\n", {"cpu.max": "50000 100000"}),
-    "version 1": (
-        "5:memory:/x\n4:cpu,cpuacct:/x\n",
-        {"cpu,cpuacct/x/cpu.cfs_quota_us": "100000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
+    "version 2": ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "100000 100000", "cpu.max": "max 100000"}, 1),
+    "version 2, of a container": ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+    "version 1": ("5:memory:/x\n4:cpu,cpuacct:/x\n", {f"cpu,cpuacct/x/{name}": x for name, x in V1.items()}, 1),
+    "version 1, whose path is another outside": ("4:cpu:/docker/x\n", {f"cpu/{name}": x for name, x in V1.items()}, 1),
+    "none, or not readable": (
+        "0::/\n4:cpu:/\nnonsense\n",
+        {"cpu.max": "garbage", "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+        8,
     ),
-    "version 1, whose path is another outside": (
-        "4:cpu:/docker/x\n",
-        {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"},
-    ),
+    "two would not use what is paid for": ("0::/\n", {"cpu.max": "250000 100000"}, 3),
 }
 
 
@@ -62,28 +63,12 @@ def test_threads_are_no_more_than_a_containers_quota(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
     assert available_threads(tmp_path) == 8
-    own, files = GROUPS[case]
+    own, files, threads = GROUPS[case]
     for name, content in {"proc/self/cgroup": own, **{f"sys/fs/cgroup/{name}": x for name, x in files.items()}}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    assert available_threads(tmp_path) == 1
-
-
-def test_no_quota_and_one_that_nobody_can_read_leave_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
-    for name, content in {
-        "proc/self/cgroup": "0::/\n4:cpu:/\nnonsense\n",
-        "sys/fs/cgroup/cpu.max": "garbage",
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert available_threads(tmp_path) == 8
-    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("250000 100000")
-    assert available_threads(tmp_path) == 3  # two would not use what is paid for
+    assert available_threads(tmp_path) == threads
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("1", 1), ("1,2", 1), ("0", CPUS), ("many", CPUS), ("", CPUS)])

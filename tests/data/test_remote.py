@@ -6,11 +6,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,14 @@ import numpy as np
 import pytest
 
 import data.remote
-from data.build import shard
 from data.corpus import Corpus
 from data.loader import Loader
-from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
+from data.options import LoaderOptions
 from data.shards import CorruptShardError
 from pipeline.cli import main
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import TINY
+from tests.data.conftest import Files, serving, shard_source
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     for number in range(8):
         words = generator.choice(np.frombuffer(b"abcdef  \n", np.uint8), 600_000)
         (folder / f"train-{number:02d}.txt").write_bytes(words.tobytes())
-    return shard(
-        SourceOptions(kind="text", path=str(folder)), ChunkerOptions(), ShardOptions(megabytes=1), folder / "shards"
-    )
-
-
-class Files(SimpleHTTPRequestHandler):
-    """Serves files, and counts how often each."""
-
-    served: Counter[str] = Counter()
-    lock = threading.Lock()
-
-    def do_GET(self) -> None:
-        with self.lock:
-            self.served[self.path.rpartition("/")[2]] += 1
-        super().do_GET()
-
-    def part(self) -> None:
-        """Half of a file, and then nothing."""
-        content = Path(self.translate_path(self.path)).read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2])
-        self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        pass
+    return shard_source(folder, folder / "shards", megabytes=1)
 
 
 class Unreliable(Files):
@@ -72,9 +44,19 @@ class Unreliable(Files):
     def do_GET(self) -> None:
         if self.path.endswith(".tar") and self.served.total() % 3 == 2:
             self.served["broken"] += 1
-            self.part()
+            send_half(self)
         else:
             super().do_GET()
+
+
+def send_half(handler: Files) -> None:
+    """Half of a file, and then nothing."""
+    content = Path(handler.translate_path(handler.path)).read_bytes()
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content[: len(content) // 2])
+    handler.close_connection = True
 
 
 class Endless(Files):
@@ -93,13 +75,13 @@ class Endless(Files):
 class Stalled(Files):
     """Sends half of the first shard, and waits."""
 
-    half, end = threading.Event(), threading.Event()
+    half = threading.Event()
 
     def do_GET(self) -> None:
         if self.path.endswith("train-00000.tar") and not self.half.is_set():
-            self.part()
+            send_half(self)
             self.half.set()
-            self.end.wait(60)
+            time.sleep(60)
         else:
             super().do_GET()
 
@@ -114,21 +96,6 @@ class Elsewhere(Files):
         self.send_header("Location", self.path.removeprefix("/old"))
         self.send_header("Content-Length", "0")
         self.end_headers()
-
-
-@contextmanager
-def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
-    handler.served.clear()
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{httpd.server_port}"
-    finally:
-        Stalled.end.set()
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
 
 
 @pytest.fixture
@@ -200,10 +167,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
     remote.read(first)
     (path,) = (tmp_path / "cache").rglob("*.tar")
     path.write_bytes(path.read_bytes()[:-600])
-    for opened in (
-        remote,
-        Corpus.open(server, options(tmp_path)),
-    ):  # one that has checked it before, and one that has not
+    for opened in (remote, Corpus.open(server, options(tmp_path))):  # one has checked it before, and one has not
         assert opened.read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
     assert "the cached copy is damaged" in caplog.text and "delete" not in caplog.text
 
@@ -316,8 +280,7 @@ ODD = "a b#c?d=1&e%20f%25é+g"
 def small(tmp_path: Path, name: str) -> Corpus:
     """A corpus of one document, its name again and again."""
     (tmp_path / f"{name}-train.txt").write_text(name * 99)
-    source = SourceOptions(kind="text", path=str(tmp_path / f"{name}-train.txt"))
-    return shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    return shard_source(tmp_path / f"{name}-train.txt", tmp_path / "shards")
 
 
 @pytest.mark.parametrize("scheme", ["http", "file", "local"])

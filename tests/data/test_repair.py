@@ -68,7 +68,7 @@ def test_only_what_is_missing_or_damaged_is_made_anew(
 def test_a_finished_corpus_is_found_where_nothing_can_be_written(source: SourceOptions, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     folder = sharded(source, shards).folder
-    for name in (".stdin.lock", ".sources.json.lock", f".{folder.name}.lock"):
+    for name in (".sources.json.lock", f".{folder.name}.lock"):
         (shards / name).mkdir()  # which holds for root as well
     assert sharded(source, shards).folder == folder
 
@@ -113,23 +113,12 @@ def test_shards_that_come_out_otherwise_are_refused(source: SourceOptions, tmp_p
     (corpus.folder / "train-00001.tar").unlink()
     with pytest.raises(ValueError, match="train-00001.tar differs from manifest.json"):
         sharded(source, tmp_path / "shards")
-    (corpus.folder / "manifest.json").unlink()  # as the message advises
-    assert not find_damaged_shards(sharded(source, tmp_path / "shards"), ShardOptions(verify=True))
-
-
-def test_a_damaged_manifest_says_what_to_do(source: SourceOptions, tmp_path: Path) -> None:
-    corpus = sharded(source, tmp_path / "shards")
-    whole = contents(corpus.folder)
-    (corpus.folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="is damaged: .*. Delete manifest.json and run `haed shard` again"):
-        sharded(source, tmp_path / "shards")
-    (corpus.folder / "manifest.json").unlink()
-    assert contents(sharded(source, tmp_path / "shards").folder) == whole
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
+        (None, "{", "is damaged: .*. Delete manifest.json and run `haed shard` again"),
         ("format", 99, "has format 99, not 3. Run `haed shard` again"),
         ("format", "new", "has format 'new'"),
         ("digest", "0" * 12, "belongs to another corpus: 000000000000"),
@@ -140,17 +129,19 @@ def test_a_damaged_manifest_says_what_to_do(source: SourceOptions, tmp_path: Pat
         ),
     ],
 )
-def test_a_manifest_of_another_format_or_corpus_is_refused(
-    source: SourceOptions, tmp_path: Path, key: str, value: object, said: str
+def test_a_manifest_that_is_damaged_or_of_another_format_or_corpus_is_refused(
+    source: SourceOptions, tmp_path: Path, key: str | None, value: object, said: str
 ) -> None:
     corpus = sharded(source, tmp_path / "shards")
-    manifest = json.loads((corpus.folder / "manifest.json").read_text())
-    write_json(corpus.folder / "manifest.json", manifest | {key: value})
+    whole, path = contents(corpus.folder), corpus.folder / "manifest.json"
+    path.write_text("{") if key is None else write_json(path, json.loads(path.read_text()) | {key: value})
     with pytest.raises(ValueError, match=said):
         sharded(source, tmp_path / "shards")
     if key == "format":
         with pytest.raises(ValueError, match=said):
             Corpus.open(corpus.folder)
+    path.unlink()  # as the message advises
+    assert contents(sharded(source, tmp_path / "shards").folder) == whole
 
 
 CHILD = """

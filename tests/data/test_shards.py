@@ -16,6 +16,7 @@ from data.chunkers import make_chunker
 from data.options import ChunkerOptions
 from data.shards import CorruptShardError, Shard, ShardWriter, read_shard
 from data.sources.source import Piece
+from tests.data.conftest import tar_of
 
 
 @given(
@@ -127,12 +128,7 @@ def test_more_than_there_was_is_noticed(written: tuple[Path, bytes, Shard]) -> N
 def test_a_forged_array_allocates_nothing(tmp_path: Path, header: str) -> None:
     text = header.encode().ljust(117) + b"\n"
     body = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        info = tarfile.TarInfo("000000.tokens.npy")
-        info.size = len(body)
-        tar.addfile(info, io.BytesIO(body))
-    content = buffer.getvalue()
+    content = tar_of(("000000.tokens.npy", body))
     shard = Shard("x.tar", "train", 1, 1, 1, 1, 1, len(content), hashlib.sha256(content).hexdigest())
     with pytest.raises(CorruptShardError, match="its header says|damaged at byte 0"):
         read_shard(tmp_path / "x.tar", content, shard)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import statistics
-from data.statistics import Frequencies, Statistics, hash_chunks
+from data.statistics import Statistics, hash_chunks
 
 
 def packed(chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -59,9 +59,3 @@ def test_many_distinct_chunks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> 
             assert count == pytest.approx(values[rank - 1], rel=0.02)
         elif rank < len(values):
             assert count <= 3 * values[rank - 1] + 1 and 3 * count + 1 >= values[rank - 1]
-
-
-def test_keys_are_counted_once() -> None:
-    keys = np.array([5, 3, 5, 5, 9], np.uint64)
-    found = Frequencies.from_keys(keys)
-    assert found.keys.tolist() == [3, 5, 9] and found.counts.tolist() == [1, 3, 1]

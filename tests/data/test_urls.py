@@ -2,20 +2,18 @@
 
 import base64
 import logging
-import threading
+import re
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from data.build import shard
 from data.corpus import Corpus
-from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
+from data.options import LoaderOptions
 from data.urls import check_folder, check_scheduler, check_url, redact_urls
 from pipeline.cli import main
 from tests.conftest import Listener
+from tests.data.conftest import Files, serving, shard_source
 
 # HOST is a port that listens.
 REFUSED = [
@@ -72,13 +70,8 @@ def test_nothing_is_contacted(
     assert main(["cat", url]) == 1
     said += capsys.readouterr().err
     assert "%" in url or "hunter2" not in said, said
+    assert "hunter2" not in url or re.search(r"netrc.*AWS_SECRET_ACCESS_KEY.*Prefect", said)  # to use instead
     assert listener.contacts == 0 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("url", SECRET)
-def test_what_to_use_instead_of_a_password(url: str) -> None:
-    with pytest.raises(ValueError, match=r"netrc.*AWS_SECRET_ACCESS_KEY.*Prefect"):
-        check_url(url.replace("HOST", "127.0.0.1:1"))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +152,7 @@ def test_a_url_is_no_folder_to_write_to(
     for command in (["compare", "a", "--runs-dir", folder], ["compare", "a", "--output", folder]):
         assert main(command) == 2 and "a folder of this machine" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a folder of this machine"):
-        shard(SourceOptions(kind="text", path="."), ChunkerOptions(), ShardOptions(), Path(folder))
+        shard_source(".", Path(folder))
     assert not list(tmp_path.iterdir())
     check_folder("C:x/y:z", "shards_dir")
 
@@ -182,13 +175,12 @@ def test_a_data_set_does_not_lead_elsewhere(listener: Listener, tmp_path: Path) 
         folder.mkdir()
         files = f'data_files:\n  - split: train\n    path: "{url}"'
         (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {files}\n---\n")
-        source = SourceOptions(kind="datasets", path=str(folder))
         with pytest.raises(ValueError, match="other schemes than http, https"):
-            shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+            shard_source(folder, tmp_path / "shards", "datasets")
     assert listener.contacts == 0
 
 
-class Guarded(SimpleHTTPRequestHandler):
+class Guarded(Files):
     """Serves files to me with my password."""
 
     def do_GET(self) -> None:
@@ -199,26 +191,12 @@ class Guarded(SimpleHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "train.txt").write_text("some words\n" * 100)
-    corpus = shard(
-        SourceOptions(kind="text", path=str(tmp_path / "train.txt")),
-        ChunkerOptions(),
-        ShardOptions(),
-        tmp_path / "shards",
-    )
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(corpus.folder)))
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
+    with serving(shard_source(tmp_path / "train.txt", tmp_path / "shards").folder, Guarded) as address:
+        yield address
 
 
 def test_netrc(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from PIL import Image
 from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.parts import Mapper, Part
+from data.parts import Part
+from tests.data.conftest import shard_source
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(40_000))
 
@@ -29,9 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def sharded(folder: Path, into: Path, mapper: Mapper | None = None) -> Corpus:
-    options = SourceOptions(kind="text", path=str(folder))
-    return shard(options, ChunkerOptions(), ShardOptions(megabytes=1), into, mapper)
+sharded = partial(shard_source, megabytes=1)
 
 
 def rewritten(path: Path, content: bytes) -> None:
@@ -42,36 +42,22 @@ def rewritten(path: Path, content: bytes) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("number", [0, 1])  # read already, or not yet
-def test_a_file_that_is_rewritten_while_sharding(folder: Path, tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(("number", "shrinks"), [(0, False), (1, False), (1, True)])  # read already, or not yet
+def test_a_file_that_changes_while_sharding(folder: Path, tmp_path: Path, number: int, shrinks: bool) -> None:
     path = folder / f"train-{number}.txt"
 
     def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
         first, second = sorted(parts, key=lambda part: part.folder)
         write(first)
-        rewritten(path, path.read_bytes()[::-1])
+        path.write_bytes(b"short") if shrinks else rewritten(path, path.read_bytes()[::-1])
         write(second)
 
     with pytest.raises(ValueError, match=f"train-{number}.txt changed during sharding, so nothing is kept"):
-        sharded(folder, tmp_path / "shards", mapper)
-    assert not list((tmp_path / "shards").rglob("manifest.json")) and not list((tmp_path / "shards").rglob("*.tar"))
+        sharded(folder, tmp_path / "shards", mapper=mapper)
+    assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
     assert b"".join(sharded(folder, tmp_path / "shards").iterate_originals("train")) == b"".join(
         each.read_bytes() for each in sorted(folder.iterdir())
     )
-
-
-def test_a_file_that_shrinks_while_sharding_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    """What was read of it is an error at once, and parts that were finished before are of no more use."""
-
-    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
-        first, second = sorted(parts, key=lambda part: part.folder)
-        write(first)
-        (folder / "train-1.txt").write_bytes(b"short")
-        write(second)
-
-    with pytest.raises(ValueError, match="train-1.txt changed during sharding, so nothing is kept"):
-        sharded(folder, tmp_path / "shards", mapper)
-    assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
 
 
 def test_files_that_are_only_touched_are_the_same(folder: Path, tmp_path: Path) -> None:
@@ -81,7 +67,7 @@ def test_files_that_are_only_touched_are_the_same(folder: Path, tmp_path: Path) 
         os.utime(folder / "train-0.txt")
         os.link(folder / "train-1.txt", tmp_path / "a backup")
 
-    assert sharded(folder, tmp_path / "shards", mapper).split_counts("train").documents == 2
+    assert sharded(folder, tmp_path / "shards", mapper=mapper).split_counts("train").documents == 2
 
 
 def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(folder: Path, tmp_path: Path) -> None:
@@ -96,7 +82,7 @@ def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(fold
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sharded(folder, tmp_path / "shards", mapper)
+        sharded(folder, tmp_path / "shards", mapper=mapper)
     rewritten(path, whole)
     assert next(iter(sharded(folder, tmp_path / "shards").iterate_originals("train"))) == whole
 
@@ -165,11 +151,7 @@ def test_another_decoder_of_pictures_is_another_corpus(
     place = tmp_path / "pictures"
     place.mkdir()
     Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(place / "train.jpg")
-    source = SourceOptions(kind="images", path=str(place))
-
-    def made() -> Corpus:
-        return shard(source, ChunkerOptions(kind="pixels"), ShardOptions(), tmp_path / "shards")
-
+    made = partial(shard_source, place, tmp_path / "shards", "images", "pixels")
     first = made()
     assert set(first.manifest["versions"]) == {"pillow", "jpeg"}
     if what == "pillow":

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from data import shards, vocabulary
-from data.build import shard
 from data.corpus import Corpus
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.shards import CorruptShardError, Sample
 from data.vocabulary import (
     DistinctChunks,
@@ -19,6 +17,7 @@ from data.vocabulary import (
     count_distinct_chunks,
     count_documents_with,
 )
+from tests.data.conftest import shard_source
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +30,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         for file in range(files):
             words = [str(n) if n % 7 else f"{n}\0" for n in draw.zipf(1.3, 250) % 10**9]
             (folder / "text" / f"{split}-{file}.txt").write_text(" ".join(words))
-    source = SourceOptions(kind="text", path=str(folder / "text"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SAMPLE_BYTES", 2048)
-        return shard(source, ChunkerOptions(), ShardOptions(), folder / "shards")
+        return shard_source(folder / "text", folder / "shards")
 
 
 def expected(corpus: Corpus, *splits: str) -> list[tuple[bytes, int]]:

@@ -2,18 +2,18 @@ import io
 import struct
 import tarfile
 import wave
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from data.build import shard
-from data.corpus import Corpus
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import ChunkerOptions
 from data.sources import audio
 from data.sources.audio import decode_pcm16, encode_mulaw, encode_pcm16
 from tests.conftest import SHARED
+from tests.data.conftest import shard_source, tar_of
 
 SAMPLES = np.random.default_rng(0).integers(-32768, 32768, 20_000).astype(np.int16)
 
@@ -28,9 +28,7 @@ def wav(samples: np.ndarray, width: int = 2, channels: int = 1, rate: int = 8000
     return buffer.getvalue()
 
 
-def sharded(path: Path, into: Path, **options: object) -> Corpus:
-    source = SourceOptions(kind="audio", path=str(path), **options)  # type: ignore[arg-type]
-    return shard(source, ChunkerOptions(kind="fixed", k=16), ShardOptions(megabytes=1), into)
+sharded = partial(shard_source, kind="audio", chunker=ChunkerOptions(kind="fixed", k=16), megabytes=1)
 
 
 def decode_mulaw(codes: np.ndarray) -> np.ndarray:
@@ -81,15 +79,11 @@ def test_recordings(tmp_path: Path, packed: bool, channels: int) -> None:
 
 def put(folder: Path, files: dict[str, bytes], packed: bool = False) -> None:
     """Writes files into a folder, or into a tar there."""
-    if not packed:
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        return
-    with tarfile.open(folder / "train.tar.gz", "w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"recordings/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    if packed:
+        members = [(f"recordings/{name}", content) for name, content in files.items()]
+        files = {"train.tar.gz": tar_of(*members, mode="w:gz")}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -80,6 +80,14 @@ def test_any_valid_png_of_some_rows_is_equal_or_refused(rows: int, width: int, p
         read(png(b"\0" + bytes(range(10)), 10, 1, 8, 3, palette))
 
 
+@pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3), (6, 4)])
+def test_pictures_of_16_bits_are_refused(colour: int, channels: int) -> None:
+    content = png((b"\0" + bytes(2 * 4 * channels)) * 4, 4, 4, 16, colour)
+    assert Image.open(io.BytesIO(content)).size == (4, 4)
+    with pytest.raises(ValueError, match="a.png cannot be read as a picture: it has 16 bits per value, expected 8"):
+        read(content)
+
+
 def test_a_picture_without_its_palette_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.png").write_bytes(png(b"\0\1\1" * 2, 2, 2, 8, 3))
     with pytest.raises(ValueError, match="train.png cannot be read as a picture: .* a palette, but it has none"):

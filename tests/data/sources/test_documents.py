@@ -151,10 +151,8 @@ def test_json_in_another_encoding_is_refused(tmp_path: Path, late: int) -> None:
 @pytest.mark.parametrize("kind", ["jsonl", "wikitext"])
 def test_documents_that_differ_in_ends_of_lines_alone_are_in_one_split(tmp_path: Path, kind: str) -> None:
     texts = [b" \n = Title %d = \n \n a line \n of text %d \n" % (number, number) * 3 for number in range(200)]
-    for name, end, step in (
-        ("a", b"\n", 1),
-        ("b", b"\r\n", -1),
-    ):  # in another order: files that are alike are read once
+    # In another order: files that are alike are read once.
+    for name, end, step in (("a", b"\n", 1), ("b", b"\r\n", -1)):
         made = [text.replace(b"\n", end) for text in texts[::step]]
         lines = [json.dumps({"text": text.decode()}).encode() + b"\n" for text in made]
         (tmp_path / name).write_bytes(b"".join(lines if kind == "jsonl" else made))

@@ -23,7 +23,6 @@ from data.sources.file_type import (
     TextFindings,
     TextInspector,
     check_head,
-    check_text,
     describe_doubt,
     describe_findings,
     detect_foreign_format,
@@ -62,7 +61,8 @@ def test_wide_encodings_are_named_and_the_advice_converts_them(tmp_path: Path, t
         list(make_source(SourceOptions(kind="text", path=str(tmp_path))).inputs(1000, 1))
     new = advised(error, tmp_path)
     assert new.read_bytes() == TEXTS[text].encode()
-    assert check_text(str(new), 250) is None
+    made = make_source(SourceOptions(kind="text", path=str(new)))
+    assert list(made.inputs(1000, 1)) and made.record.notes == []
 
 
 @needs_iconv
@@ -70,7 +70,7 @@ def test_the_advice_reads_through_a_compression(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(TEXTS["Russian"].encode("utf-16-be")))
     with pytest.raises(ValueError, match="a.txt.gz is text in UTF-16BE without a byte order mark") as error:
-        check_text(str(path), 250)
+        list(make_source(SourceOptions(kind="text", path=str(path))).inputs(1000, 1))
     assert advised(error, tmp_path).read_bytes() == TEXTS["Russian"].encode()
 
 
@@ -149,14 +149,13 @@ def test_a_few_words_in_a_wide_encoding_are_known(text: str) -> None:
         assert wide_encoding(text.encode(encoding)) == (name, name)
 
 
-def test_prose_that_begins_as_a_magic_number_is_text() -> None:
-    for text in (
-        b"GIF89a is a format of pictures.",
-        b"OggS is how Ogg begins",
-        b"FORM 12 of the office",
-        b"BM is no film",
-    ):
-        assert detect_foreign_format(text * 100) is None
+@pytest.mark.parametrize(
+    "text",
+    [b"GIF89a is a format of pictures.", b"OggS is how Ogg begins", b"FORM 12 of the office", b"BM is no film"]
+    + [b"", b"\0" * 2000, b"PK", b"BZh is no word", bytes(range(256)), "né".encode("utf-16"), b"RIFF of a guitar"],
+)
+def test_prose_that_begins_as_a_magic_number_is_text(text: bytes) -> None:
+    assert detect_foreign_format(text) is detect_foreign_format(text * 100) is None
 
 
 PARTS = ["a", "é", "\U0001f642", "\n", "\r", "\r\n", "\0"]
@@ -215,9 +214,8 @@ def test_what_was_said_of_a_beginning_is_not_said_again() -> None:
     for bad in (b"\xe9", b"\0"):
         assert not look([Piece("a", "train", bad + b"plain " * 9)], 20).odd
         assert look([Piece("a", "train", b"plain " * 9 + bad + b" ")], 20).odd
-    assert not look(
-        [Piece("a", "train", "é".encode()[1:] + b"plain", continues=True)]
-    ).odd  # a range inside a character
+    inside_a_character = Piece("a", "train", "é".encode()[1:] + b"plain", continues=True)
+    assert not look([inside_a_character]).odd
 
 
 def test_a_text_in_many_parts_is_one() -> None:

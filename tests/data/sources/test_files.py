@@ -5,8 +5,8 @@ import gzip
 import io
 import lzma
 import os
+import pickle
 import sqlite3
-import subprocess
 import tarfile
 import zipfile
 from collections import Counter
@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from data.options import SourceOptions
-from data.sources.file_type import check_text, detect_foreign_format
 from data.sources.files import BLOCK, LINKS, LeftOut, iterate_members, list_files, open_stream, zstd
 from data.sources.source import make_source
+from tests.data.conftest import tar_of
 from tests.data.sources.test_audio import wav
 
 LONG, SHORT = np.random.default_rng(0).bytes(90_000), b"\0" * 9000 + b"end" * 3000
@@ -48,42 +48,19 @@ def test_streams_one_after_the_other_lose_no_byte(tmp_path: Path, suffix: str) -
             read(tmp_path / f"a{suffix}", whole + garbage)
 
 
-FIRST = lzma.compress(LONG)
-
-
-@pytest.mark.parametrize(
-    "zeros", [0, 4, 400, 3, BLOCK - len(FIRST) % BLOCK, 2 * BLOCK + 4 - len(FIRST) % 4, 2 * BLOCK + 5]
-)
-@pytest.mark.parametrize("after", [0, 8, 6])
-def test_padding_of_xz_is_what_the_tool_says(tmp_path: Path, zeros: int, after: int) -> None:
+@pytest.mark.parametrize("zeros", [4, 400, 2 * BLOCK + 4])
+def test_zeros_after_a_stream_are_padding(tmp_path: Path, zeros: int) -> None:
     """Between streams and at the end, also where a block is nothing but padding."""
-    content = FIRST + bytes(zeros) + lzma.compress(SHORT) + bytes(after)
-    tool = subprocess.run(["xz", "-dc"], input=content, capture_output=True) if Path("/usr/bin/xz").exists() else None
-    good = zeros % 4 == after % 4 == 0
-    assert tool is None or (tool.returncode == 0) == good
-    if good:
-        assert read(tmp_path / "a.xz", content) == LONG + SHORT
-    else:
-        with pytest.raises(ValueError, match="zeros after a stream are not padding, which is a multiple of four"):
-            read(tmp_path / "a.xz", content)
+    content = lzma.compress(LONG) + bytes(zeros) + lzma.compress(SHORT) + bytes(zeros)
+    assert read(tmp_path / "a.xz", content) == LONG + SHORT
 
 
-def tar_of(*names: str) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.size = 700
-            tar.addfile(member, io.BytesIO(b"x" * 700))
-    return file.getvalue()
-
-
-ONE, MEMBER = tar_of("a", "b"), 512 + 1024
+ONE, MEMBER = tar_of(("a", b"x" * 700), ("b", b"x" * 700)), 512 + 1024
 FLIPPED = ONE[:MEMBER] + b"!" + ONE[MEMBER + 1 :]
 
 
 @pytest.mark.parametrize("kind", ["images", "audio", "webdataset"])
-@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of("a.png")[:700]])
+@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of(("a.png", b"x" * 700))[:700]])
 def test_a_damaged_tar_is_named_when_its_members_are_listed(tmp_path: Path, kind: str, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(ValueError, match="a.tar cannot be read: (invalid header|unexpected end of data)"):
@@ -162,23 +139,16 @@ def test_what_is_no_text_is_refused_with_advice(tmp_path: Path) -> None:
         "parquet": (b"PAR1\x15", "Parquet.*, not text: source.kind=datasets"),
         "sqlite": (a_database(tmp_path / "db"), "SQLite database"),
         "npy": (npy.getvalue(), "a NumPy array"),
+        "pickle": (pickle.dumps({"a": 1}), "is a pickle"),
+        "mp3": (b"\xff\xfa\x90\x64" + bytes(99), "is MP3"),
+        "tif": (b"II+\0\x08\0\0\0" + bytes(99), "is a TIFF"),
     }
     for name, (content, message) in cases.items():
         for suffix, compress in {"": lambda content: content, ".txt.gz": gzip.compress}.items():
             path = tmp_path / f"{name}{suffix}"
             path.write_bytes(compress(content))
             with pytest.raises(ValueError, match=message):
-                check_text(str(path), 250)
-    for text in (
-        b"",
-        b"\0" * 2000,
-        b"PK",
-        b"BZh is no word",
-        bytes(range(256)) * 4,
-        "né".encode("utf-16"),
-        b"RIFF of a guitar",
-    ):
-        assert detect_foreign_format(text) is None
+                list(make_source(SourceOptions(kind="text", path=str(path))).inputs(1 << 20, 1))
 
 
 @pytest.fixture
@@ -288,7 +258,7 @@ def test_braces_stand_for_names_as_in_a_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "braces", ["{0..999999999999}", "{0..9" + "9" * 5000 + "}", "{a,b}" * 40, "{a..z}{a..z}{a..z}{a..z}"]
+    "braces", ["{0..999999999999}", "{0..9" + "9" * 5000 + "}", "{a,b}" * 17, "{a..z}{a..z}{a..z}{a..z}"]
 )
 def test_braces_that_stand_for_too_much_are_refused_before_anything_is_made(tmp_path: Path, braces: str) -> None:
     for path, pattern in ((f"{tmp_path}/{braces}.txt", "**/*"), (str(tmp_path), f"{braces}.txt")):

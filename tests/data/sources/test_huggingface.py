@@ -1,26 +1,23 @@
 """Hugging Face data sets, from local folders: the real library, no network."""
 
 import json
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data.build import shard
-from data.corpus import Corpus
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import SourceOptions
 from data.sources.huggingface import DatasetsSource
 from data.sources.source import hashed_split
+from tests.data.conftest import shard_source
 
 datasets = pytest.importorskip("datasets")
 TEXTS = [f"text {number} é\r\n" * (number % 5 + 1) for number in range(500)]
 
 
-def sharded(path: Path, into: Path, **options: object) -> Corpus:
-    source = SourceOptions(kind="datasets", path=str(path), **options)  # type: ignore[arg-type]
-    return shard(source, ChunkerOptions(), ShardOptions(workers=2, megabytes=1), into)
+sharded = partial(shard_source, kind="datasets", workers=2, megabytes=1)
 
 
 def test_splits_of_the_data_set(tmp_path: Path) -> None:
@@ -123,11 +120,10 @@ def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: 
     load, asked = datasets.load_dataset, []
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **b: (asked.append((a, b)), load(*a, **b))[1])
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    source = SourceOptions(kind="datasets", path=str(folder), config="two")
-    corpus = shard(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards")
+    corpus = sharded(folder, tmp_path / "shards", workers=1, config="two")
     assert len(corpus.shards_of("train")) > 3 and asked == [((str(folder), "two"), {"revision": None})]
     assert all(text.startswith(b"two ") for text in corpus.iterate_originals("valid"))
-    other = shard(replace(source, config="one"), ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards")
+    other = sharded(folder, tmp_path / "shards", workers=1, config="one")
     assert other.folder != corpus.folder and next(other.iterate_originals("train")).startswith(b"one ")
 
 

@@ -3,31 +3,29 @@
 import io
 import lzma
 import pickle
-import struct
 import tarfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from data.build import shard
 from data.corpus import Corpus
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import SourceOptions
 from data.sources.images import _read_batches
 from data.sources.safe_pickle import read_rows
 from data.sources.source import make_source
 from tests.conftest import SHARED
+from tests.data.conftest import shard_source, tar_of
 
 GENERATOR = np.random.default_rng(0)
 PICTURES = GENERATOR.integers(0, 256, (300, 32, 32, 3), dtype=np.uint8)
 PLANES = PICTURES.transpose(0, 3, 1, 2).reshape(300, 3072)
 
 
-def sharded(path: Path, into: Path, **options: object) -> Corpus:
-    source = SourceOptions(kind="images", path=str(path), **options)  # type: ignore[arg-type]
-    return shard(source, ChunkerOptions(kind="pixels"), ShardOptions(), into)
+sharded = partial(shard_source, kind="images", chunker="pixels")
 
 
 def rasters(corpus: Corpus) -> np.ndarray:
@@ -150,29 +148,6 @@ def test_pictures_of_other_sizes_and_modes(tmp_path: Path) -> None:
     assert np.array_equal(found, np.stack([PICTURES[0], grey, PICTURES[2]]))
 
 
-def deep_png(colour: int) -> bytes:
-    """A PNG of 16 bits a value, grey (0), RGB (2) or RGBA (6)."""
-    channels = {0: 1, 2: 3, 6: 4}[colour]
-    row = b"\0" + np.arange(4 * channels, dtype=">u2").tobytes()
-    chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", 4, 4, 16, colour, 0, 0, 0),
-        b"IDAT": zlib.compress(row * 4),
-        b"IEND": b"",
-    }
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in chunks.items()
-    )
-
-
-@pytest.mark.parametrize("colour", [0, 2, 6])
-def test_pictures_of_16_bits_are_refused(tmp_path: Path, colour: int) -> None:
-    (tmp_path / "train.png").write_bytes(deep_png(colour))
-    assert Image.open(io.BytesIO(deep_png(colour))).size == (4, 4)
-    with pytest.raises(ValueError, match="train.png cannot be read as a picture: it has 16 bits per value, expected 8"):
-        sharded(tmp_path / "train.png", tmp_path / "shards")
-
-
 def test_what_is_converted_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     folder.mkdir()
@@ -204,8 +179,7 @@ def test_pictures_of_other_shapes_are_refused_also_across_parts(tmp_path: Path) 
     np.savez(tmp_path / "train-a.npz", data=np.tile(PLANES, (2, 1)))
     (tmp_path / "train-b.png").write_bytes(png(PICTURES[0][:, :16]))
     with pytest.raises(ValueError, match="train-a.npz@0 has height 32, width 32.*train-b.png has height 32, width 16"):
-        options = SourceOptions(kind="images", path=str(tmp_path))
-        shard(options, ChunkerOptions(kind="pixels"), ShardOptions(megabytes=1), tmp_path / "shards")
+        sharded(tmp_path, tmp_path / "shards", megabytes=1)
     assert not list((tmp_path / "shards").glob("*/manifest.json"))
     np.savez(tmp_path / "train-a.npz", data=PLANES[:, :3000])
     with pytest.raises(ValueError, match="rows of 3000 values are not square RGB pictures"):
@@ -222,12 +196,9 @@ def test_a_picture_that_claims_to_be_huge_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tar_cannot_write_anywhere(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "train.tar", "w") as tar:
-        for name in ("../../outside.png", "/tmp/haed-absolute.png"):
-            member = tarfile.TarInfo(name)
-            content = png(PICTURES[0])
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    outside = [(name, png(PICTURES[0])) for name in ("../../outside.png", "/tmp/haed-absolute.png")]
+    (tmp_path / "train.tar").write_bytes(tar_of(*outside))
+    with tarfile.open(tmp_path / "train.tar", "a") as tar:
         link = tarfile.TarInfo("link.png")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)

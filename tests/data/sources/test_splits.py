@@ -1,32 +1,25 @@
 """Which file goes into which split: one rule for every source, said and kept in the manifest, and the same for old files."""
 
-import io
 import json
 import logging
 import os
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from data.build import shard
 from data.corpus import Corpus
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import ChunkerOptions
 from data.sources.files import zstd
 from data.sources.splits import LISTED, Record, hashed_split
+from tests.data.conftest import shard_source
 from tests.data.sources.test_audio import wav
+from tests.data.sources.test_images import png
 
 SPLITS = ("train", "valid", "test")
-
-
-def png(number: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 MAKERS: dict[str, tuple[str, Callable[[int], bytes]]] = {
@@ -36,15 +29,13 @@ MAKERS: dict[str, tuple[str, Callable[[int], bytes]]] = {
         ".raw",
         lambda number: b"".join(b" \n = Title %d of %d = \n \n text \n" % (line, number) for line in range(30)),
     ),
-    "images": (".png", png),
+    "images": (".png", lambda number: png(np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8))),
     "audio": (".wav", lambda number: wav(np.random.default_rng(number).integers(-9000, 9000, 300).astype(np.int16))),
 }
 each_kind = pytest.mark.parametrize("kind", MAKERS)
 
 
-def sharded(path: Path, into: Path, kind: str = "text", **options: Any) -> Corpus:
-    source = SourceOptions(kind=kind, path=str(path), **options)
-    return shard(source, ChunkerOptions(kind="fixed", k=4), ShardOptions(), into)
+sharded = partial(shard_source, chunker=ChunkerOptions(kind="fixed", k=4))
 
 
 def put(folder: Path, kind: str, *names: str) -> Path:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from data.build import shard
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sources.files import open_stream, zstd
+from data.options import SourceOptions
+from data.sources.files import zstd
 from data.sources.source import Source, make_source, named_split
 from tests.conftest import SHARED
+from tests.data.conftest import shard_source
 
 COMPRESS = {
     "": lambda content: content,
@@ -55,25 +55,12 @@ def test_one_text_is_cut_in_three_alike_plain_or_compressed(tmp_path: Path, suff
     assert b"".join(parts) == text and all(part.endswith(b"\n\n") for part in parts)
     assert [round(len(part) / len(text), 2) for part in parts] == [0.9, 0.05, 0.05]
     assert [len(found[split]) for split in ("train", "valid", "test")] == [1, 1, 1]
-
-
-def test_a_compressed_file_is_read_by_its_worker_and_cut_as_a_plain_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(
-        "data.sources.text.open_stream", lambda path, bound: (opened.append(path), open_stream(path, bound))[1]
-    )
-    content = b"".join(b"paragraph %d\nof a text\n\n" % number for number in range(3000))
-    (tmp_path / "book").write_bytes(content)
-    (tmp_path / "book.xz").write_bytes(lzma.compress(content))
-    plain, packed = (make_source(SourceOptions(kind="text", path=str(tmp_path / name))) for name in ("book", "book.xz"))
-    expected = [[data for _, data in of] for of in documents(plain).values()]
-    opened.clear()
-    (item,) = packed.inputs(1 << 20, 1)
-    assert not opened and item.stop is None
-    assert len(list(packed.read(item))) >= 3
-    assert [[data for _, data in of] for of in documents(packed).values()] == expected
+    if suffix:  # a worker finds where to cut, as in the plain file
+        (item,) = source("text", tmp_path).inputs(size, 1)
+        assert item.stop is None
+        (tmp_path / "book.txt").write_bytes(text)
+        plain = documents(source("text", tmp_path / "book.txt"), size)
+        assert parts == [joined(plain, split) for split in ("train", "valid", "test")]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
@@ -82,7 +69,7 @@ def test_a_truncated_or_false_compressed_file_is_named(tmp_path: Path, suffix: s
     for content in (whole[: len(whole) // 2], b"not compressed at all, but named so"):
         (tmp_path / f"train{suffix}").write_bytes(content)
         with pytest.raises(ValueError, match=f"train{suffix} cannot be read"):
-            shard(SourceOptions(kind="text", path=str(tmp_path)), ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+            shard_source(tmp_path, tmp_path / "shards")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
@@ -118,9 +105,8 @@ TEXTS = [f"text {number} é𝔘\r\n\x00" * (number % 7 + 1) for number in range(
 
 def test_text_is_no_raster(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("text")
-    options = SourceOptions(kind="text", path=str(tmp_path))
     with pytest.raises(ValueError, match="source.kind=text gives text, but chunker.kind=pixels cuts pictures"):
-        shard(options, ChunkerOptions(kind="pixels"), ShardOptions(), tmp_path / "shards")
+        shard_source(tmp_path, tmp_path / "shards", chunker="pixels")
 
 
 def test_a_text_with_ends_of_lines_as_in_windows_is_cut_between_paragraphs(tmp_path: Path) -> None:
@@ -202,7 +188,7 @@ def test_python_sources_are_listed_as_all_files_are(tmp_path: Path) -> None:
 def test_a_name_that_ends_like_an_offset_is_said_whole(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"user@{number}").write_bytes(b"\xef\xbb\xbftext %d\n" % number)
-    corpus = shard(source("text", tmp_path).options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    corpus = shard_source(tmp_path, tmp_path / "shards")
     assert any("user@1" in note and "user@2" in note for note in corpus.manifest["splits"]["notes"])
 
 
@@ -220,8 +206,7 @@ def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
     if not path.is_file():
         pytest.skip(f"{folder} is not in ../shared/data")
     whole = lzma.open(path).read() if name.endswith(".xz") else path.read_bytes()
-    options = SourceOptions(kind=kind, path=str(path), valid_pattern="(?!)" if kind == "wikitext" else None)
-    corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path)
+    corpus = shard_source(path, tmp_path, kind, valid_pattern="(?!)" if kind == "wikitext" else None)
     assert b"".join(b"".join(corpus.iterate_originals(split)) for split in ("train", "valid", "test")) == whole
     expected = {"wikitext-103": 60, "wikipedia-en-2015": 84}.get(folder)
     assert expected is None or sum(corpus.split_counts(s).documents for s in ("train", "valid", "test")) == expected
@@ -261,7 +246,7 @@ def test_what_is_odd_behind_the_first_bytes_is_said(tmp_path: Path) -> None:
     (folder / "train-latin.txt").write_bytes(head + "né à côté\n".encode("latin-1") * 99)
     (folder / "train-nul.txt").write_bytes(head + b"a\0b\n")
     (folder / "train-said.txt").write_bytes(b"\0" + head + b"a\0b\n")
-    corpus = shard(SourceOptions(kind="text", path=str(folder)), ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    corpus = shard_source(folder, tmp_path / "shards")
     notes = corpus.manifest["splits"]["notes"]
     assert sorted(note.partition(";")[0] for note in notes) == [
         "train-latin.txt: bytes that are not UTF-8 (another encoding, or binary)",
@@ -298,8 +283,7 @@ def test_ends_of_lines_change_no_chunk(tmp_path: Path, kind: str) -> None:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "train.txt").write_bytes(content * 60)
-        options = SourceOptions(kind="text", path=str(folder), newlines="lf")
-        corpus = shard(options, ChunkerOptions(kind=kind), ShardOptions(megabytes=1), tmp_path / f"shards-{name}")
+        corpus = shard_source(folder, tmp_path / f"shards-{name}", chunker=kind, megabytes=1, newlines="lf")
         found.append([(tokens.tobytes(), lengths.tobytes()) for tokens, lengths in corpus.iterate_documents("train")])
     assert found[0] == found[1] and found[0][0][0] == LINES * 60
 
@@ -314,8 +298,7 @@ def test_ends_of_lines_are_said_with_the_option_that_makes_them_alike(
     made = {}
     for newlines in ("keep", "lf"):
         with caplog.at_level("INFO"):
-            options = SourceOptions(kind="text", path=str(folder), newlines=newlines)  # type: ignore[arg-type]
-            made[newlines] = shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+            made[newlines] = shard_source(folder, tmp_path / "shards", newlines=newlines)
     (note,) = made["keep"].manifest["splits"]["notes"]
     assert note.startswith("a.txt, b.txt: of 3,087 lines, 2,058 end in CRLF (Windows)") and note in caplog.text
     assert "source.newlines=lf" in note
