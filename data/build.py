@@ -325,7 +325,9 @@ def shard(
         remove_unlocked_files(folder.glob(f".*{UNFINISHED}"))
         _warn_of_lost_shards(corpora)
         corpus = None if options.verify else _open_if_whole(folder, corpora)
-        if corpus is None:
+        parts = folder / "parts"
+        # Parts beside a whole corpus were left by a process that was killed at its very end.
+        if corpus is None or (parts.is_dir() and os.access(folder, os.W_OK)):
             shards_dir.mkdir(parents=True, exist_ok=True)
 
             def waiting(holder: str) -> None:
@@ -333,7 +335,7 @@ def shard(
 
             with file_lock(shards_dir / f".{folder.name}.lock", waiting):
                 corpus = _open_if_whole(folder, corpora) or _build_corpus(corpora, mapper, listener)
-                remove_folder(folder / "parts")
+                remove_folder(parts)
         corpora.remember_corpus(folder)
         return corpus
 

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -57,7 +56,7 @@ _BESIDE = re.compile(  # names of files to leave out if they state no split and 
     re.IGNORECASE,
 )
 _MOST_NAMES = 100_000  # maximum number of names that braces may expand to
-_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+_RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
 ANY = "**/*"  # the default pattern
 NOTES = ".sources.json"  # a file in a folder of corpora
 # Files in the folder of a run, and of a comparison.
@@ -189,19 +188,32 @@ def expand_braces(text: str, option: str) -> list[str]:
         return [text]
     from braceexpand import braceexpand
 
-    too_many = any(
-        len(first + last + step) > 30 or abs(int(last) - int(first)) // max(1, int(step or 1)) >= _MOST_NAMES
-        for first, last, step in _RANGE.findall(text)
-    )
-    try:
-        names = [] if too_many else list(islice(braceexpand(text, escape=False), _MOST_NAMES + 1))
-    except ValueError:  # they are not balanced
-        return [text]
-    if too_many or len(names) > _MOST_NAMES:
+    if _count_names(text) > _MOST_NAMES:
         raise ValueError(
             f"{option}={text[:200]}: its braces expand to more than {_MOST_NAMES:,} names. Give fewer, or use a glob"
         )
-    return list(dict.fromkeys(names))
+    try:
+        return list(dict.fromkeys(braceexpand(text, escape=False)))
+    except ValueError:  # they are not balanced
+        return [text]
+
+
+def _count_names(text: str) -> int:
+    """Count the names that braces expand to, or more if they are nested, without expanding them."""
+    count, inside = 1, list[int]()  # alternatives of each open pair
+    for each in text:
+        if each == "{":
+            inside.append(1)
+        elif inside and each == ",":
+            inside[-1] += 1
+        elif inside and each == "}":
+            count = min(count * inside.pop(), 1 << 62)
+    for first, last, step in _RANGE.findall(text):
+        if max(map(len, (first, last, step))) > 18:
+            return 1 << 62
+        ends = [int(each) if each.lstrip("-").isdigit() else ord(each) for each in (first, last)]
+        count = min(count * (abs(ends[1] - ends[0]) // max(1, int(step or 1)) + 1), 1 << 62)
+    return count
 
 
 def _split_glob(path: Path) -> tuple[Path, str]:

@@ -177,6 +177,12 @@ def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: P
     assert contents(sharded(folder, tmp_path / "cut")) == whole
 
 
+def test_what_a_run_left_that_was_killed_at_its_very_end_is_removed(folder: Path, tmp_path: Path) -> None:
+    whole = contents(made := sharded(folder, tmp_path / "cut"))
+    (made.folder / "parts" / "00000").mkdir(parents=True)
+    assert contents(sharded(folder, tmp_path / "cut")) == whole
+
+
 def test_a_killed_run_continues_and_leaves_no_process(folder: Path, tmp_path: Path, chance: random.Random) -> None:
     whole = contents(sharded(folder, tmp_path / "whole"))
     for _ in range(4):

@@ -258,7 +258,14 @@ def test_braces_stand_for_names_as_in_a_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "braces", ["{0..999999999999}", "{0..9" + "9" * 5000 + "}", "{a,b}" * 17, "{a..z}{a..z}{a..z}{a..z}"]
+    "braces",
+    [
+        "{0..999999999999}",
+        "{0..9" + "9" * 5000 + "}",
+        "{a,b}" * 17,
+        "{a..z}{a..z}{a..z}{a..z}",
+        "{" + "{a,b}" * 40 + ",x}",
+    ],
 )
 def test_braces_that_stand_for_too_much_are_refused_before_anything_is_made(tmp_path: Path, braces: str) -> None:
     for path, pattern in ((f"{tmp_path}/{braces}.txt", "**/*"), (str(tmp_path), f"{braces}.txt")):
