@@ -46,29 +46,23 @@ def _run_shard(arguments: argparse.Namespace) -> CommandResult:
     corpus = shard_source(options_from_arguments(arguments))
     seconds = time.perf_counter() - began
     splits = split_sizes(corpus)
-    lines = [f"{corpus.location}"] + [
-        f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
-        + _format_distinct(size.distinct_chunks, size.distinct_chunks_exact)
-        for split, size in splits.items()
-    ]
+    lines = [corpus.location]
+    for split, size in splits.items():
+        line = f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
+        if size.distinct_chunks is not None:
+            about = "" if size.distinct_chunks_exact else "about "
+            line += f"{about}{size.distinct_chunks:,} distinct chunks".rjust(34)
+        lines.append(line)
     lines.append(f"  {sum(size.source_bytes for size in splits.values()) / 1e6:,.1f} MB in {seconds:.1f} s")
     shown = {split: asdict(size) for split, size in splits.items()}
     value = {"folder": corpus.location, "digest": corpus.digest, "splits": shown, "seconds": seconds}
     return CommandResult("\n".join(lines), value)
 
 
-def _format_distinct(count: int | None, exact: bool | None) -> str:
-    return "" if count is None else f"{'' if exact else 'about '}{count:,} distinct chunks".rjust(34)
-
-
-def _names_run(word: str) -> bool:
-    """Return whether a word names a run."""
-    return word.startswith("name=") or not is_option(word)
-
-
 def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandResult]:
     def execute(arguments: argparse.Namespace) -> CommandResult:
-        if phase == "finetune" and not arguments.config and not any(_names_run(word) for word in arguments.words):
+        has_run = any(word.startswith("name=") or not is_option(word) for word in arguments.words)
+        if phase == "finetune" and not arguments.config and not has_run:
             raise ConfigError(
                 f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})"
             )
