@@ -159,12 +159,7 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
 
 
 def warn_lost_steps(folder: Path, step: int) -> None:
-    """Warn of steps after the checkpoint that were lost in a kill, according to the metrics.
-
-    Args:
-        folder: folder of the phase.
-        step: step of the checkpoint from which it is resumed, or 0.
-    """
+    """Warn of steps after the resumed checkpoint that were lost in a kill, according to the metrics of the phase."""
     done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
     if done > step:
         log.warning(
@@ -273,10 +268,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         _check_identity(run, make_identity(options, corpus.digest))
         newest = checkpoints.load_newest()
         first = load_phase_one(options) if phase == "finetune" and newest is None else None
-        done = None
-        if newest is not None:
-            if done := options_if_finished(phase, options, newest, say=ranks.is_first):
-                options, limits = done, getattr(done, phase)
+        done = options_if_finished(phase, options, newest, say=ranks.is_first) if newest is not None else None
+        if done:
+            options, limits = done, getattr(done, phase)
         trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
             _restore_trainer(trainer, newest, phase)
@@ -366,14 +360,10 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None
     check_fixed_options(phase, newest, options)
     trainer.state = restore_checkpoint(trainer.learner, newest, options)
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
-    if _validation_losses(options, then) != _validation_losses(options, limits):
+    was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))  # whose losses validate
+    if was != now:
         trainer.state.best, trainer.state.stale = math.inf, 0
         log.info("the loss of the validation changed, so earlier validations are not compared")
-
-
-def _validation_losses(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
-    """Return whether a phase is validated by its decoder's loss, and whether by its mixture's."""
-    return limits.decode_fraction > 0, is_mixed(options, limits)
 
 
 def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> ChunkVocabulary | None:
@@ -436,17 +426,14 @@ def build_trainer(
             options=options.loader,
         )
 
-    loader = stream(0)
-    negatives = None
-    if limits.iem_weight and options.iem.extra_batches:
-        negatives = stream(1)
+    negatives = stream(1) if limits.iem_weight and options.iem.extra_batches else None
     windows = fixed_subset(corpus, options.batch.context, options.validation.windows if options.validation.times else 0)
     alone = {"everything": 0, "decoder": math.inf, "decoder_first": options.finetune.decoder_steps}
     return Trainer(
         limits,
         options,
         objective,
-        loader,
+        stream(0),
         negatives,
         checkpoints,
         machine,
@@ -484,12 +471,9 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
         if other[0].startswith("corpus="):
             how = "its source or shards changed"
             with suppress(OSError, ValueError):
-                run_corpus = run.open_corpus() if run else None
-                how += (
-                    f". source.kind=shards source.path={run_corpus.location} resumes with its own corpus"
-                    if run_corpus
-                    else ""
-                )
+                if run:
+                    own = run.open_corpus().location
+                    how += f". source.kind=shards source.path={own} resumes with its own corpus"
         raise ValueError(
             f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or use "
             "another name= for a new run"

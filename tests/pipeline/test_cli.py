@@ -145,6 +145,9 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
         (["cat", "."], 1, "is not a sharded corpus"),
         (["cat", ".", "--json"], 2, "cat writes the bytes of a corpus"),
         (["config", "nothing"], 2, "no preset 'nothing'"),
+        (["config", "nowhere.yaml"], 2, "no configuration file at nowhere.yaml"),
+        (["next", "nowhere", "x"], 1, "no run 'nowhere'"),
+        (["next", "nowhere", "x", "--count", "0"], 2, "must be at least 1"),
     ],
 )
 def test_bad_input_ends_in_a_line_or_two(
@@ -156,21 +159,6 @@ def test_bad_input_ends_in_a_line_or_two(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") <= 2 and "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pretrain", "--steps", "3"], "options have no dashes. Use pretrain.steps=3"),
-        (["sample", "nowhere", "--promt", "x"], "did you mean --prompt?"),
-        (["sample", "nowhere", "--zzz"], "unrecognized arguments: --zzz"),
-        (["neighbours"], "the following arguments are required: RUN"),
-    ],
-)
-def test_what_is_no_argument(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

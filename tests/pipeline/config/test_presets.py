@@ -1,7 +1,5 @@
 import json
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from haed.options import SYSTEMS, IEMOptions, ModelOptions
 from pipeline.cli import main
 from pipeline.config import (
     ConfigError,
-    Options,
     applies_to,
     check_training,
     dump_options,
@@ -64,30 +61,6 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
     options = load_options(preset, [*chosen, *narrow, *limits, "validation.times=0"])
     shard_source(options)
     assert [run_phase(phase, options).steps for phase in training_phases(kind)] == [1] * len(training_phases(kind))
-
-
-@pytest.mark.parametrize(
-    ("preset", "overrides", "message"),
-    [
-        ("quickstat", [], "Did you mean quickstart"),
-        ("nowhere.yaml", [], "no configuration file at nowhere.yaml"),
-        (None, ["pretrain.stps=3"], "there is no option pretrain.stps; did you mean pretrain.steps=3"),
-        (None, ["pretrain.steps=many"], "pretrain.steps=many: is not a whole number"),
-        (None, ["model.decoder.kind=gru"], r"model.decoder.kind=gru: expected one of lstm, transformer"),
-        (None, ["pretrain.decode_fraction=2"], "pretrain.decode_fraction=2.*less than or equal to 1"),
-        (None, ["model.main.width"], "not of the form key=value"),
-        (None, ["name=a/b"], "name of a folder"),
-        (None, ["name=a\x1bb"], r"a.x1bb.*control characters"),
-        (None, ["name=a\nb"], "invisible characters are not allowed"),
-        (None, ["source.path=\udcff"], "is not UTF-8"),
-        (None, ["iem.duplicates=true"], "iem.duplicates=true needs iem.correction=none"),
-        (None, ["pretrain.part_from=0.6", "pretrain.part_to=0.5"], "pretrain.part_from=0.6 must be below"),
-    ],
-)
-def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_options(preset, overrides)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -238,25 +211,6 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
         load_options(path)
 
 
-def test_every_option_is_described_and_every_number_has_bounds() -> None:
-    def check(kind: type, prefix: str) -> None:
-        for field in fields(kind):
-            metadata = getattr(field.type, "__metadata__", None)
-            if is_dataclass(field.type):
-                check(field.type, f"{prefix}{field.name}.")
-            else:
-                assert metadata and metadata[0].description, prefix + field.name
-                if {int, float} & {(type_ := field.type.__origin__), *get_args(type_)} and type_ != list[int]:
-                    names = {type(bound).__name__ for bound in metadata[0].metadata}
-                    assert names & {"Ge", "Gt"} and names & {"Le", "Lt"}, prefix + field.name
-
-    check(Options, "")
-
-
-def test_a_whole_number_may_be_written_with_zeros_behind_the_point_and_between_digits() -> None:
-    assert load_options(None, ["pretrain.steps=100.0", "seed=1_000"]).pretrain.steps == 100
-
-
 def test_values_are_taken_verbatim_and_checked_and_overrides_win() -> None:
     values = {"finetune.seconds": 100.0, "source.field": "${HOME}", "name": "a", "seed": 3, "sample.prompts": ["x"]}
     options = load_options("quickstart", ["name=b-${seed}"], values)
@@ -277,13 +231,15 @@ def test_a_mistake_in_a_file_names_the_file_and_one_in_an_override_does_not(tmp_
         load_options(path, ["seed=1", "threads=none"])
 
 
-def test_text_is_taken_verbatim() -> None:
+def test_a_number_may_have_zeros_behind_the_point_and_text_is_taken_verbatim() -> None:
+    assert load_options(None, ["pretrain.steps=100.0", "seed=1_000"]).pretrain.steps == 100
     given = {"source.path": "-", "source.test_pattern": r"_[0-4]\.wav$", "name": "1e3", "source.field": "[body]: #1"}
     options = load_options(None, [f"{key}={value}" for key, value in given.items()])
     assert (options.source.path, options.source.test_pattern) == ("-", r"_[0-4]\.wav$")
     assert (options.name, options.source.field) == ("1e3", "[body]: #1")
     assert load_options(None, ["source.path=null", "name='quoted'"]).source.path is None
     assert load_options(None, ["name='quoted'"]).name == "quoted"
+    assert load_options(None, ['name="  my run\u3000"']).name == "my run"
 
 
 def test_texts_in_lists_and_files_and_beyond_the_first_plane_are_taken_verbatim(tmp_path: Path) -> None:
@@ -325,6 +281,15 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("pretrain.steps=many", "pretrain.steps=many: is not a whole number"),
+        ("model.decoder.kind=gru", r"model.decoder.kind=gru: expected one of lstm, transformer"),
+        ("pretrain.decode_fraction=2", "pretrain.decode_fraction=2.*less than or equal to 1"),
+        ("name=a/b", "name of a folder"),
+        ("name=a\x1bb", r"a.x1bb.*control characters"),
+        ("name=a\nb", "invisible characters are not allowed"),
+        ("source.path=\udcff", "is not UTF-8"),
+        ("iem.duplicates=true", "iem.duplicates=true needs iem.correction=none"),
+        ("pretrain={part_from: 0.6, part_to: 0.5}", "pretrain.part_from=0.6 must be below"),
         ("threads=100000", "threads=100000: input should be less than or equal to 1024"),
         ("batch.context=100000", "batch.context=100000: input should be less than or equal to 65536"),
         ("seed=99999999999999999999", "seed=99999999999999999999: input should be less"),
@@ -334,6 +299,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("sample.prompts={a: 1}", r"sample.prompts=\{'a': '1'\}: expected a list, such as \[a, b\]"),
         ("index.queries=3", "index.queries=3: expected a list"),
         ("index.queries=[null]", r"index.queries\[0\] must not be null"),
+        ("model.kind=megabyte", "kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"),
         ("model=3", "model=3: model is a section of options. Set one option of it"),
         ("model={main: 3}", "model.main=3: model.main is a section of options"),
         ("model=null", "model=null: expected a value"),
@@ -361,13 +327,6 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
         assert word not in str(caught.value)
 
 
-def test_a_preset_is_no_kind_of_model() -> None:
-    with pytest.raises(
-        ConfigError, match="kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"
-    ):
-        load_options("hred", ["model.kind=megabyte"])
-
-
 @pytest.mark.parametrize("trains", ["decoder", "decoder_first"])
 def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) -> None:
     options = load_options(
@@ -376,10 +335,6 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
     with pytest.raises(ConfigError, match="finetune.decode_fraction=0 decodes nothing. Raise finetune.decode_fraction"):
         check_training("finetune", options)
     check_training("pretrain", options)
-
-
-def test_blanks_around_a_name_are_no_part_of_it() -> None:
-    assert load_options(None, ['name="  my run\u3000"']).name == "my run"
 
 
 @pytest.mark.parametrize(
