@@ -378,9 +378,8 @@ def evaluation_status(folder: RunFolder) -> EvaluationStatus:
     warnings = [*files.warnings, *([present.fallback] if present is not None and present.fallback else [])]
     if result is None or present is None or present.digest == result.checkpoint:
         return EvaluationStatus(result, warnings)
-    return EvaluationStatus(
-        result, [*warnings, _explain_stale_evaluation(folder, result, present, stage)], is_stale=True
-    )
+    warnings.append(_explain_stale_evaluation(folder, result, present, stage))
+    return EvaluationStatus(result, warnings, is_stale=True)
 
 
 @dataclass

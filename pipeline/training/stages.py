@@ -143,10 +143,8 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
     was, now = (learning_rate_share(position, each, trainer.options.optimizer) for each in (before, limits))
     if was != now:
         log.info(
-            (
-                "the limits changed: %.0f %% of the phase is done (before: %.0f %%). The learning rate continues "
-                "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits"
-            ),
+            "the limits changed: %.0f %% of the phase is done (before: %.0f %%). The learning rate continues "
+            "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits",
             *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
         )
     if trainer.state.has_converged(limits):
@@ -163,10 +161,8 @@ def warn_lost_steps(folder: Path, step: int) -> None:
     done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
     if done > step:
         log.warning(
-            (
-                "the steps after %s, up to at least %s, were lost because the process ended before saving. "
-                "They are repeated"
-            ),
+            "the steps after %s, up to at least %s, were lost because the process ended before saving. "
+            "They are repeated",
             f"{step:,}",
             f"{done:,}",
         )
@@ -215,10 +211,8 @@ def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> 
         return
     if first.path.stat().st_mtime > newest.path.stat().st_mtime:
         log.warning(
-            (
-                "phase one was trained further, to %s. finetune continues without that. To start from it, "
-                "use another name= and finetune.start_from=%s"
-            ),
+            "phase one was trained further, to %s. finetune continues without that. To start from it, "
+            "use another name= and finetune.start_from=%s",
             first.path,
             options.name,
         )
@@ -494,10 +488,8 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     )
     if orders[0] != orders[1]:
         log.info(
-            (
-                "finetune reads its data from the beginning: seed, batch.context, part_from and part_to are "
-                "%s, but %s in phase one"
-            ),
+            "finetune reads its data from the beginning: seed, batch.context, part_from and part_to are "
+            "%s, but %s in phase one",
             *orders[::-1],
         )
         return

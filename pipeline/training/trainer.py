@@ -100,13 +100,11 @@ class DataPosition:
     Attributes:
         loader: position of the loader.
         negatives: position of the negatives, or None.
-        epochs: passes over the data.
         skipped: number of windows that were not read.
     """
 
     loader: dict[str, int]
     negatives: dict[str, int] | None
-    epochs: float
     skipped: int
 
 
@@ -130,12 +128,8 @@ class TrainingState:
 
     def data_position(self) -> DataPosition:
         """Return the present position in the data."""
-        return DataPosition(
-            self.loader.state_dict(),
-            self.negatives.state_dict() if self.negatives is not None else None,
-            self.loader.epochs_passed,
-            self.loader.skipped,
-        )
+        negatives = self.negatives.state_dict() if self.negatives is not None else None
+        return DataPosition(self.loader.state_dict(), negatives, self.loader.skipped)
 
 
 def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: Options) -> PhaseProgress:
@@ -415,12 +409,11 @@ class Trainer:
         """
         if self.ranks.size > 1 or not self.position.step:
             return
-        before, self._data_position = self._data_position, read
+        self._data_position = read
         if self.state.saved_at.step != self.position.step:
             self._save_checkpoint()
         self.checkpoints.wait_until_written()
         log.info("saved step %s: %s", f"{self.position.step:,}", reason)
-        self._data_position = before
 
     def _save_and_interrupt(self, best_before: float | None = None) -> NoReturn:
         self._save_checkpoint(best_before)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import COMMANDS as MORE
-from pipeline.arguments import parse_arguments
+from pipeline.arguments import load_run_options, parse_arguments
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError, list_presets, load_options, type_of
@@ -271,8 +271,6 @@ def test_flags_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_preset_is_told_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    from pipeline.arguments import load_run_options
-
     for preset in list_presets():
         with pytest.raises(FileNotFoundError, match=f"`haed run --config {preset}` makes a run of it"):
             load_run_options(preset, [])

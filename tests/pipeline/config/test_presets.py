@@ -15,10 +15,10 @@ from pipeline.config import (
     load_options,
     training_phases,
 )
+from pipeline.run.sharding import shard_source
 from pipeline.run.system import check_system
-from tests.conftest import MORE, TOKENS
-
-FAST = ("quickstart", "top-down")  # one of each kind of phases
+from pipeline.training.stages import run_phase
+from tests.conftest import MORE, TOKENS, mostly_slow
 
 
 @pytest.mark.parametrize("preset", list_presets())
@@ -29,14 +29,9 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
     assert load_options(path) == options and options.name == preset
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in list_presets()]
-)
+@pytest.mark.parametrize("preset", mostly_slow(list_presets(), "quickstart", "top-down"))  # one of each kind of phases
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
-    from pipeline.run.sharding import shard_source
-    from pipeline.training.stages import run_phase
-
     own = load_options(preset)
     kind = own.model.kind
     if own.source.kind == "images":
@@ -66,11 +61,7 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
 @pytest.mark.parametrize(
     ("kind", "override", "message"),
     [
-        (
-            "hourglass",
-            "model.encoder.hidden=3",
-            "model.encoder.hidden belongs to model.kind=haed, and this is .*hourglass",
-        ),
+        ("hourglass", "model.encoder.hidden=3", "hidden belongs to model.kind=haed, and this is .*hourglass"),
         (
             "hourglass",
             "model={main: {layers: 4}}",
@@ -84,7 +75,7 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
         (
             "hourglass",
             "optimizer.main_learning_rate=1",
-            "set optimizer.learning_rate, or set model.kind=haed for a new run",
+            "set optimizer.learning_rate, or set model.kind=haed for a new",
         ),
         ("hourglass", "finetune.start_from=other", "finetune.start_from belongs to .*: leave it out, or"),
     ],
@@ -116,14 +107,9 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
 
 
-NARROW = ("spacebyte", "paper-transformer-xl-enwik8")  # of few heads; wide, with an attention that not all know
-
-
-@pytest.mark.parametrize(
-    "preset", [pytest.param(each, marks=[] if each in NARROW else pytest.mark.slow) for each in list_presets()]
-)
+@pytest.mark.parametrize("preset", mostly_slow(list_presets(), "spacebyte", "paper-transformer-xl-enwik8"))
 def test_another_kind_needs_no_second_word(preset: str) -> None:
-    """Every system can be built from every preset."""
+    """Every system can be built from every preset: of few heads; wide, with an attention that not all know."""
     for kind in SYSTEMS:
         check_system(load_options(preset, [f"model.kind={kind}"]))
 
@@ -151,19 +137,15 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(
     path.write_text("pretrain: {steps: 5, epochs: 0.5}\nfinetune: {steps: 6}\n")
     alone = load_options(path, ["model.kind=retina"]).train
     assert (alone.steps, alone.epochs, alone.seconds) == (11, 0.5, None)
-    assert (
-        load_options(path).train.steps is None
-        and load_options("quickstart", ["model.kind=retina"]).train.seconds == 135
-    )
+    assert load_options("quickstart", ["model.kind=retina"]).train.seconds == 135
+    assert load_options(path).train.steps is None
     with pytest.raises(ConfigError, match=r"^train has no limit. Set train.seconds, train.steps or train.epochs$"):
         check_training("train", load_options(path))
 
 
 def test_what_the_kind_of_a_part_has_no_use_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["config", "hred", "model.main.kind=transformer", "model.decoder.heads=2", "model.encoder.hidden=300"])
-        == 0
-    )
+    words = ["model.main.kind=transformer", "model.decoder.heads=2", "model.encoder.hidden=300"]
+    assert main(["config", "hred", *words]) == 0
     assert capsys.readouterr().err.splitlines() == [
         "model.main.units has no effect with model.main.kind=transformer",
         "model.decoder.heads has no effect with model.decoder.kind=lstm",
