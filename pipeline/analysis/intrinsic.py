@@ -51,12 +51,8 @@ def neighbour_finders(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dic
         likeness[np.arange(len(rows)), rows] = -1
         return np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
 
-    by_cosine: dict[str, Near] = {name: partial(_nearest_words, vectors) for name, vectors in spaces.items()}
+    by_cosine: dict[str, Near] = {name: partial(find_nearest, vectors, count=AT) for name, vectors in spaces.items()}
     return by_cosine | {SPELLED: spelled}
-
-
-def _nearest_words(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return find_nearest(vectors, rows, AT)
 
 
 def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:

@@ -192,8 +192,10 @@ def load_options(
         for change in changes:
             log.info("%s", change)
         for key in typed if resolved else given:
-            if key in typed or get_option(options, key) != schema_options()[key].default:
-                _warn_without_effect(options, key)
+            is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
+            if is_chosen and applies_to(key, kind) and not applies_to_part(key, options):
+                section = key.rpartition(".")[0]
+                log.warning("%s has no effect with %s.kind=%s", key, section, get_option(options, section).kind)
     return options
 
 
@@ -244,13 +246,6 @@ def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]
             share = _SHARES[phase] * total
             limits[f"{phase}.{limit}"] = max(1, round(share)) if limit == "steps" else share
     return limits
-
-
-def _warn_without_effect(options: Options, key: str) -> None:
-    """Log a given option that the chosen kind of its section does not use."""
-    if applies_to(key, options.model.kind) and not applies_to_part(key, options):
-        section = key.rpartition(".")[0]
-        log.warning("%s has no effect with %s.kind=%s", key, section, get_option(options, section).kind)
 
 
 _REFERENCE_BEGIN = re.compile(r"(\\*)\$\{")

@@ -172,22 +172,22 @@ class RunReport:
             name.rpartition("/")[2]: place for name, place in addresses.items() if name.startswith(f"{ANALYSIS}/")
         }
         precision = self.analysis.intrinsic if self.analysis else None
-        derived = ("training", "mixture", "ranking", "corpus_summary", "known_share")
-        return (
-            vars(self)
-            | {name: getattr(self, name) for name in derived}
-            | {
-                "footnotes": Footnotes(),
-                "curves": draw_curves(self.phases),
-                "corpus_charts": draw_corpus(self.statistics) if self.statistics else "",
-                "speed": describe_speed(self.samples),
-                "samples_picture": addresses.get("samples.png"),
-                "captions": PICTURES,
-                "analysis_pictures": within,
-                "map": within.get(MAP),
-                "precision": precision_table(precision) if precision is not None else None,
-            }
-        )
+        return vars(self) | {
+            "training": self.training,
+            "mixture": self.mixture,
+            "ranking": self.ranking,
+            "footnotes": Footnotes(),
+            "curves": draw_curves(self.phases),
+            "corpus_charts": draw_corpus(self.statistics) if self.statistics else "",
+            "corpus_summary": self.corpus_summary,
+            "known_share": self.known_share,
+            "speed": describe_speed(self.samples),
+            "samples_picture": addresses.get("samples.png"),
+            "captions": PICTURES,
+            "analysis_pictures": within,
+            "map": within.get(MAP),
+            "precision": precision_table(precision) if precision is not None else None,
+        }
 
 
 @guard_results

@@ -203,19 +203,15 @@ def log_start_checkpoint(first: Checkpoint) -> None:
 
 def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> None:
     """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
-    if phase != "finetune":
-        return
-    try:
-        first = load_phase_one(options)
-    except (FileNotFoundError, ValueError):  # it is not needed any more
-        return
-    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
-        log.warning(
-            "phase one was trained further, to %s. finetune continues without that. To start from it, "
-            "use another name= and finetune.start_from=%s",
-            first.path,
-            options.name,
-        )
+    with suppress(FileNotFoundError, ValueError):  # it is not needed any more
+        first = load_phase_one(options) if phase == "finetune" else newest
+        if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+            log.warning(
+                "phase one was trained further, to %s. finetune continues without that. To start from it, "
+                "use another name= and finetune.start_from=%s",
+                first.path,
+                options.name,
+            )
 
 
 log = logging.getLogger(__name__)
@@ -354,7 +350,8 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None
     check_fixed_options(phase, newest, options)
     trainer.state = restore_checkpoint(trainer.learner, newest, options)
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
-    was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))  # whose losses validate
+    # A phase is validated by the loss of its decoder, and of its mixture, if it has them.
+    was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))
     if was != now:
         trainer.state.best, trainer.state.stale = math.inf, 0
         log.info("the loss of the validation changed, so earlier validations are not compared")

@@ -35,27 +35,15 @@ def test_a_pipe_that_breaks_within_a_command_is_said(
     assert main(["cat", "shards"]) == 1 and "Broken pipe" in capsys.readouterr().err
 
 
-@pytest.fixture
-def trained(tiny: list[str], run: Path, sharded: Path, tmp_path: Path) -> list[str]:
-    """A tiny run, sharded and trained in both phases; its overrides."""
-    shutil.copytree(sharded, tmp_path / "shards")
-    shutil.rmtree(run / "index")
-    (run / "evaluation.json").unlink()
-    return [*tiny, "name=run"]
-
-
-def runs_dir(arguments: list[str]) -> str:
-    return next(item.split("=", 1)[1] for item in arguments if item.startswith("runs_dir="))
-
-
 def last_json(capsys: pytest.CaptureFixture[str]) -> object:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 @pytest.mark.slow
-def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = f"runs_dir={runs_dir(trained)}"
-    folder = Path(runs_dir(trained)) / "run"
+def test_stages_of_a_trained_run(run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, where = run, f"runs_dir={run.parent}"
+    shutil.rmtree(run / "index")
+    (run / "evaluation.json").unlink()
     assert main(["evaluate", "run", where, "evaluate.baselines=true", "--json"]) == 0
     found = last_json(capsys)
     held_out = (text / "test-queue.py").read_bytes()
@@ -107,9 +95,8 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
     assert json.loads(said.out.splitlines()[-1])["bits"] == found["bits"] and "could not be written" in said.err
 
 
-def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    shards = next(item.split("=", 1)[1] for item in trained if item.startswith("shards_dir="))
-    (folder,) = Path(shards).glob("*/")
+def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    (folder,) = sharded.glob("*/")
     content = (text / "test-queue.py").read_bytes()
     capfdbinary.readouterr()
     assert main(["cat", str(folder), "--split", "test"]) == 0
@@ -184,9 +171,9 @@ def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_raw_samples_are_bytes_and_a_pipe_can_be_scored(
-    trained: list[str], capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+    run: Path, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
-    folder = f"{runs_dir(trained)}/run"
+    folder = str(run)
     capfdbinary.readouterr()
     assert main(["sample", folder, "--prompt", "\udcff", "--json"]) == 0
     (sample,) = json.loads(capfdbinary.readouterr().out)
@@ -239,8 +226,9 @@ def test_streams_that_are_closed_or_full_and_what_is_left_in_the_environment(
         assert "\\u202e" in done.stdout and ("ä" in done.stdout) == ("ascii" not in redirection)
 
 
-def test_what_a_run_can_lack(trained: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(runs_dir(trained)) / "run"
+def test_what_a_run_can_lack(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run
+    shutil.rmtree(run / "index")
     assert main(["neighbours", str(folder), "x"]) == 1
     assert "has no index. Run `haed index" in capsys.readouterr().err
     assert main(["index", str(folder)]) == 0
@@ -266,12 +254,14 @@ def test_an_output_folder_that_cannot_be_written(
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_says_how_to_go_on(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--config", "quickstart", *tiny, "name=stopped"]
     assert main(["shard", *arguments]) == 0
     words = ["train", *arguments, "train.steps=1000000", "checkpoint.every_steps=20"]
     process = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
-    latest = Path(runs_dir(arguments)) / "stopped" / "train" / "checkpoints" / "latest"
+    latest = tmp_path / "runs" / "stopped" / "train" / "checkpoints" / "latest"
     try:
         while not latest.is_file() and process.poll() is None:
             time.sleep(0.05)
@@ -303,9 +293,9 @@ def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, num
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_command_at_work(trained: list[str], tmp_path: Path) -> None:
+def test_a_signal_ends_a_command_at_work(run: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    words = ["evaluate", f"{runs_dir(trained)}/run", "--text", str(tmp_path / "pipe")]
+    words = ["evaluate", str(run), "--text", str(tmp_path / "pipe")]
     with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True) as process:
         with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
             process.send_signal(signal.SIGINT)
