@@ -86,7 +86,7 @@ def plot_experiment(models: Sequence[PlottedModel], paper: Sequence[str], axes: 
     figure.tight_layout()
     for drawn, points in clouds:
         _plot_named_points(drawn, points, spots)
-    return encode_png(figure)
+    return encode_png(figure, pad=None)
 
 
 def _paper_position(paper: Sequence[float | None]) -> tuple[float, float] | None:

@@ -4,7 +4,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -75,20 +75,13 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
         ConfigError: more than one configuration is named, or it is not valid.
     """
     overrides, named = split_words(arguments.words)
-    if named and arguments.config:
-        raise ConfigError(_explain_extra_word(named[0], arguments.config))
-    if len(named) > 1:
+    if named and arguments.config and is_run(named[0]):
+        raise ConfigError(f"{named[0]} is a run, which has its own options. Leave out `--config {arguments.config}`")
+    if len(named) + bool(arguments.config) > 1:
         raise ConfigError(explain_malformed_override(named[-1]))
     if named:
         return load_run_options(named[0], overrides)
     return load_options(arguments.config, overrides, log_changes=True)
-
-
-def _explain_extra_word(word: str, config: str) -> str:
-    """Return the error message for a word beside `--config` that changes no option."""
-    if is_run(word):
-        return f"{word} is a run, which has its own options. Leave out `--config {config}`"
-    return explain_malformed_override(word)
 
 
 def is_run(name: str, runs_dir: str = "runs") -> bool:
@@ -241,7 +234,10 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
         SystemExit: help was requested.
     """
     parser, subparsers = make_parser(program, commands)
-    argv = _move_command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
+    argv = sys.argv[1:] if argv is None else argv
+    flags = list(takewhile(lambda word: word in ("--json", "--debug"), argv))
+    if (rest := argv[len(flags) :]) and rest[0] in subparsers.choices:  # flags of every command may come first
+        argv = [rest[0], *flags, *rest[1:]]
     if not argv or argv[0] not in subparsers.choices:
         if argv and argv[0].startswith("--config"):
             parser.error(f"the command comes first. Use {program} run {' '.join(argv[:2])}")
@@ -259,13 +255,6 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
         if isinstance(value, list):
             setattr(arguments, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
     return arguments
-
-
-def _move_command_first(argv: list[str], known: Container[str]) -> list[str]:
-    """Move the command before the flags that every command has."""
-    flags = list(takewhile(lambda word: word in ("--json", "--debug"), argv))
-    rest = argv[len(flags) :]
-    return [rest[0], *flags, *rest[1:]] if rest and rest[0] in known else argv
 
 
 def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:

@@ -46,29 +46,23 @@ def _run_shard(arguments: argparse.Namespace) -> CommandResult:
     corpus = shard_source(options_from_arguments(arguments))
     seconds = time.perf_counter() - began
     splits = split_sizes(corpus)
-    lines = [f"{corpus.location}"] + [
-        f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
-        + _format_distinct(size.distinct_chunks, size.distinct_chunks_exact)
-        for split, size in splits.items()
-    ]
+    lines = [corpus.location]
+    for split, size in splits.items():
+        line = f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
+        if size.distinct_chunks is not None:
+            about = "" if size.distinct_chunks_exact else "about "
+            line += f"{about}{size.distinct_chunks:,} distinct chunks".rjust(34)
+        lines.append(line)
     lines.append(f"  {sum(size.source_bytes for size in splits.values()) / 1e6:,.1f} MB in {seconds:.1f} s")
     shown = {split: asdict(size) for split, size in splits.items()}
     value = {"folder": corpus.location, "digest": corpus.digest, "splits": shown, "seconds": seconds}
     return CommandResult("\n".join(lines), value)
 
 
-def _format_distinct(count: int | None, exact: bool | None) -> str:
-    return "" if count is None else f"{'' if exact else 'about '}{count:,} distinct chunks".rjust(34)
-
-
-def _names_run(word: str) -> bool:
-    """Return whether a word names a run."""
-    return word.startswith("name=") or not is_option(word)
-
-
 def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandResult]:
     def execute(arguments: argparse.Namespace) -> CommandResult:
-        if phase == "finetune" and not arguments.config and not any(_names_run(word) for word in arguments.words):
+        has_run = any(word.startswith("name=") or not is_option(word) for word in arguments.words)
+        if phase == "finetune" and not arguments.config and not has_run:
             raise ConfigError(
                 f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})"
             )
@@ -199,71 +193,6 @@ def _run_cat(arguments: argparse.Namespace) -> CommandResult:
     if arguments.json:
         raise ConfigError("haed cat writes the bytes of a corpus and no JSON. Leave out --json")
     return CommandResult("", None, Corpus.open(arguments.shards).iterate_original_blocks(arguments.split))
-
-
-_MAKING = (
-    Command(
-        "shard",
-        "Cut a source into WebDataset shards.",
-        "haed shard --config quickstart source.kind=text source.path=my-texts",
-        add_config_arguments,
-        _run_shard,
-        GOES_ON,
-    ),
-    Command(
-        "pretrain",
-        "Train phase one: predict chunk embeddings, without a decoder.",
-        "haed pretrain --config quickstart pretrain.seconds=60",
-        add_config_arguments,
-        _make_phase_runner("pretrain"),
-        GOES_ON,
-    ),
-    Command(
-        "finetune",
-        "Train phase two: the decoder, for exact likelihood.",
-        "haed finetune quickstart finetune.seconds=60",
-        add_config_arguments,
-        _make_phase_runner("finetune"),
-        GOES_ON,
-    ),
-    Command(
-        "train",
-        "Train end to end, without a phase one.",
-        "haed train --config quickstart train.seconds=60",
-        add_config_arguments,
-        _make_phase_runner("train"),
-        GOES_ON,
-    ),
-    Command(
-        "evaluate",
-        "Compute bits per character of a split or file, with baselines.",
-        "haed evaluate quickstart evaluate.split=valid",
-        _evaluate_arguments,
-        _run_evaluate,
-    ),
-    Command(
-        "experiment",
-        "Reproduce a table or figure of a paper.",
-        "haed experiment systems --budget minutes",
-        _experiment_arguments,
-        _run_experiment,
-        GOES_ON,
-    ),
-    Command(
-        "config",
-        "Print a configuration, and explain its options.",
-        "haed config quickstart --search rate",
-        _config_arguments,
-        _run_config,
-    ),
-    Command(
-        "cat",
-        "Write the original bytes of a split to standard output.",
-        "haed cat shards/NAME --split valid",
-        _cat_arguments,
-        _run_cat,
-    ),
-)
 
 
 MOST_SAMPLES = 4096  # continuations of a prompt, sampled in one batch
@@ -489,53 +418,6 @@ def _run_explore(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult("", None)
 
 
-_ASKING = (
-    Command(
-        "sample",
-        "Continue prompts.",
-        'haed sample quickstart --prompt "def " --samples 3',
-        _sample_arguments,
-        _run_sample,
-    ),
-    Command(
-        "next",
-        "List the likeliest next chunks with their probabilities.",
-        'haed next quickstart "import "',
-        _next_arguments,
-        _run_next,
-    ),
-    Command(
-        "index",
-        "Build a FAISS index of chunks, or of places in the text.",
-        "haed index quickstart --space contexts",
-        _index_arguments,
-        _run_index,
-    ),
-    Command(
-        "neighbours",
-        "Find similar chunks or passages.",
-        'haed neighbours quickstart "self." --count 5',
-        _neighbours_arguments,
-        _run_neighbours,
-    ),
-    Command(
-        "explore",
-        "Browse a run and query its model.",
-        "haed explore quickstart --port 7300",
-        _explore_arguments,
-        _run_explore,
-        "",
-    ),
-    Command(
-        "analyse",
-        "Analyse the chunk embeddings.",
-        "haed analyse quickstart analyse.clusters=20",
-        add_run_arguments,
-        _run_analyse,
-    ),
-)
-
-
 _MOST_STEPS = 10**9
 
 
@@ -595,7 +477,111 @@ def _run_report(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult(str(path), {"report": str(path)})
 
 
-_SHOWING = (
+COMMANDS = (
+    Command(
+        "shard",
+        "Cut a source into WebDataset shards.",
+        "haed shard --config quickstart source.kind=text source.path=my-texts",
+        add_config_arguments,
+        _run_shard,
+        GOES_ON,
+    ),
+    Command(
+        "pretrain",
+        "Train phase one: predict chunk embeddings, without a decoder.",
+        "haed pretrain --config quickstart pretrain.seconds=60",
+        add_config_arguments,
+        _make_phase_runner("pretrain"),
+        GOES_ON,
+    ),
+    Command(
+        "finetune",
+        "Train phase two: the decoder, for exact likelihood.",
+        "haed finetune quickstart finetune.seconds=60",
+        add_config_arguments,
+        _make_phase_runner("finetune"),
+        GOES_ON,
+    ),
+    Command(
+        "train",
+        "Train end to end, without a phase one.",
+        "haed train --config quickstart train.seconds=60",
+        add_config_arguments,
+        _make_phase_runner("train"),
+        GOES_ON,
+    ),
+    Command(
+        "evaluate",
+        "Compute bits per character of a split or file, with baselines.",
+        "haed evaluate quickstart evaluate.split=valid",
+        _evaluate_arguments,
+        _run_evaluate,
+    ),
+    Command(
+        "experiment",
+        "Reproduce a table or figure of a paper.",
+        "haed experiment systems --budget minutes",
+        _experiment_arguments,
+        _run_experiment,
+        GOES_ON,
+    ),
+    Command(
+        "config",
+        "Print a configuration, and explain its options.",
+        "haed config quickstart --search rate",
+        _config_arguments,
+        _run_config,
+    ),
+    Command(
+        "cat",
+        "Write the original bytes of a split to standard output.",
+        "haed cat shards/NAME --split valid",
+        _cat_arguments,
+        _run_cat,
+    ),
+    Command(
+        "sample",
+        "Continue prompts.",
+        'haed sample quickstart --prompt "def " --samples 3',
+        _sample_arguments,
+        _run_sample,
+    ),
+    Command(
+        "next",
+        "List the likeliest next chunks with their probabilities.",
+        'haed next quickstart "import "',
+        _next_arguments,
+        _run_next,
+    ),
+    Command(
+        "index",
+        "Build a FAISS index of chunks, or of places in the text.",
+        "haed index quickstart --space contexts",
+        _index_arguments,
+        _run_index,
+    ),
+    Command(
+        "neighbours",
+        "Find similar chunks or passages.",
+        'haed neighbours quickstart "self." --count 5',
+        _neighbours_arguments,
+        _run_neighbours,
+    ),
+    Command(
+        "explore",
+        "Browse a run and query its model.",
+        "haed explore quickstart --port 7300",
+        _explore_arguments,
+        _run_explore,
+        "",
+    ),
+    Command(
+        "analyse",
+        "Analyse the chunk embeddings.",
+        "haed analyse quickstart analyse.clusters=20",
+        add_run_arguments,
+        _run_analyse,
+    ),
     Command(
         "compare",
         "Compare several runs in a table and curves.",
@@ -612,6 +598,3 @@ _SHOWING = (
     ),
     Command("report", "Write report.html of a run.", "haed report quickstart", add_run_arguments, _run_report),
 )
-
-
-COMMANDS = (*_MAKING, *_ASKING, *_SHOWING)

@@ -129,11 +129,7 @@ def prediction_rows(item: "NextChunks") -> list[dict[str, str]]:
 
 def prediction_heading(item: "NextChunks") -> str:
     """Describe the prompt, how it was cut, and the gate."""
-    cut = (
-        f"after {escape_control_characters(item.before)}"
-        if item.before is not None
-        else "at the beginning of a document"
-    )
+    cut = "at the beginning of a document" if item.before is None else f"after {escape_control_characters(item.before)}"
     opened = f", if it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
     gate = "".join(f", {name} {share:.3f}" for name, share in (item.gate or {}).items())
     gate = f"; by part{gate.replace(',', ':', 1)}" if gate else ""

@@ -6,8 +6,6 @@ The first signal asks. A clearly later one insists. This module is imported firs
 import atexit
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +15,6 @@ SAME_SECONDS = 3.0
 END_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 RESUME_ADVICE = ". Run the same command to resume"  # after what was saved
-_WATCH = "haed-parent"  # name of a thread
 
 
 class StopSignal:
@@ -32,7 +29,7 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None  # of the first signal
+        self.number: int | None = None
         self._first = 0.0
 
     def __call__(self) -> bool:
@@ -182,26 +179,8 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-_at_death = int(signal.SIGKILL)
-
-
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Send this process a signal when its parent ends: by Linux, elsewhere within a second by a thread.
-
-    Args:
-        parent: process id of the parent. If it has already ended, the signal is sent now.
-        number: number of the signal; a later call changes it.
-    """
-    global _at_death
-    _at_death = number
+    """Do as `die_with_parent`. If the parent, given by its process id, has already ended, send the signal now."""
     die_with_parent(number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
-    elif sys.platform != "linux" and not any(each.name == _WATCH for each in threading.enumerate()):
-        threading.Thread(target=_watch_parent, args=(parent,), name=_WATCH, daemon=True).start()
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), _at_death)

@@ -162,11 +162,8 @@ def measure_agreement(
     for name, kind in kinds.items():
         values = kind[~is_self]
         sums, sizes = (np.bincount(bins, weights, max(len(edges) - 1, 1)) for weights in (values, None))
-        mean, best, chance = (
-            float(np.take_along_axis(kind, near, 1).mean()),
-            float(np.take_along_axis(kind, lists[name], 1).mean()),
-            float(values.mean()),
-        )
+        mean, best = (float(np.take_along_axis(kind, rows, 1).mean()) for rows in (near, lists[name]))
+        chance = float(values.mean())
         statistics[name] = SimilarityStatistics(
             neighbours=mean,
             chance=chance,

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.analysis.distributional import spelling_similarity
 from pipeline.analysis.geometry import find_nearest
-from pipeline.analysis.word_sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
+from pipeline.analysis.word_sets import WORD_SETS, WordSet, extract_word
 from pipeline.run.analysis_results import Check, Difference, Intrinsic
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,8 @@ def neighbour_finders(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dic
         likeness[np.arange(len(rows)), rows] = -1
         return np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
 
-    by_cosine: dict[str, Near] = {name: partial(_nearest_words, vectors) for name, vectors in spaces.items()}
+    by_cosine: dict[str, Near] = {name: partial(find_nearest, vectors, count=AT) for name, vectors in spaces.items()}
     return by_cosine | {SPELLED: spelled}
-
-
-def _nearest_words(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return find_nearest(vectors, rows, AT)
 
 
 def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:
@@ -75,7 +71,8 @@ def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsi
     if size <= AT + 1:
         return None
     chosen, left_out = _select_sets(places)
-    queries = np.array(sorted({places[word] for each in chosen for word in _list_words(each) if word in places}), int)
+    words = {word for each in chosen for member in each.members for word in member}
+    queries = np.array(sorted(places[word] for word in words if word in places), int)
     if not len(queries):
         return None
     lists = {name: find(queries) for name, find in near.items()}
@@ -96,18 +93,12 @@ def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsi
     )
 
 
-def _list_words(each: WordSet | WordPairs) -> list[str]:
-    """Return all words of a set."""
-    return [word for member in _members_as_tuples(each) for word in member]
-
-
-def _select_sets(places: dict[str, int]) -> tuple[list[WordSet | WordPairs], list[str]]:
+def _select_sets(places: dict[str, int]) -> tuple[list[WordSet], list[str]]:
     """Return the sets that can be checked, and a line with the reason for each set left out."""
-    every: list[WordSet | WordPairs] = [*WORD_SETS, *WORD_PAIRS]
     chosen, left_out = [], []
     for of in ("text", "code"):
-        mine = [each for each in every if each.of == of]
-        known = [word in places for each in mine for word in _list_words(each)]
+        mine = [each for each in WORD_SETS if each.of == of]
+        known = [word in places for each in mine for member in each.members for word in member]
         if 2 * sum(known) < len(known):
             left_out.append(f"all for {of} (only {sum(known)} of their {len(known)} words are frequent enough)")
             continue
@@ -119,17 +110,13 @@ def _select_sets(places: dict[str, int]) -> tuple[list[WordSet | WordPairs], lis
     return chosen, left_out
 
 
-def _known_members(each: WordSet | WordPairs, places: dict[str, int]) -> list[tuple[str, ...]]:
+def _known_members(each: WordSet, places: dict[str, int]) -> list[tuple[str, ...]]:
     """Return the members, words or whole pairs, that the corpus has."""
-    return [member for member in _members_as_tuples(each) if all(word in places for word in member)]
-
-
-def _members_as_tuples(each: WordSet | WordPairs) -> list[tuple[str, ...]]:
-    return [(word,) for word in each.members] if isinstance(each, WordSet) else list(each.members)
+    return [member for member in each.members if all(word in places for word in member)]
 
 
 def _check_set(
-    each: WordSet | WordPairs,
+    each: WordSet,
     places: dict[str, int],
     line: Callable[[np.ndarray], np.ndarray],
     lists: dict[str, np.ndarray],
@@ -138,8 +125,7 @@ def _check_set(
     """Check one set; `line` maps query rows to their lines in the neighbour lists."""
     present = _known_members(each, places)
     rows = np.array([[places[word] for word in member] for member in present], int)
-    pairs = isinstance(each, WordPairs)
-    if pairs:
+    if each.pairs:
         queries, others = np.concatenate([rows, rows[:, ::-1]]).T
         precision = {
             name: float((near[line(queries)] == others[:, None]).any(1).mean()) for name, near in lists.items()
@@ -151,9 +137,8 @@ def _check_set(
             name: float(np.isin(near[line(members)], members).sum(1).mean() / most) for name, near in lists.items()
         }
         precision[CHANCE] = AT * (len(members) - 1) / (size - 1) / most
-    missing = ["/".join(member) for member in _members_as_tuples(each) if member not in present]
-    use = not (isinstance(each, WordPairs) and each.spelled)
-    return Check(each.name, each.of, use, pairs, len(present), len(each.members), missing, precision)
+    missing = ["/".join(member) for member in each.members if member not in present]
+    return Check(each.name, each.of, not each.spelled, each.pairs, len(present), len(each.members), missing, precision)
 
 
 def _mean_precision(checks: list[Check]) -> dict[str, float]:

@@ -185,17 +185,9 @@ def render_map_page(title: str, about: str, checkpoint: str, points: MapPoints) 
         checkpoint: digest of the checkpoint that the embeddings are of.
         points: points to show.
     """
-    values = {
-        "labels": points.labels,
-        "counts": points.counts.tolist(),
-        "lengths": points.lengths.tolist(),
-        "clusters": points.clusters.tolist(),
-        "near": points.near.tolist(),
-        "cosines": points.cosines.tolist(),
-        "places": {name: _to_integer_coordinates(xy) for name, xy in points.places.items()},
-        "pixels": points.pixels,
-    }
-    content = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+    places = {name: _to_integer_coordinates(xy) for name, xy in points.places.items()}
+    values = vars(points) | {"places": places}
+    content = json.dumps(values, separators=(",", ":"), default=np.ndarray.tolist).replace("<", "\\u003c")
     page = (Path(__file__).parent / "map.html").read_text(encoding="utf-8")
     before, rest = page.split("@POINTS@")
     named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": about, "@TITLE@": title}

@@ -41,7 +41,6 @@ def plot_agreement(bands: Sequence[Agreement]) -> bytes:
         axes.plot([], [], "--", color="#57606a", linewidth=0.9, label=f"the {band.neighbours} nearest")
         axes.set_ylabel("from chance (0) to the best (1)", fontsize=8)
         axes.legend(fontsize=8, frameon=False, loc="center left")
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -60,7 +59,6 @@ def plot_intrinsic_checks(intrinsic: Intrinsic) -> bytes:
     axes.set_yticks(places, titles, fontsize=8)
     axes.set_xlim(-0.01, 1.02)
     axes.legend(fontsize=8, frameon=False, ncols=len(names) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -69,7 +67,6 @@ def plot_norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
     figure = Figure(figsize=(6, 3.2))
     axes = add_panel(figure, 1, 1, "norm of the embedding", "occurrences of the chunk")
     axes.semilogx(counts, np.linalg.norm(vectors, axis=1), ".", color=USE, markersize=2, alpha=0.4)
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -86,7 +83,6 @@ def plot_loss(parts: Sequence[Part]) -> bytes:
         shares.bar(places + shift, 100 * values / max(values.sum(), 1e-9), color=colour, width=0.38, label=name)
     shares.set_xticks(places, names, fontsize=7)
     shares.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -99,7 +95,6 @@ def plot_drift(drift: Drift) -> bytes:
         axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
         axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1)
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -126,7 +121,6 @@ def plot_passages(passages: ByLayer) -> bytes:
     for axes in (kept, shared):
         axes.set_xticks(places, names, fontsize=8)
         axes.set_xlim(-0.5, len(names) - 0.5)
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -154,5 +148,4 @@ def plot_map(
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_color(GREY)
-    figure.tight_layout()
     return encode_png(figure)

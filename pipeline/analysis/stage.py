@@ -34,18 +34,10 @@ _CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
 _FEWEST = 3 * _NEAREST  # chunks needed to compare use
 
 
-def compute_analysis(
+def _compute_analysis(
     options: Options, dataset: AnalysisData, before: Run | None, folder: str, maps: list[str]
 ) -> Analysis:
-    """Compute the analysis without its pictures.
-
-    Args:
-        options: options of the run.
-        dataset: chunks, embeddings and contexts of the run.
-        before: run whose checkpoint drift is measured from, or None.
-        folder: folder that the result is written to.
-        maps: names of the maps.
-    """
+    """Compute the analysis without its pictures; `before` is the run that drift is measured from."""
     notes, run = list(dataset.notes), dataset.run
     agreement, classes, intrinsic = _analyse_use(options, dataset, notes)
     analysis = Analysis(
@@ -196,7 +188,7 @@ def analyse_run(options: Options) -> Analysis:
     dataset = load_analysis_data(run, options)
     place = folder.path / ANALYSIS
     log.info("comparing neighbours by use and by spelling")
-    analysis = compute_analysis(options, dataset, before, str(place), [map.NAMES[name] for name in kinds])
+    analysis = _compute_analysis(options, dataset, before, str(place), [map.NAMES[name] for name in kinds])
     log.info("drawing")
     places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, options.seed) for name in kinds}
     pictures = _draw_pictures(analysis, dataset, places)
@@ -227,15 +219,26 @@ def draw_map(run: Run) -> None:
 
 
 def _render_map(options: Options, dataset: AnalysisData, places: dict[str, np.ndarray]) -> bytes:
-    run = dataset.run
+    run, size, units = dataset.run, len(dataset.chunks), normalise_rows(dataset.centred)
+    near = find_nearest(dataset.centred, np.arange(size), min(_ON_MAP, size - 1))
+    cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
+    points = MapPoints(
+        labels=dataset.labels,
+        counts=dataset.counts,
+        lengths=np.array([len(chunk) for chunk in dataset.chunks]),
+        clusters=dataset.clusters,
+        near=near,
+        cosines=(100 * cosines).round().astype(int),
+        places=places,
+        pixels=dataset.pixels,
+    )
     about = (
         f"{run.phase} step {run.step:,}, checkpoint {run.digest[:12]}, made on {time.strftime('%Y-%m-%d at %H:%M')}: "
-        f"the {len(dataset.chunks):,} most frequent chunks of the {options.analyse.split} split. Lines lead to the "
+        f"the {size:,} most frequent chunks of the {options.analyse.split} split. Lines lead to the "
         "nearest chunks by centred cosine in all dimensions, which may be far apart on the map. Wheel: zoom; "
         "drag: move; click: keep; /: search."
     )
-    title = f"{options.name}: map of embeddings"
-    return render_map_page(title, about, run.digest, _build_map_points(dataset, places)).encode()
+    return render_map_page(f"{options.name}: map of embeddings", about, run.digest, points).encode()
 
 
 def _open_drift_reference(run: Run) -> Run | None:
@@ -285,23 +288,6 @@ def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, 
     if analysis.passages is not None:
         pictures["passages.png"] = plots.plot_passages(analysis.passages)
     return pictures
-
-
-def _build_map_points(dataset: AnalysisData, places: dict[str, np.ndarray]) -> MapPoints:
-    """Return the points of the map, each with its nearest neighbours."""
-    size, units = len(dataset.chunks), normalise_rows(dataset.centred)
-    near = find_nearest(dataset.centred, np.arange(size), min(_ON_MAP, size - 1))
-    cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
-    return MapPoints(
-        labels=dataset.labels,
-        counts=dataset.counts,
-        lengths=np.array([len(chunk) for chunk in dataset.chunks]),
-        clusters=dataset.clusters,
-        near=near,
-        cosines=(100 * cosines).round().astype(int),
-        places=places,
-        pixels=dataset.pixels,
-    )
 
 
 def _export_projector(dataset: AnalysisData, options: Options) -> None:

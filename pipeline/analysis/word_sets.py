@@ -11,32 +11,32 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class WordSet:
-    """Set of words whose members should be neighbours of each other."""
+    """Words that should be neighbours of each other, or pairs whose halves should be.
 
-    name: str
-    of: Literal["text", "code"]
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class WordPairs:
-    """Pairs of words that should be neighbours.
-
-    `spelled` pairs also look alike, so that spelling alone finds them.
+    Attributes:
+        name: its name.
+        of: the kind of corpus that has such words.
+        members: words, as tuples of one, or pairs of words.
+        spelled: whether the halves of a pair also look alike, so that spelling alone finds them.
     """
 
     name: str
     of: Literal["text", "code"]
-    spelled: bool
-    members: tuple[tuple[str, str], ...]
+    members: tuple[tuple[str, ...], ...]
+    spelled: bool = False
+
+    @property
+    def pairs(self) -> bool:
+        """Return whether the members are pairs."""
+        return len(self.members[0]) == 2
 
 
 def _word_set(name: str, of: Literal["text", "code"], members: str) -> WordSet:
-    return WordSet(name, of, tuple(members.split()))
+    return WordSet(name, of, tuple((word,) for word in members.split()))
 
 
-def _word_pairs(name: str, of: Literal["text", "code"], spelled: bool, members: str) -> WordPairs:
-    return WordPairs(name, of, spelled, tuple((a, b) for a, _, b in (word.partition("/") for word in members.split())))
+def _word_pairs(name: str, of: Literal["text", "code"], spelled: bool, members: str) -> WordSet:
+    return WordSet(name, of, tuple(tuple(pair.split("/")) for pair in members.split()), spelled)
 
 
 WORD_SETS = (
@@ -101,8 +101,6 @@ WORD_SETS = (
         "len range isinstance getattr hasattr setattr print repr sorted min max sum any all",
     ),
     _word_set("modules", "code", "os sys re time socket struct types warnings io errno string threading logging"),
-)
-WORD_PAIRS = (
     _word_pairs(
         "plurals",
         "text",

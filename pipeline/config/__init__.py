@@ -13,6 +13,7 @@ from pipeline.config.loading import (
     describe_presets,
     diff_trees,
     dump_options,
+    flatten_options,
     flatten_tree,
     load_options,
     write_override,

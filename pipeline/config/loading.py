@@ -15,6 +15,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import entry_points
@@ -96,12 +97,8 @@ def find_config_file(config: str) -> Path:
         ConfigError: neither exists.
     """
     path = Path(config)
-    if (
-        path.suffix in (".yaml", ".yml", ".json")
-        or len(path.parts) > 1
-        or path.is_file()
-        and config not in list_presets()
-    ):
+    is_path = path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1
+    if is_path or path.is_file() and config not in list_presets():
         if (path / "config.yaml").is_file():
             raise ConfigError(f"{path} is a run. Name it without `--config`, or use `--config {path / 'config.yaml'}`")
         if not path.is_file():
@@ -195,8 +192,10 @@ def load_options(
         for change in changes:
             log.info("%s", change)
         for key in typed if resolved else given:
-            if key in typed or get_option(options, key) != schema_options()[key].default:
-                _warn_without_effect(options, key)
+            is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
+            if is_chosen and applies_to(key, kind) and not applies_to_part(key, options):
+                section = key.rpartition(".")[0]
+                log.warning("%s has no effect with %s.kind=%s", key, section, get_option(options, section).kind)
     return options
 
 
@@ -212,11 +211,7 @@ def _config_error(error: InvalidOptionsError, origin: Callable[[str], str] = lam
 def _adapt_to_kind(
     options: Options, in_file: dict[str, Any], typed: Mapping[str, Any], config: str | Path | None
 ) -> list[str]:
-    """Adapt the options of a file to another kind of model; see `load_options`.
-
-    Returns:
-        A line about each change.
-    """
+    """Adapt the options of a file to another kind of model, see `load_options`; return a line about each change."""
     kind, changes = options.model.kind, list[str]()
     if in_file and "name" not in typed:
         options.name += f"-{kind.replace('_', '-')}"
@@ -238,10 +233,7 @@ def _adapt_to_kind(
 
 
 def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]:
-    """Return limits by dotted key, such as `train.steps`, for the phases of the options' kind of model.
-
-    Each phase without a limit gets its share of the sum of the limits that the file sets for other phases.
-    """
+    """Return by dotted key the limits of phases without one: their share of the limits that the file sets for others."""
     phases, limits = training_phases(options.model.kind), dict[str, float]()
     endless = [
         phase
@@ -256,26 +248,12 @@ def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]
     return limits
 
 
-def _warn_without_effect(options: Options, key: str) -> None:
-    """Log a given option that the chosen kind of its section does not use."""
-    if applies_to(key, options.model.kind) and not applies_to_part(key, options):
-        section = key.rpartition(".")[0]
-        log.warning("%s has no effect with %s.kind=%s", key, section, get_option(options, section).kind)
-
-
 _REFERENCE_BEGIN = re.compile(r"(\\*)\$\{")
 _REFERENCE_END = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 
 def _split_references(key: str, text: str) -> Iterator[tuple[bool, str]]:
-    r"""Split a text at its references to options; `\${` stands for `${` itself.
-
-    Yields:
-        Whether the part is a reference, and the text or the key referred to, in order.
-
-    Raises:
-        ConfigError: a `${…}` does not refer to an option.
-    """
+    r"""Yield the parts of a text: whether it refers to an option, and the text or that key. `\${` stands for `${` itself."""
     end = 0
     for begin in _REFERENCE_BEGIN.finditer(text):
         slashes = len(begin[1])
@@ -310,7 +288,6 @@ def _is_verbatim(key: str, text: Any) -> bool:
 
 
 def _has_references(key: str, text: Any) -> bool:
-    """Return whether the value of an option refers to other options."""
     return not _is_verbatim(key, text) and any(is_reference for is_reference, _ in _split_references(key, text))
 
 
@@ -328,26 +305,23 @@ def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[
 
 
 def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:
-    """Replace the references in the options that are given, but not in those of `verbatim`.
+    """Replace the references in the options that are given, but not in those of `verbatim`."""
+    known, begun = dict[str, Any](), set[str]()
 
-    Raises:
-        ConfigError: a reference cannot be replaced.
-    """
-    known = dict[str, Any]()
-
-    def resolve(key: str, open_keys: tuple[str, ...] = ()) -> Any:
+    def resolve(key: str) -> Any:
         if key not in known:
-            known[key] = replace_references(key, open_keys)
+            known[key] = replace_references(key)
         return known[key]
 
-    def replace_references(key: str, open_keys: tuple[str, ...]) -> Any:
+    def replace_references(key: str) -> Any:
         text = given.get(key, schema_options()[key].default)
         if key not in given or key in verbatim or _is_verbatim(key, text):
             return text
-        if key in open_keys:
+        if key in begun:
             raise ConfigError(f"{key}={shorten_text(text)}: it refers to itself")
+        begun.add(key)
         parts = [part for part in _split_references(key, text) if part[1]]
-        values = [resolve(part, (*open_keys, key)) if is_reference else part for is_reference, part in parts]
+        values = [resolve(part) if is_reference else part for is_reference, part in parts]
         if len(values) == 1 and (type_of(key) not in TEXTS or values[0] is None):
             return values[0]
         for (_, part), value in zip(parts, values, strict=True):
@@ -419,13 +393,8 @@ def _explain_yaml_error(error: BaseException, line: str = "") -> str:
 def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
     """Read the options that a file sets, by dotted key, with every scalar as text.
 
-    The address of a Dask cluster is left out, with a warning: code is sent there, so only the user may give it.
-
-    Returns:
-        The options, and whether `dump_options` wrote the file, so that `${` in its texts has no meaning.
-
-    Raises:
-        ConfigError: the file is not readable, or holds no options.
+    Return them, and whether `dump_options` wrote the file, so that `${` in its texts has no meaning. The address of a
+    Dask cluster is left out, with a warning: code is sent there, so only the user may give it.
     """
     try:
         content = read_yaml(path)
@@ -450,11 +419,9 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
             raise ConfigError(f"{path} has {key} twice. Remove one of them")
         values[key] = value
     if values.get("launcher.dask") not in (None, "local"):
-        log.warning(
-            ("%s names a Dask scheduler, %s, which is not used. To use it, set launcher.dask=ADDRESS in the command"),
-            path,
-            redact_urls(str(values.pop("launcher.dask"))),
-        )
+        address = redact_urls(str(values.pop("launcher.dask")))
+        advice = "which is not used. To use it, set launcher.dask=ADDRESS in the command"
+        log.warning("%s names a Dask scheduler, %s, %s", path, address, advice)
     return values, content.startswith(RESOLVED)
 
 
@@ -509,14 +476,11 @@ def parse_override(word: str) -> tuple[str, Any]:
 
 def _strip_quotes(typed: str) -> str:
     """Return text without surrounding quotes."""
-    if typed[:1] in ("'", '"'):
-        try:
+    with suppress(yaml.YAMLError, ValueError):
+        if typed[:1] in ("'", '"'):
             check_tree(typed, "", fast=False)
             node = yaml.compose(typed, yaml.SafeLoader)
-        except (yaml.YAMLError, ValueError):
-            return typed
-        if isinstance(node, yaml.ScalarNode):
-            return _join_surrogates(node.value)
+            return _join_surrogates(node.value) if isinstance(node, yaml.ScalarNode) else typed
     return typed
 
 
@@ -536,6 +500,11 @@ def flatten_tree(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{key}", value
 
 
+def flatten_options(options: Options) -> dict[str, Any]:
+    """Return the options by dotted key, without those that only other kinds of model use."""
+    return {key: value for key, value in flatten_tree(asdict(options)) if applies_to(key, options.model.kind)}
+
+
 def check_options(options: Options) -> Options:
     """Check the options against every bound of the schema, and return them; for values set from Python or a form.
 
@@ -551,11 +520,7 @@ def check_options(options: Options) -> Options:
 
 
 def _check_rules(options: Options) -> None:
-    """Check what the schema cannot express, and take blanks off the run's name.
-
-    Raises:
-        ConfigError: naming the keys and the values that they accept.
-    """
+    """Check what the schema cannot express, and take blanks off the run's name."""
     for key, value in flatten_tree(asdict(options)):
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" in text:
@@ -640,11 +605,7 @@ def check_output_folder(folder: str | Path, option: str) -> None:
 
 
 def _check_locations(options: Options) -> None:
-    """Check the paths and addresses of the options before they are used.
-
-    Raises:
-        ConfigError: naming the option.
-    """
+    """Check the paths and addresses of the options before they are used."""
     source = options.source
     check_output_folder(options.shards_dir, "shards_dir")
     check_output_folder(options.runs_dir, "runs_dir")
@@ -668,8 +629,6 @@ def _check_locations(options: Options) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes text with characters that must be escaped."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -690,7 +649,7 @@ def dump_options(options: Options, scheduler: bool = False) -> str:
         options: the options to write.
         scheduler: also write the address of a Dask cluster, which `load_options` ignores in a file.
     """
-    values = {key: value for key, value in flatten_tree(asdict(options)) if applies_to(key, options.model.kind)}
+    values = flatten_options(options)
     if values["launcher.dask"] != "local" and not scheduler:
         values["launcher.dask"] = None
     text = yaml.dump(nest_values(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)

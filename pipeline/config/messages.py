@@ -286,19 +286,15 @@ def find_similar_keys(name: str) -> list[str]:
         if close := difflib.get_close_matches(name, option_names(), 1, 0.85):
             return close
     if last in _OPTION_OF:
-        phases = [above] if above in PHASES else list(PHASES)
-        keys = _OPTION_OF[last].split()
-        keys_of_name = [
-            each for key in keys for each in ([key.replace("…", phase) for phase in phases] if "…" in key else [key])
-        ]
+        phases = [above] if above in PHASES else PHASES
+        keys = [key.replace("…", phase) for key in _OPTION_OF[last].split() for phase in phases]
         ending = [key for key in option_names() if key.rpartition(".")[2] == last]
-        return list(dict.fromkeys([*keys_of_name, *(key for key in ending if not above and len(ending) < 4)]))
+        return list(dict.fromkeys([*keys, *(key for key in ending if not above and len(ending) < 4)]))
     ends = {key: key.rpartition(".")[2] for key in option_names()}
     inside = [key for key in option_names() if above and key.startswith(f"{above}.")]
     if close := difflib.get_close_matches(last, [ends[key] for key in inside], 1, 0.7):
-        return [key for key in inside if ends[key] == close[0] and key.count(".") == above.count(".") + 1] or [
-            key for key in inside if ends[key] == close[0]
-        ]
+        found = [key for key in inside if ends[key] == close[0]]
+        return [key for key in found if key.count(".") == above.count(".") + 1] or found
     if last in ends.values():
         return [key for key, end in ends.items() if end == last]
     if close := difflib.get_close_matches(name, option_names(), 1, 0.8):
@@ -308,9 +304,7 @@ def find_similar_keys(name: str) -> list[str]:
     if whole := [key for key in option_names() if key.replace(".", "_") == name.replace(".", "_")]:
         return whole
     close = difflib.get_close_matches(last, dict.fromkeys([*ends.values(), *_OPTION_OF]), 1, 0.8)
-    if close and close[0] in ends.values():
-        return [key for key, end in ends.items() if end == close[0]]
-    return find_similar_keys(close[0]) if close else []
+    return [] if not close else [key for key, end in ends.items() if end == close[0]] or find_similar_keys(close[0])
 
 
 def suggest_option(name: str, value: Any = None) -> str:
@@ -367,16 +361,16 @@ def explain_malformed_override(word: str) -> str:
     """Return the error message for a word that should change an option but is not of the form key=value."""
     if word.startswith(("–", "—")):
         return f"{word!r} begins with a long dash. Use --{word.lstrip('–—')}"
+    message = f"{word!r} is not of the form key=value"
     if word in option_names():
-        return f"{word!r} is not of the form key=value. Give a value after {word}="
-    if "=" in word and word.partition("=")[0].replace("/", ".") in option_names():
-        return f"{word!r} is not of the form key=value. Use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
+        return f"{message}. Give a value after {word}="
+    key, equals, value = word.replace("/", ".").partition("=")
+    if equals and key in option_names():
+        return f"{message}. Use {key}={word.partition('=')[2]}"
     key, colon, value = word.partition(":")
     if colon and is_dataclass(type_of(key)):
         return explain_section_value(key, value.strip() or "…")
-    if ":" in word and word.split(":")[0] in option_names():
-        return f"{word!r} is not of the form key=value. Use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
-    return f"{word!r} is not of the form key=value"
+    return f"{message}. Use {key}={value.strip() or '…'}" if colon and key in option_names() else message
 
 
 def explain_unknown_command(word: str, known: Iterable[str]) -> str:
@@ -441,7 +435,6 @@ def explain_section_value(key: str, value: Any) -> str:
 
 
 def _accepts_value(key: str, value: str) -> bool:
-    """Return whether an option accepts a text as its value."""
     kinds = schema_options()[key].kinds
     try:
         validate_options({key: value} | ({f"{key.rpartition('.')[0]}.kind": kinds[0]} if kinds else {}))
@@ -514,7 +507,6 @@ def explain_validation_error(key: str, item: Any) -> str:
 
 
 def _explain_list(key: str, kind: Any, value: Any) -> str:
-    """Return the error message for a value in place of a list."""
     items = "1, 2" if kind is int else "a, b"
     message = f"{key}={shorten_text(value)}: expected a list, such as [{items}]"
     if not isinstance(value, str) or not value or "[" in value:
@@ -575,12 +567,7 @@ def _parse_number(name: str, text: str) -> float | None:
     text = text.lower().replace(" ", "").replace("\u00a0", "")
     if name.endswith("seconds"):
         if re.fullmatch(r"\d+(:\d\d){1,2}", text):
-            parts = [int(part) for part in text.split(":")]
-            return (
-                sum(part * 60**power for power, part in enumerate(reversed(parts)))
-                if len(parts) == 3
-                else (parts[0] * 60 + parts[1])
-            )
+            return sum(int(part) * 60**power for power, part in enumerate(reversed(text.split(":"))))
         pairs = re.findall(rf"({_NUMBER})([a-z]+)", text)
         if pairs and "".join(map("".join, pairs)) == text and all(unit in _TIMES for _, unit in pairs):
             return sum(float(number) * _TIMES[unit] for number, unit in pairs)

@@ -22,6 +22,7 @@ from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOp
 
 log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
+Split = Literal["train", "valid", "test"]
 PHASES: tuple[Phase, ...] = ("pretrain", "finetune", "train")
 CHUNKS_ONLY = {"models": "chunks"}
 
@@ -270,7 +271,7 @@ class LauncherOptions:
 class EvaluateOptions:
     """Options of evaluation on a whole split, and the precision in which a trained run computes."""
 
-    split: Annotated[Literal["train", "valid", "test"], Field(description="Split that is scored.")] = "test"
+    split: Annotated[Split, Field(description="Split that is scored.")] = "test"
     stride: Annotated[
         int | None,
         Field(ge=1, le=65_536, description="Chunks that each window scores anew. Null: half of its context."),
@@ -405,9 +406,7 @@ class IndexOptions:
         ),
         Unit("share"),
     ] = 0.99
-    split: Annotated[
-        Literal["train", "valid", "test"], Field(description="Split whose distinct chunks or contexts are indexed.")
-    ] = "train"
+    split: Annotated[Split, Field(description="Split whose distinct chunks or contexts are indexed.")] = "train"
     min_count: Annotated[
         int | None,
         Field(
@@ -465,9 +464,7 @@ class IndexOptions:
 class AnalyseOptions:
     """Options of `haed analyse`."""
 
-    split: Annotated[
-        Literal["train", "valid", "test"], Field(description="Split whose chunks and contexts are analysed.")
-    ] = "train"
+    split: Annotated[Split, Field(description="Split whose chunks and contexts are analysed.")] = "train"
     min_count: Annotated[
         int | None,
         Field(

@@ -277,14 +277,10 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
         corpus=remembered.digest if remembered else None,
         text=evaluation.text if evaluation else None,
         fallback=present.fallback if present else None,
-        stale=evaluation is not None and _is_stale(evaluation, folder, options),
     )
+    if evaluation and present is not None:
+        row.stale = evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
     return row, points
-
-
-def _is_stale(evaluation: Evaluation, folder: RunFolder, options: Options) -> bool:
-    """Return whether the run has another checkpoint now than the one that was evaluated."""
-    return folder.is_trained() and evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
@@ -331,14 +327,14 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
 def _format_verdict(rows: list[Row], by: Budget) -> str:
     """Name the run with the fewest bits, or the first two if they are equal to four decimals."""
     more = f"{_ranking_bits(rows[1]) - _ranking_bits(rows[0]):.4f}"
-    verdict = f"{describe_equal_budget(by)} {rows[0].run} needs the fewest bits. {rows[1].run} needs {more} more."
+    verdict = f"{rows[0].run} needs the fewest bits. {rows[1].run} needs {more} more."
     if float(more) == 0:
-        verdict = f"{describe_equal_budget(by)} {rows[0].run} and {rows[1].run} need the same bits, to four decimals."
+        verdict = f"{rows[0].run} and {rows[1].run} need the same bits, to four decimals."
     if not _share_corpus_and_text(rows)[0]:
         verdict += (
             " The evaluated bytes are the same, but the corpora or chunkers differ. So validations are not comparable."
         )
-    return verdict
+    return f"At equal {_NAMES[by]} (within a tenth) {verdict}"
 
 
 def format_markdown(comparison: Comparison) -> str:
@@ -393,14 +389,10 @@ def choose_budget(rows: Sequence[Row], options: Mapping[str, Options], differenc
     """Return the budget by which the runs are compared; see the module's documentation."""
     changed = {each.what for each in differences}
     phases = ("pretrain.", "finetune.", "train.")
-    of_work = [
-        key
+    if not any(
+        key == "phases" or key.startswith(_WORK) or (key.startswith(phases) and key.rpartition(".")[2] not in _LIMITS)
         for key in changed
-        if key == "phases"
-        or key.startswith(_WORK)
-        or (key.startswith(phases) and key.rpartition(".")[2] not in _LIMITS)
-    ]
-    if not of_work:
+    ):
         return "steps"
     limited = {
         name
@@ -419,18 +411,10 @@ def explain_unequal_budgets(rows: Sequence[Row], by: Budget) -> str | None:
     if spent[least] >= (1 - WITHIN) * spent[most]:
         return None
     phase = next(row for row in rows if row.run == least).phases[-1].split()[0]
-    few, many = (f"{_format_value(_whole_if_exact(spent[run]))}" for run in (least, most))
+    whole = all(value == int(value) and value < 1e9 for value in (spent[least], spent[most]))
+    few, many = (_format_value(int(spent[run]) if whole else spent[run]) for run in (least, most))
     return (
         f"No verdict: the budgets differ by more than a tenth. {least} has {few} {_NAMES[by]}, {most} "
         f"has {many}. Train the shorter runs further with a higher {phase}.{'steps' if by == 'flops' else by}=, "
         "and evaluate them again"
     )
-
-
-def _whole_if_exact(value: float) -> int | float:
-    return int(value) if value == int(value) and value < 1e9 else value
-
-
-def describe_equal_budget(by: Budget) -> str:
-    """Return the beginning of a verdict, which names the budget."""
-    return f"At equal {_NAMES[by]} (within a tenth)"

@@ -22,37 +22,29 @@ PICTURES = {
     "map.png": ("Map", "Every point is a chunk."),
     "use.png": (
         "Use and spelling",
-        (
-            "Use compares the chunks that stand before and after a chunk, by positive pointwise mutual "
-            "information. Spelling compares by edit distance, divided by the longer length. 0 is the similarity "
-            "of random chunks, 1 that of the nearest chunks by the same measure. Neighbours are ranked "
-            "by centred cosine, the default of index.metric."
-        ),
+        "Use compares the chunks that stand before and after a chunk, by positive pointwise mutual "
+        "information. Spelling compares by edit distance, divided by the longer length. 0 is the similarity "
+        "of random chunks, 1 that of the nearest chunks by the same measure. Neighbours are ranked "
+        "by centred cosine, the default of index.metric.",
     ),
     "intrinsic.png": (
         "Intrinsic checks",
-        (
-            "Precision@10: the share of the 10 nearest words that are in the same set. For pairs, it is "
-            "whether the other half is among them. A word stands for its most frequent form. The baselines "
-            "are PPMI-SVD, from context counts of the same split, and spelling, by edit distance."
-        ),
+        "Precision@10: the share of the 10 nearest words that are in the same set. For pairs, it is "
+        "whether the other half is among them. A word stands for its most frequent form. The baselines "
+        "are PPMI-SVD, from context counts of the same split, and spelling, by edit distance.",
     ),
     "loss.png": ("Loss by frequency", "Exact bits of the evaluation, by how often a chunk occurs in the train split."),
     "norms.png": ("Norm against frequency", ""),
     "drift.png": (
         "Drift",
-        (
-            "Embeddings of the same chunks by two checkpoints. The second is rotated, reflected and scaled "
-            "to match the first (orthogonal Procrustes). The remaining difference is not due to the choice "
-            "of coordinates."
-        ),
+        "Embeddings of the same chunks by two checkpoints. The second is rotated, reflected and scaled "
+        "to match the first (orthogonal Procrustes). The remaining difference is not due to the choice "
+        "of coordinates.",
     ),
     "passages.png": (
         "Passages by layer",
-        (
-            "A passage is the text that the model has read up to a place. Its neighbours are places in "
-            "other windows, by centred cosine of a layer's output. ŷ is the output of all layers."
-        ),
+        "A passage is the text that the model has read up to a place. Its neighbours are places in "
+        "other windows, by centred cosine of a layer's output. ŷ is the output of all layers.",
     ),
 }
 

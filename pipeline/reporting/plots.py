@@ -18,8 +18,10 @@ GREY, MODEL = "#b8bec7", "#c8553d"
 warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
 
 
-def encode_png(figure: Figure) -> bytes:
-    """Return a figure as PNG bytes."""
+def encode_png(figure: Figure, pad: float | None = 1.08) -> bytes:
+    """Return a figure as PNG bytes, laid out with a padding of `pad` font sizes; None: it is laid out already."""
+    if pad is not None:
+        figure.tight_layout(pad=pad)
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
@@ -77,7 +79,6 @@ def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
         axes.set_ylim(low, high)
         if position == 3 and any(curves.values()):
             axes.legend(fontsize=8, frameon=False, loc="upper right")
-    figure.tight_layout()
     return encode_png(figure)
 
 
@@ -105,8 +106,7 @@ def draw_pictures(rows: np.ndarray, titles: list[str]) -> bytes:
         axes.set_axis_off()
         if number < len(titles):
             axes.set_title(titles[number], fontsize=8)
-    figure.tight_layout(pad=0.3)
-    return encode_png(figure)
+    return encode_png(figure, pad=0.3)
 
 
 def draw_neighbours(results: list[QueryResult]) -> bytes | None:
@@ -128,5 +128,4 @@ def draw_neighbours(results: list[QueryResult]) -> bytes | None:
             axes.set_yticks([])
             axes.spines[:].set_color(GREY)  # a white chunk has an edge too
             axes.set_title(caption, fontsize=7, y=-0.45)
-    figure.tight_layout(pad=0.5)
-    return encode_png(figure)
+    return encode_png(figure, pad=0.5)

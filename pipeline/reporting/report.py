@@ -9,16 +9,16 @@ out.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from data.filesystem import PICTURE, read_bytes, write_atomically
 from data.statistics import Summary
-from pipeline.config import Difference, Options, Phase, applies_to, diff_trees, flatten_tree, list_presets, load_options
+from pipeline.config import Difference, Options, Phase, flatten_options, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text
 from pipeline.reporting.charts import draw_corpus, draw_curves
 from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, precision_table
@@ -157,13 +157,10 @@ class RunReport:
             RankedModel(each.name, each.bits_per_char, "not beaten" if each.name in better else "beaten")
             for each in self.evaluation.baselines
         ]
-        remembers = self.evaluation.remembered is not None
-        alone = (
-            [RankedModel(f"{self.name}, without memory", self.evaluation.alone.value, "", True)] if remembers else []
-        )
-        return sorted(
-            [RankedModel(self.name, self.evaluation.bits_per_char, "", True), *alone, *rows], key=lambda row: row.bits
-        )
+        rows.append(RankedModel(self.name, self.evaluation.bits_per_char, "", True))
+        if self.evaluation.remembered is not None:
+            rows.append(RankedModel(f"{self.name}, without memory", self.evaluation.alone.value, "", True))
+        return sorted(rows, key=lambda row: row.bits)
 
     def template_values(self, addresses: Mapping[str, str]) -> dict[str, Any]:
         """Return the values of `templates/run.html`.
@@ -381,9 +378,8 @@ def evaluation_status(folder: RunFolder) -> EvaluationStatus:
     warnings = [*files.warnings, *([present.fallback] if present is not None and present.fallback else [])]
     if result is None or present is None or present.digest == result.checkpoint:
         return EvaluationStatus(result, warnings)
-    return EvaluationStatus(
-        result, [*warnings, _explain_stale_evaluation(folder, result, present, stage)], is_stale=True
-    )
+    warnings.append(_explain_stale_evaluation(folder, result, present, stage))
+    return EvaluationStatus(result, warnings, is_stale=True)
 
 
 @dataclass
@@ -420,19 +416,17 @@ def describe_checkpoints(folder: RunFolder, present: Checkpoint | None) -> list[
                 continue
             notes = [name for name, named in names.items() if named == path]
             notes += ["in use"] if present and path == present.path else []
-            summaries.append(_checkpoint_info(phase, path, records, notes))
+            digest, step = None, int(path.name.removeprefix("step-"))
+            with suppress(OSError, ValueError):
+                digest = read_state(path)["digest"]
+            here, losses = [record for record in records if record["step"] == step], ("bits_per_token", "iem")
+            scores = [
+                (record[key], loss) for record in here for loss in losses if (key := f"validation/{loss}") in record
+            ]
+            score, unit = scores[-1] if scores else (None, "")
+            size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
+            summaries.append(CheckpointInfo(phase, step, digest, score, unit.replace("_", " "), size / 1e6, notes))
     return summaries
-
-
-def _checkpoint_info(phase: str, path: Path, records: list[Record], notes: list[str]) -> CheckpointInfo:
-    digest, step = None, int(path.name.removeprefix("step-"))
-    with suppress(OSError, ValueError):
-        digest = read_state(path)["digest"]
-    names = ("validation/bits_per_token", "validation/iem")
-    scores = [(record[name], name) for record in records if record["step"] == step for name in names if name in record]
-    score, unit = scores[-1] if scores else (None, "")
-    size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
-    return CheckpointInfo(phase, step, digest, score, unit.partition("/")[2].replace("_", " "), size / 1e6, notes)
 
 
 @dataclass
@@ -456,22 +450,27 @@ def summarise_configuration(folder: RunFolder) -> ConfigurationSummary | None:
         options = folder.load_options()
     except (OSError, ValueError):
         return None
-    now = asdict(options)
-    near = {
-        name: list(_option_differences(asdict(defaults), now))
-        for name, defaults in _load_presets(options.model.kind).items()
-    }
-    preset = min(near, key=lambda name: len(near[name]))
-    shown = [(key, value) for key, value in flatten_tree(now) if applies_to(key, options.model.kind)]
-    return ConfigurationSummary(preset, near[preset], shown)
+    settings = flatten_options(options)
+    return ConfigurationSummary(*find_nearest_preset(settings), list(settings.items()))
 
 
-def _option_differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
-    kind = now["model"]["kind"]
-    return (each for each in diff_trees(was, now) if each.key not in OWN_OPTIONS and applies_to(each.key, kind))
+def find_nearest_preset(settings: dict[str, Any]) -> tuple[str, list[Difference]]:
+    """Return the preset that differs from a run's options in the fewest, and these; of the same kind of model, if possible.
+
+    Args:
+        settings: the options of the run by dotted key.
+    """
+    presets, changed = flat_presets(), dict[str, list[Difference]]()
+    same_kind = [name for name, flat in presets.items() if flat["model.kind"] == settings["model.kind"]]
+    for name in same_kind or presets:
+        was = presets[name]
+        differing = [key for key in settings if key not in OWN_OPTIONS and settings[key] != was.get(key)]
+        changed[name] = [Difference(key, was.get(key), settings[key]) for key in differing]
+    nearest = min(changed, key=lambda name: len(changed[name]))
+    return nearest, changed[nearest]
 
 
 @cache
-def _load_presets(kind: str) -> dict[str, Options]:
-    presets = {name: load_options(name) for name in list_presets()}
-    return {name: options for name, options in presets.items() if options.model.kind == kind} or presets
+def flat_presets() -> dict[str, dict[str, Any]]:
+    """Return the options of every preset by dotted key."""
+    return {name: flatten_options(load_options(name)) for name in list_presets()}

@@ -39,14 +39,14 @@ class RunState:
     """
 
     word: str
-    phase: str | None
-    step: int
-    share: float
-    left: float | None
-    training: float | None
-    validation: float | None
-    holder: str | None
-    changed: datetime
+    phase: str | None = None
+    step: int = 0
+    share: float = 0.0
+    left: float | None = None
+    training: float | None = None
+    validation: float | None = None
+    holder: str | None = None
+    changed: datetime = field(kw_only=True)
     metrics: Record = field(default_factory=dict)
 
     @property
@@ -64,16 +64,13 @@ def determine_state(folder: RunFolder) -> RunState:
     ]
     holder = folder.lock_holder()
     if not written:
-        changed = status_of(folder.path / "config.yaml")
-        when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
-        return RunState("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
+        when = _time_of_change(folder.path / "config.yaml")
+        return RunState("in use" if holder else "not trained", holder=holder, changed=when)
     seconds, phase = max(written) if holder else written[0]  # a copied run has no meaningful times
     saved = _finite_numbers(read_position(folder.phase_folder(phase) / "checkpoints"))
-    # A training in progress is at the step of its metrics.
-    # A stopped one resumes from its checkpoint, though it went further.
-    last = _newest_metrics(
-        folder.phase_folder(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"]
-    )
+    # A training in progress is at the step of its metrics. A stopped one resumes from its checkpoint, though it went further.
+    most = math.inf if holder or not saved else saved["step"]
+    last = _newest_metrics(folder.phase_folder(phase) / "metrics.jsonl", most)
     if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
     share = _share_done(folder, phase, last)
@@ -94,9 +91,12 @@ def determine_state(folder: RunFolder) -> RunState:
 
 def damaged_state(folder: RunFolder) -> RunState:
     """Return the state of a run whose files cannot be read."""
-    changed = status_of(folder.path)
-    when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
-    return RunState("damaged", None, 0, 0.0, None, None, None, None, when)
+    return RunState("damaged", changed=_time_of_change(folder.path))
+
+
+def _time_of_change(path: Path) -> datetime:
+    status = status_of(path)
+    return datetime.fromtimestamp(status.st_mtime if status else 0)
 
 
 def _share_done(folder: RunFolder, phase: Phase, last: Record) -> float:
@@ -123,9 +123,7 @@ def _newest_metrics(path: Path, most: float) -> Record:
     with add_path_to_errors(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
-        lines = file.read(2 * _TAIL).split(b"\n")[
-            1 if begin else 0 : -1
-        ]  # the first and the last line may be incomplete
+        lines = file.read(2 * _TAIL).split(b"\n")[begin > 0 : -1]  # the first and the last line may be incomplete
     newest: Record = {}
     for line in lines:
         record = _finite_numbers(parse_record(line, path))
@@ -140,24 +138,17 @@ def _finite_numbers(record: Any) -> Record:
 
 
 def read_setting(folder: RunFolder, key: str) -> Any:
-    """Return an option of a run as written in its config.yaml, unchecked because a check would take long.
+    """Return the option of a dotted key as `read_settings` reads it; None: the file does not set it."""
+    return read_settings(folder).get(key)
 
-    Args:
-        folder: folder of the run.
-        key: dotted key.
 
-    Returns:
-        The value; None: the file does not set it.
+def read_settings(folder: RunFolder) -> dict[str, Any]:
+    """Return the options in a run's config.yaml by dotted key, unchecked because a check would take long.
 
     Raises:
         ValueError: config.yaml is damaged.
         OSError: config.yaml cannot be read.
     """
-    return read_settings(folder).get(key)
-
-
-def read_settings(folder: RunFolder) -> dict[str, Any]:
-    """Return the options of a run by dotted key, unchecked; see `read_setting`."""
     status = status_of(folder.path / "config.yaml")
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
     return _read_settings(folder.path / "config.yaml", stamp)
@@ -184,9 +175,8 @@ def _read_records(path: Path, changed: int, size: int) -> list[Record]:
 def count_parameters(folder: RunFolder) -> int | None:
     """Count the parameters of the present checkpoint; return None if it cannot be read."""
     try:
-        return sum(
-            math.prod(shape) for shape in read_shapes(folder.select_checkpoint().path / "model.safetensors").values()
-        )
+        shapes = read_shapes(folder.select_checkpoint().path / "model.safetensors")
+        return sum(math.prod(shape) for shape in shapes.values())
     except (OSError, ValueError):
         return None
 

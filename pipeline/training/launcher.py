@@ -147,7 +147,9 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
                 f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and all other ranks "
                 "were stopped. Run the same command to resume from the last checkpoint"
             )
-        raise _make_failure(log_lines)
+        if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:
+            raise ChildProcessError(errors[0])
+        raise RuntimeError(next(reversed(log_lines), "the processes failed"))
     return TrainingResult(**json.loads(printed[0]))
 
 
@@ -161,9 +163,3 @@ def _collect_lines(
         ended = ended or stopping.is_set() or _OF_TORCHRUN.match(line) is not None
         if logger is not None and line.strip() and not ended and not line.startswith("error: "):
             logger.info("%s", line.rstrip())
-
-
-def _make_failure(log_lines: "deque[str]") -> Exception:
-    """Return the line in which a process reports its error, else the last line, as an exception."""
-    errors = [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]
-    return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(log_lines), "the processes failed"))

@@ -136,9 +136,8 @@ def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "trai
     if run.is_trained():
         run.check_unchanged()
     machine = setup_compute(options)
-    on_gpu, before_model = machine.device.type == "cuda", 0
-    if on_gpu:
-        before_model = torch.cuda.memory_allocated(machine.device)
+    on_gpu = machine.device.type == "cuda"
+    before_model = torch.cuda.memory_allocated(machine.device) if on_gpu else 0
     unused = Checkpoints(run.phase_folder(phase) / "profile")
     trainer = build_trainer(getattr(options, phase), options, run.open_corpus(), unused, machine, lambda: False)
     system, taken = trainer.objective.system, trainer.run_steps()
@@ -195,10 +194,8 @@ def format_profile(profile: Profile) -> str:
     """Format a profile for people."""
     total, kept = sum(profile.milliseconds.values()), sum(profile.kept.values())
     lines = [
-        (
-            f"{profile.phase}: {total:.1f} ms per step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept "
-            "for the backward pass"
-        )
+        f"{profile.phase}: {total:.1f} ms per step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept "
+        "for the backward pass",
     ]
     for part, spent in profile.milliseconds.items():
         if part == "loss" and BATCH[1] in profile.milliseconds:

@@ -1,7 +1,9 @@
 """Rescue of a training whose run folder was removed, moved or replaced: it is saved where it can be resumed."""
 
+import itertools
+import os
 import time
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.suggestions import format_command
 from pipeline.training.trainer import UnsavedCheckpointError
 
-_MOST = 1000  # names that are tried
 _PAUSE = 1.0  # seconds: whoever removes a folder around the run gets a moment to be done
 
 
@@ -66,25 +67,15 @@ def save_beside(
 
 
 def _save_checkpoint(run: RunFolder, unsaved: UnsavedCheckpointError, phase: Phase, options: Options) -> None:
-    checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
-    try:
-        # In a new run it is the best there is.
-        best = not checkpoints.folder.is_dir()
+    with closing(Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)) as checkpoints:
+        best = not checkpoints.folder.is_dir()  # in a new run it is the best there is
         checkpoints.save(unsaved.step, *unsaved.captured, best=best)
         checkpoints.wait_until_written()
-    finally:
-        checkpoints.close()
 
 
 def _new_run(path: Path) -> RunFolder:
-    """Create the folder of a new run beside another; the parent folder must still exist.
-
-    Raises:
-        OSError: the parent is missing, or cannot be written.
-    """
-    for number in range(1, _MOST):
-        with suppress(FileExistsError):
-            beside = path.with_name(f"{path.name}-rescued-{number}")
-            beside.mkdir()
-            return RunFolder(beside)
-    raise FileExistsError(f"{path}-rescued-{_MOST - 1} already exists")
+    """Create the folder of a new run beside another; the parent folder must still exist."""
+    names = (path.with_name(f"{path.name}-rescued-{number}") for number in itertools.count(1))
+    beside = next(name for name in names if not os.path.lexists(name))
+    beside.mkdir()
+    return RunFolder(beside)

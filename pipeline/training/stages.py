@@ -143,10 +143,8 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
     was, now = (learning_rate_share(position, each, trainer.options.optimizer) for each in (before, limits))
     if was != now:
         log.info(
-            (
-                "the limits changed: %.0f %% of the phase is done (before: %.0f %%). The learning rate continues "
-                "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits"
-            ),
+            "the limits changed: %.0f %% of the phase is done (before: %.0f %%). The learning rate continues "
+            "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits",
             *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
         )
     if trainer.state.has_converged(limits):
@@ -159,19 +157,12 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
 
 
 def warn_lost_steps(folder: Path, step: int) -> None:
-    """Warn of steps after the checkpoint that were lost in a kill, according to the metrics.
-
-    Args:
-        folder: folder of the phase.
-        step: step of the checkpoint from which it is resumed, or 0.
-    """
+    """Warn of steps after the resumed checkpoint that were lost in a kill, according to the metrics of the phase."""
     done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
     if done > step:
         log.warning(
-            (
-                "the steps after %s, up to at least %s, were lost because the process ended before saving. "
-                "They are repeated"
-            ),
+            "the steps after %s, up to at least %s, were lost because the process ended before saving. "
+            "They are repeated",
             f"{step:,}",
             f"{done:,}",
         )
@@ -212,21 +203,15 @@ def log_start_checkpoint(first: Checkpoint) -> None:
 
 def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> None:
     """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
-    if phase != "finetune":
-        return
-    try:
-        first = load_phase_one(options)
-    except (FileNotFoundError, ValueError):  # it is not needed any more
-        return
-    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
-        log.warning(
-            (
+    with suppress(FileNotFoundError, ValueError):  # it is not needed any more
+        first = load_phase_one(options) if phase == "finetune" else newest
+        if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+            log.warning(
                 "phase one was trained further, to %s. finetune continues without that. To start from it, "
-                "use another name= and finetune.start_from=%s"
-            ),
-            first.path,
-            options.name,
-        )
+                "use another name= and finetune.start_from=%s",
+                first.path,
+                options.name,
+            )
 
 
 log = logging.getLogger(__name__)
@@ -273,10 +258,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         _check_identity(run, make_identity(options, corpus.digest))
         newest = checkpoints.load_newest()
         first = load_phase_one(options) if phase == "finetune" and newest is None else None
-        done = None
-        if newest is not None:
-            if done := options_if_finished(phase, options, newest, say=ranks.is_first):
-                options, limits = done, getattr(done, phase)
+        done = options_if_finished(phase, options, newest, say=ranks.is_first) if newest is not None else None
+        if done:
+            options, limits = done, getattr(done, phase)
         trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
             _restore_trainer(trainer, newest, phase)
@@ -366,14 +350,11 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None
     check_fixed_options(phase, newest, options)
     trainer.state = restore_checkpoint(trainer.learner, newest, options)
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
-    if _validation_losses(options, then) != _validation_losses(options, limits):
+    # A phase is validated by the loss of its decoder, and of its mixture, if it has them.
+    was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))
+    if was != now:
         trainer.state.best, trainer.state.stale = math.inf, 0
         log.info("the loss of the validation changed, so earlier validations are not compared")
-
-
-def _validation_losses(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
-    """Return whether a phase is validated by its decoder's loss, and whether by its mixture's."""
-    return limits.decode_fraction > 0, is_mixed(options, limits)
 
 
 def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> ChunkVocabulary | None:
@@ -436,17 +417,14 @@ def build_trainer(
             options=options.loader,
         )
 
-    loader = stream(0)
-    negatives = None
-    if limits.iem_weight and options.iem.extra_batches:
-        negatives = stream(1)
+    negatives = stream(1) if limits.iem_weight and options.iem.extra_batches else None
     windows = fixed_subset(corpus, options.batch.context, options.validation.windows if options.validation.times else 0)
     alone = {"everything": 0, "decoder": math.inf, "decoder_first": options.finetune.decoder_steps}
     return Trainer(
         limits,
         options,
         objective,
-        loader,
+        stream(0),
         negatives,
         checkpoints,
         machine,
@@ -484,12 +462,9 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
         if other[0].startswith("corpus="):
             how = "its source or shards changed"
             with suppress(OSError, ValueError):
-                run_corpus = run.open_corpus() if run else None
-                how += (
-                    f". source.kind=shards source.path={run_corpus.location} resumes with its own corpus"
-                    if run_corpus
-                    else ""
-                )
+                if run:
+                    own = run.open_corpus().location
+                    how += f". source.kind=shards source.path={own} resumes with its own corpus"
         raise ValueError(
             f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or use "
             "another name= for a new run"
@@ -510,10 +485,8 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     )
     if orders[0] != orders[1]:
         log.info(
-            (
-                "finetune reads its data from the beginning: seed, batch.context, part_from and part_to are "
-                "%s, but %s in phase one"
-            ),
+            "finetune reads its data from the beginning: seed, batch.context, part_from and part_to are "
+            "%s, but %s in phase one",
             *orders[::-1],
         )
         return

@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -99,13 +100,11 @@ class DataPosition:
     Attributes:
         loader: position of the loader.
         negatives: position of the negatives, or None.
-        epochs: passes over the data.
         skipped: number of windows that were not read.
     """
 
     loader: dict[str, int]
     negatives: dict[str, int] | None
-    epochs: float
     skipped: int
 
 
@@ -129,56 +128,8 @@ class TrainingState:
 
     def data_position(self) -> DataPosition:
         """Return the present position in the data."""
-        return DataPosition(
-            self.loader.state_dict(),
-            self.negatives.state_dict() if self.negatives is not None else None,
-            self.loader.epochs_passed,
-            self.loader.skipped,
-        )
-
-
-def capture_checkpoint(
-    state: PhaseProgress,
-    learner: TrainingState,
-    read: DataPosition,
-    sums: list[list[float]],
-    identity: Identity,
-    options: Options,
-) -> tuple[dict[str, dict[str, Tensor]], State]:
-    """Collect the contents of a checkpoint.
-
-    Args:
-        state: progress of the phase.
-        learner: weights and moments to save.
-        read: position in the data up to the last step.
-        sums: each rank's unwritten metrics, in the order of `state.sums`, and its number of skipped windows.
-        identity: everything that must match for the checkpoint to be resumed.
-        options: options of the run.
-
-    Returns:
-        Tensors by file, and the contents of state.json.
-    """
-    system = learner.objective.system
-    training = dict(learner.objective.extra_state())
-    names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
-    for parameter, moments in learner.optimizer.state.items():
-        training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
-    training["random/torch"] = torch.get_rng_state()
-    files = {MODEL: system.state_dict(), TRAINING: training}
-    if learner.average is not None:
-        files[AVERAGE] = learner.average.weights
-    return files, {
-        "identity": identity,
-        "options": asdict(options),
-        "threads": torch.get_num_threads(),
-        "phase": {name: value for name, value in vars(state.position).items() if name != "step"},
-        "loader": read.loader,
-        "negatives": read.negatives,
-        "sums": [dict(zip([*state.sums, SKIPPED], rank, strict=True)) for rank in sums],
-        "validated_at": vars(state.validated_at),
-        "stale": state.stale,
-        "best": state.best if math.isfinite(state.best) else None,
-    }
+        negatives = self.negatives.state_dict() if self.negatives is not None else None
+        return DataPosition(self.loader.state_dict(), negatives, self.loader.skipped)
 
 
 def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: Options) -> PhaseProgress:
@@ -368,12 +319,7 @@ class Trainer:
             loader,
             negatives,
         )
-        others = [
-            parameter
-            for group in system.parameter_groups()
-            if group.role != "decoder"
-            for parameter in group.parameters
-        ]
+        others = [x for group in system.parameter_groups() if group.role != "decoder" for x in group.parameters]
         self.others = [parameter for parameter in others if parameter.requires_grad]
         self.tables = [x for group in self.learner.optimizer.param_groups if group["table"] for x in group["params"]]
         self.module: torch.nn.Module | None = None
@@ -385,9 +331,8 @@ class Trainer:
         self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step
-        self.end_part: Callable[[str], None] = lambda part: (
-            None
-        )  # a profile puts its clock here, and at `SequenceModel.mark`
+        # A profile puts its clock here, and at `SequenceModel.mark`.
+        self.end_part: Callable[[str], None] = lambda part: None
 
     @property
     def position(self) -> Position:
@@ -410,32 +355,29 @@ class Trainer:
         """
         end_interruptible()
         self.metrics, self.keep = metrics, keep
-        with closing(self.prepare_batches()) as batches:
-            return self._run_loop(batches)
-
-    def _run_loop(self, batches: Iterator[object]) -> Position:
         self.objective.train()
         self._validate_if_due()  # one that was interrupted
-        while not self.state.is_finished(self.phase):
-            began = time.perf_counter()
-            self._take_next_step(batches)
-            if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
-                self.compute.wait_for_device()  # what is queued belongs to the time
-            mine = self.position.seconds + time.perf_counter() - began
-            self.position.step += 1
-            self.position.epochs = self.learner.loader.epochs_passed
-            self.position.seconds, stopped = self.ranks.max_over_ranks(
-                [mine if self.ranks.is_first else 0.0, float(self._is_stop_due())]
-            )
-            if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
-                self._write_record(self._make_record())
-            if self.metrics is not None:
-                self.metrics.report_position(self.position)
-            if stopped:
-                self._save_and_interrupt()
-            self._validate_if_due()
-            if self._is_save_due():
-                self._save_checkpoint()
+        with closing(self.prepare_batches()) as batches:
+            while not self.state.is_finished(self.phase):
+                began = time.perf_counter()
+                self._take_next_step(batches)
+                if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
+                    self.compute.wait_for_device()  # what is queued belongs to the time
+                mine = self.position.seconds + time.perf_counter() - began
+                self.position.step += 1
+                self.position.epochs = self.learner.loader.epochs_passed
+                self.position.seconds, stopped = self.ranks.max_over_ranks(
+                    [mine if self.ranks.is_first else 0.0, float(self._is_stop_due())]
+                )
+                if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
+                    self._write_record(self._make_record())
+                if self.metrics is not None:
+                    self.metrics.report_position(self.position)
+                if stopped:
+                    self._save_and_interrupt()
+                self._validate_if_due()
+                if self._is_save_due():
+                    self._save_checkpoint()
         if self.state.saved_at.step != self.position.step:
             self._save_checkpoint()
         self._finish_saving()
@@ -467,20 +409,16 @@ class Trainer:
         """
         if self.ranks.size > 1 or not self.position.step:
             return
-        before, self._data_position = self._data_position, read
+        self._data_position = read
         if self.state.saved_at.step != self.position.step:
             self._save_checkpoint()
         self.checkpoints.wait_until_written()
         log.info("saved step %s: %s", f"{self.position.step:,}", reason)
-        self._data_position = before
 
-    def _save_and_interrupt(self) -> None:
-        self._save_checkpoint()
+    def _save_and_interrupt(self, best_before: float | None = None) -> NoReturn:
+        self._save_checkpoint(best_before)
         self._finish_saving()
-        raise self._make_interruption()
-
-    def _make_interruption(self) -> TrainingInterrupted:
-        return TrainingInterrupted(f"saved step {self.position.step:,}")
+        raise TrainingInterrupted(f"saved step {self.position.step:,}")
 
     def _finish_saving(self) -> None:
         """Wait for the last checkpoint, and save it again if the run's folder was lost."""
@@ -532,33 +470,30 @@ class Trainer:
     def step(self, batch: object) -> None:
         """Take one training step; nothing in it waits for the device."""
         with self.compute.use_algorithms():
-            self._take_step(batch)
-
-    def _take_step(self, batch: object) -> None:
-        diagnose = self._is_recorded(self.position.step + 1)
-        self._set_trainable_parameters()
-        assert self.module is not None
-        there = to_device(batch, self.compute.device)
-        self.end_part("candidates")
-        torch.manual_seed(_derive_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
-        with self.compute.use_precision():
-            losses: StepOutput = self.module(there, diagnose)
-        losses.total.backward()
-        self.end_part("backward")
-        if diagnose:
-            self._record_diagnosis(losses)
-        self._add_sum("gradient_norm", self.update())
-        self.position.flops += self.objective.estimate_flops(batch)
-        self._add_sum("steps", 1.0)
-        self._add_sum("loss", losses.total)
-        for name, value in losses.figures.items():
-            self._add_sum(name, value)
-        self._add_sum("chunks", float(losses.chunks))
-        if losses.nats is not None:
-            self._add_sum("decoder_nats", losses.nats)
-            self._add_sum("decoded_tokens", losses.tokens)
-        self._is_updating = False
-        self.end_part("optimizer")
+            diagnose = self._is_recorded(self.position.step + 1)
+            self._set_trainable_parameters()
+            assert self.module is not None
+            there = to_device(batch, self.compute.device)
+            self.end_part("candidates")
+            torch.manual_seed(_derive_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
+            with self.compute.use_precision():
+                losses: StepOutput = self.module(there, diagnose)
+            losses.total.backward()
+            self.end_part("backward")
+            if diagnose:
+                self._record_diagnosis(losses)
+            self._add_sum("gradient_norm", self.update())
+            self.position.flops += self.objective.estimate_flops(batch)
+            self._add_sum("steps", 1.0)
+            self._add_sum("loss", losses.total)
+            for name, value in losses.figures.items():
+                self._add_sum(name, value)
+            self._add_sum("chunks", float(losses.chunks))
+            if losses.nats is not None:
+                self._add_sum("decoder_nats", losses.nats)
+                self._add_sum("decoded_tokens", losses.tokens)
+            self._is_updating = False
+            self.end_part("optimizer")
 
     def update(self) -> Tensor:
         """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
@@ -607,20 +542,16 @@ class Trainer:
         """Return the means since the last record over all ranks; the host waits for the device."""
         since, steps = float(self.state.sums.pop("seconds_before", 0.0)), float(self.state.sums.pop("steps"))
         names = [*self.state.sums, *self.diagnosis]
-        values = [float(value) / steps for value in self.state.sums.values()] + [
-            float(x) for x in self.diagnosis.values()
-        ]
-        values = [
-            value / self.ranks.size
-            for value in self.ranks.sum_over_ranks([*values, float(self.data_position().skipped)])
-        ]
-        means = dict(zip(names, values, strict=False))
+        values = [float(value) / steps for value in self.state.sums.values()]
+        values += [*map(float, self.diagnosis.values()), float(self.data_position().skipped)]
+        *values, skipped = (value / self.ranks.size for value in self.ranks.sum_over_ranks(values))
+        means = dict(zip(names, values, strict=True))
         decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
         self.state.sums, self.diagnosis = {"seconds_before": self.position.seconds}, {}
         record: Record = {"step": self.position.step, "seconds": self.position.seconds}
         record |= {"epoch": self.position.epochs, "flops": self.position.flops}
-        if values[-1]:
-            record["skipped_windows"] = round(values[-1] * self.ranks.size)
+        if skipped:
+            record[SKIPPED] = round(skipped * self.ranks.size)
         record |= means
         self._check_finite(means | {"decoder": decoder})
         if tokens:
@@ -678,10 +609,10 @@ class Trainer:
             log.info("the last %d validations did not improve, so the phase ends", self.state.stale)
             if "steps" in self.state.sums:  # those since the last record
                 self._write_record(self._make_record())
-        self._save_checkpoint(best if improved else None)
+        best_before = best if improved else None
         if stop_requested:  # the next step may be slow
-            self._finish_saving()
-            raise self._make_interruption()
+            self._save_and_interrupt(best_before)
+        self._save_checkpoint(best_before)
 
     def _is_save_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at
@@ -710,20 +641,16 @@ class Trainer:
             best_before: the best validation before this one, if this one is better; else None.
         """
         self.state.saved_at = Position(**vars(self.position))
-        weights = torch.stack(
-            [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
-        ).max()
-        self._check_finite(
-            {name: float(value) for name, value in self.state.sums.items()} | {"weights": float(weights)}
-        )
-        mine = [*(float(value) for value in self.state.sums.values()), float(self.data_position().skipped)]
-        sums = self.ranks.gather_tensors(torch.tensor([mine], dtype=torch.float64))
+        norms = [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
+        mine = {name: float(value) for name, value in self.state.sums.items()}
+        self._check_finite(mine | {"weights": float(torch.stack(norms).max())})
+        counted = [*mine.values(), float(self.data_position().skipped)]
+        sums = self.ranks.gather_tensors(torch.tensor([counted], dtype=torch.float64))
         if not self.ranks.is_first:
             return
         self._wait_for_checkpoint()
         self._best_before = self.state.best if best_before is None else best_before
-        each = [rank[0].tolist() for rank in sums]
-        captured = capture_checkpoint(self.state, self.learner, self.data_position(), each, self.identity, self.options)
+        captured = self._capture_checkpoint([rank[0].tolist() for rank in sums])
         try:
             check_guards(self.checkpoints.folder)
             self.keep()
@@ -737,6 +664,34 @@ class Trainer:
             return
         log.info("saving step %s", f"{self.position.step:,}")
         self.checkpoints.save(self.position.step, *captured, best_before is not None)
+
+    def _capture_checkpoint(self, sums: list[list[float]]) -> tuple[dict[str, dict[str, Tensor]], State]:
+        """Return the tensors of a checkpoint by file, and the contents of state.json.
+
+        Args:
+            sums: each rank's unwritten metrics, in the order of `state.sums`, and its number of skipped windows.
+        """
+        state, learner, system, read = self.state, self.learner, self.objective.system, self.data_position()
+        training = dict(self.objective.extra_state())
+        names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
+        for parameter, moments in learner.optimizer.state.items():
+            training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
+        training["random/torch"] = torch.get_rng_state()
+        files = {MODEL: system.state_dict(), TRAINING: training}
+        if learner.average is not None:
+            files[AVERAGE] = learner.average.weights
+        return files, {
+            "identity": self.identity,
+            "options": asdict(self.options),
+            "threads": torch.get_num_threads(),
+            "phase": {name: value for name, value in vars(state.position).items() if name != "step"},
+            "loader": read.loader,
+            "negatives": read.negatives,
+            "sums": [dict(zip([*state.sums, SKIPPED], rank, strict=True)) for rank in sums],
+            "validated_at": vars(state.validated_at),
+            "stale": state.stale,
+            "best": state.best if math.isfinite(state.best) else None,
+        }
 
 
 def _derive_seed(*parts: int) -> int:

@@ -10,17 +10,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillReadingError
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-import yaml
-
 from data.filesystem import stamp_file
-from pipeline.config import dump_options, flatten_tree, list_presets, load_options
 from pipeline.console import format_error
-from pipeline.reporting.report import OWN_OPTIONS, EvaluationStatus, evaluation_status
+from pipeline.reporting.report import (
+    OWN_OPTIONS,
+    EvaluationStatus,
+    evaluation_status,
+    find_nearest_preset,
+    flat_presets,
+)
 from pipeline.reporting.run_state import (
     RunState,
     count_parameters,
@@ -63,7 +65,7 @@ class RunRow:
 
     def read_option(self, key: str) -> Any:
         """Return an option of the run; None: it has no such option."""
-        return self.changed.get(key, _flat_presets().get(self.preset, {}).get(key))
+        return self.changed.get(key, flat_presets().get(self.preset, {}).get(key))
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""
@@ -87,7 +89,8 @@ def make_row(folder: RunFolder) -> RunRow:
     except (OSError, ValueError) as error:
         return RunRow(folder.path.name, damaged_state(folder), EvaluationStatus(None, [format_error(error)]))
     if "model.kind" in settings:
-        row.preset, row.changed = find_nearest_preset(settings)
+        row.preset, changed = find_nearest_preset(settings)
+        row.changed = {each.key: each.now for each in changed}
     row.corpus = " ".join(str(settings[key]) for key in ("source.kind", "source.path") if settings.get(key))
     row.parameters = count_parameters(folder)
     try:
@@ -97,29 +100,9 @@ def make_row(folder: RunFolder) -> RunRow:
     return row
 
 
-def find_nearest_preset(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the preset that differs from a run's options in the fewest, and the options that differ."""
-    presets = _flat_presets()
-    near = {name: flat for name, flat in presets.items() if flat["model.kind"] == settings["model.kind"]} or presets
-    changed = {
-        name: {key: value for key, value in settings.items() if key not in OWN_OPTIONS and flat.get(key) != value}
-        for name, flat in near.items()
-    }
-    nearest = min(changed, key=lambda name: len(changed[name]))
-    return nearest, changed[nearest]
-
-
-@cache
-def _flat_presets() -> dict[str, dict[str, Any]]:
-    """Return the options of every preset by dotted key, as a run's config.yaml has them."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    texts = {name: dump_options(load_options(name)) for name in list_presets()}
-    return {name: dict(flatten_tree(yaml.load(text, loader))) for name, text in texts.items()}
-
-
 def list_varying_options(rows: Sequence[RunRow]) -> list[str]:
     """Return the keys of the options that have several values among the runs that have them."""
-    presets = [_flat_presets()[name] for name in {row.preset for row in rows} if name]
+    presets = [flat_presets()[name] for name in {row.preset for row in rows} if name]
     keys = {key for flat in presets for key in flat if len({str(each.get(key)) for each in presets}) > 1}
     keys |= {key for row in rows for key in row.changed}
     values = {key: {str(value) for row in rows if (value := row.read_option(key)) is not None} for key in keys}

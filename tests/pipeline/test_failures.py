@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from pipeline import ROOT
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
 from pipeline.console import format_error
-from tests.pipeline.test_cli import is_met
+from tests.pipeline.test_cli import PROGRAM, is_met
 
 
 def main(words: list[str]) -> int:
@@ -84,8 +83,8 @@ def test_a_query_is_no_flag(
 def test_an_interrupted_command_says_so_to_programs(number: signal.Signals, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     words = ["shard", "source.kind=text", f"source.path={tmp_path}/pipe", f"shards_dir={tmp_path}/shards", "--json"]
-    command = [sys.executable, "-m", "pipeline", *words]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*PROGRAM, *words], cwd=ROOT, text=True, **pipes) as process:
         with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
             assert is_met(process, number)
             process.send_signal(number)
@@ -100,9 +99,9 @@ def limited(words: list[str], cwd: Path, **limits: int) -> subprocess.CompletedP
         for name, size in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (size, size))
 
-    command = [sys.executable, "-m", "pipeline", *words]
     environment = os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, preexec_fn=limit)
+    how = {"cwd": cwd, "env": environment, "preexec_fn": limit}
+    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, **how)
 
 
 @pytest.mark.slow

@@ -83,11 +83,7 @@ def assert_same(ours: Options, theirs: Options) -> None:
     ("place", "number"),
     [
         pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
-        for each in [
-            *((place, errno.ENOSPC) for place in PLACES),
-            ("tensors", errno.EROFS),
-            ("metrics", errno.EIO),
-        ]
+        for each in [*((place, errno.ENOSPC) for place in PLACES), ("tensors", errno.EROFS), ("metrics", errno.EIO)]
     ],
 )
 def test_a_disk_that_fails(
@@ -128,9 +124,8 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Metrics, "sync_to_disk", once)
-    with pytest.raises(
-        OSError, match=f"step {3 if stopped else 8} has no checkpoint, because its files could not be written"
-    ):
+    said = f"step {3 if stopped else 8} has no checkpoint, because its files could not be written"
+    with pytest.raises(OSError, match=said):
         train(often, (lambda: next(steps) == 3) if stopped else (lambda: False))
     assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").load_newest() is None
     train(often)

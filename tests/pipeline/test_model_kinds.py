@@ -18,11 +18,10 @@ from pipeline.run.sharding import open_shards
 from pipeline.training.profile import SavedActivations
 from pipeline.training.stages import build_trainer, train
 from pipeline.training.trainer import Trainer, TrainingInterrupted
-from tests.conftest import TOKEN_KINDS, of_kind
+from tests.conftest import TOKEN_KINDS, mostly_slow, of_kind
 from tests.pipeline.training.test_stages import newest, stripped
 
-SLOW = pytest.mark.slow  # what holds for one kind, for all the others
-first_fast = pytest.mark.parametrize("kind", [TOKEN_KINDS[0], *(pytest.param(k, marks=SLOW) for k in TOKEN_KINDS[1:])])
+first_fast = pytest.mark.parametrize("kind", mostly_slow(TOKEN_KINDS, TOKEN_KINDS[0]))
 
 
 @pytest.fixture

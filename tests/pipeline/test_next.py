@@ -61,13 +61,3 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
     assert "recalled" in describe_speed(written) and "recalled" in write_report(options).read_text()
     options.evaluate.likelihood = "decoder"
     assert all(item.parts is None and item.characters_per_second for item in sample(options))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["nowhere"], "no run 'nowhere'"), (["nowhere", "x", "--count", "0"], "must be at least 1")],
-)
-def test_errors_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["next", *arguments]) > 0
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -21,7 +21,6 @@ def test_only_a_signal_that_comes_clearly_later_insists(monkeypatch: pytest.Monk
 
 SLOW_TO_END = """
 import os, signal, sys, time
-from pipeline import ROOT
 from pipeline import signals
 signals.END_SECONDS = 0.2
 signals.end_at_once()

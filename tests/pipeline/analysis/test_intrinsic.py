@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.analysis import intrinsic as checks
-from pipeline.analysis.word_sets import WORD_PAIRS, WORD_SETS, extract_word
+from pipeline.analysis.word_sets import WORD_SETS, extract_word
 
-WORDS = [word for kind in WORD_SETS if kind.of == "text" for word in kind.members] + [
-    word for pair in WORD_PAIRS if pair.of == "text" for both in pair.members for word in both
-]
+WORDS = [word for kind in WORD_SETS if kind.of == "text" for member in kind.members for word in member]
 
 
 @pytest.mark.parametrize(
@@ -32,9 +30,9 @@ def test_the_most_frequent_form_is_the_word() -> None:
 
 
 def test_sets_are_consistent() -> None:
-    for each in [*WORD_SETS, *WORD_PAIRS]:
+    for each in WORD_SETS:
         assert len(each.members) >= 5 and len(set(each.members)) == len(each.members), each.name
-        words = [word for member in each.members for word in ([member] if isinstance(member, str) else member)]
+        words = [word for member in each.members for word in member]
         assert [extract_word(word.encode()) for word in words] == words, each.name
 
 
@@ -44,7 +42,7 @@ def test_who_knows_the_kinds_finds_them_and_chance_is_chance() -> None:
     chance = np.random.default_rng(0)
     months = next(kind for kind in WORD_SETS if kind.name == "months")
     knowing, knowing_nothing = (0.01 * chance.normal(size=(len(words), 40)) for _ in range(2))
-    for word in months.members:
+    for (word,) in months.members:
         knowing[places[word], 0] = 1
     near = checks.neighbour_finders(
         [word.encode() for word in words], {checks.MODEL: knowing, "noise": knowing_nothing}

@@ -18,7 +18,7 @@ def test_states_are_those_of_each_layer_after_the_text(main_kind: str, run: Path
         words = [*tiny, "name=recurrent", "model.main.kind=lstm", "model.main.units=40", "precision=fp32"]
         for stage in ("shard", "train"):
             assert main([stage, *words]) == 0
-        where = Path(next(word for word in words if word.startswith("runs_dir=")).split("=")[1]) / "recurrent"
+        where = run.parent / "recurrent"
     config = where / "config.yaml"
     config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
     opened = open_run(where)

@@ -28,15 +28,8 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert 0 < found["drift"]["overlap"] <= 1 and found["loss"] and found["classes"]["classes"] == 5
     for name in found["files"]:
         assert (run / "analysis" / name).exists()
-    assert {
-        "map.html",
-        "map.png",
-        "use.png",
-        "loss.png",
-        "norms.png",
-        "drift.png",
-        "passages.png",
-    } <= set(found["files"])
+    pictures = {f"{name}.png" for name in ("map", "use", "loss", "norms", "drift", "passages")}
+    assert {"map.html", *pictures} <= set(found["files"])
     layers = found["passages"]["layers"]
     assert [each["name"] for each in layers] == ["layer 0", "ŷ"] and layers[0]["overlap"] is None
     rows = (run / "analysis" / "projector" / "metadata.tsv").read_text().splitlines()
@@ -47,9 +40,8 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert cosines[~np.eye(len(exported), dtype=bool)].mean() == pytest.approx(
         found["cloud"]["centred_cosine"], abs=1e-4
     )
-    again = asdict(
-        analyse_run(load_run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse"))
-    )
+    options = load_run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse")
+    again = asdict(analyse_run(options))
     assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
@@ -68,29 +60,20 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
         (run / "analysis" / name).touch()  # of an analysis before
     assert main(["evaluate", str(run), "evaluate.stage=pretrain"]) == 0
     given = [
-        "analyse.max_chunks=50",
-        "analyse.corpus_chunks=100",
-        "analyse.projector=20",
-        "analyse.map=pca",
-        "analyse.passages=0",
+        f"analyse.{word}" for word in ("max_chunks=50", "corpus_chunks=100", "projector=20", "map=pca", "passages=0")
     ]
     assert main(["analyse", str(run), "evaluate.stage=pretrain", *given]) == 0
     said = capsys.readouterr().out
     assert "rarer chunks are left out (analyse.max_chunks=50)" in said and "analyse.corpus_chunks=100" in said
     assert "drift is left out: there is no other checkpoint" in said and "pretrain step 6: 50 chunks" in said
     folder = run / "analysis"
-    assert (
-        not (folder / "drift.png").exists()
-        and not (folder / "passages.png").exists()
-        and (folder / "loss.png").exists()
-    )
+    assert not (folder / "drift.png").exists() and not (folder / "passages.png").exists()
+    assert (folder / "loss.png").exists()
     assert len((folder / "projector" / "metadata.tsv").read_text().splitlines()) == 21
     assert np.fromfile(folder / "projector" / "vectors.bytes", "<f4").size == 20 * 16
     assert main(["report", str(run)]) == 0
-    assert (
-        "The analysis belongs to another checkpoint (pretrain step 6), so it is not shown"
-        in (run / "report.html").read_text()
-    )
+    page = (run / "report.html").read_text()
+    assert "The analysis belongs to another checkpoint (pretrain step 6), so it is not shown" in page
 
 
 def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,10 +105,9 @@ def test_what_cannot_be_analysed_is_said_in_a_line(
     tokens = of_kind("hourglass", tiny)
     for stage in ("shard", "train"):
         assert main([stage, "--config", "flat", *tokens, "name=tokens"]) == 0
-    where = next(word for word in tiny if word.startswith("runs_dir=")).split("=")[1]
     capsys.readouterr()
     for expected, words in (
-        ("no embeddings to analyse. Use `haed evaluate`", [f"{where}/tokens"]),
+        ("no embeddings to analyse. Use `haed evaluate`", [str(run.parent / "tokens")]),
         ("too few to analyse. Lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
         ("`haed analyse` takes", [str(run), "index.min_count=3"]),
     ):

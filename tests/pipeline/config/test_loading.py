@@ -27,75 +27,10 @@ from pipeline.config import (
 from pipeline.config.loading import TEXTS, parse_override
 from pipeline.run.run_directory import RunFolder
 
-HOSTILE = [
-    "${seed}",
-    "\\${seed}",
-    "\\\\${seed}",
-    "${",
-    "$",
-    "{",
-    "}",
-    "#",
-    "# x",
-    "a: b",
-    ": ",
-    "- a",
-    "'",
-    '"',
-    "a\nb",
-    "\n",
-]
-HOSTILE += [
-    "\N{GRINNING FACE}",
-    "???",
-    "null",
-    "~",
-    "",
-    "1e3",
-    "0x10",
-    "010",
-    "1_000",
-    "yes",
-    "off",
-    "2024-01-01",
-    "3:4",
-    ".5",
-]
-HOSTILE += [
-    " a",
-    "a ",
-    "\ta",
-    "*a",
-    "&a",
-    "!a",
-    "%a",
-    "@a",
-    "`a",
-    "|",
-    ">",
-    "[a]",
-    "{a: b}",
-    "<<",
-    "=",
-    "\x85",
-    "\u2028",
-    "\ufeff",
-]
-HOSTILE += [
-    "${oc.env:HOME}",
-    "a${b",
-    "\x7f",
-    "\x1b[2J",
-    "\u202ea",
-    "---",
-    "...",
-    "a\r\nb",
-    "\\",
-    "a\\",
-    "\\n",
-    "${a:b}${",
-    "~/x",
-]
+HOSTILE = [*"${}#='\"~|>", "\n", "", " a", "a ", "\ta", "a\nb", "a\r\nb", "a: b", ": ", "# x", "- a", "\\", "{a: b}"]
+HOSTILE += r"${seed} \${seed} \\${seed} ${ ${oc.env:HOME} a${b ${a:b}${ a\ \n ~/x ??? null [a] << = --- ...".split()
+HOSTILE += "1e3 0x10 010 1_000 yes off 2024-01-01 3:4 .5 *a &a !a %a @a `a".split()
+HOSTILE += ["\N{GRINNING FACE}", "\x85", "\u2028", "\ufeff", "\x7f", "\x1b[2J", "\u202ea"]
 TEXT_OPTIONS = [key for key, _ in flatten_tree(asdict(Options())) if type_of(key) in TEXTS and applies_to(key, "haed")]
 LIST_OPTIONS = [key for key, _ in flatten_tree(asdict(Options())) if type_of(key) == list[str]]
 texts = st.sampled_from(HOSTILE) | st.text(max_size=12) | st.lists(st.sampled_from(HOSTILE), max_size=3).map("".join)

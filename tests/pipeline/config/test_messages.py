@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import COMMANDS as MORE
-from pipeline.arguments import parse_arguments
+from pipeline.arguments import load_run_options, parse_arguments
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError, list_presets, load_options, type_of
@@ -186,6 +186,10 @@ def test_all_that_is_advised_is_there() -> None:
         ("pretrain --config quickstart --source.path x", 2, "options have no dashes. Use source.path=x"),
         ("pretrain --config quickstart --source.path=x", 2, "options have no dashes. Use source.path=x"),
         ("pretrain --seed 3", 2, "options have no dashes. Use seed=3"),
+        ("pretrain --steps 3", 2, "options have no dashes. Use pretrain.steps=3"),
+        ("sample there --promt x", 2, "did you mean --prompt?"),
+        ("sample there --zzz", 2, "unrecognized arguments: --zzz"),
+        ("neighbours", 2, "the following arguments are required: RUN"),
         ("pretrain --lr 3", 2, "use optimizer.learning_rate=3"),
         ("pretrain --batch-size=3", 2, "use batch.sequences=3"),
         ("evaluate there --batch-size 3", 2, "use batch.sequences=3"),
@@ -267,8 +271,6 @@ def test_flags_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_preset_is_told_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    from pipeline.arguments import load_run_options
-
     for preset in list_presets():
         with pytest.raises(FileNotFoundError, match=f"`haed run --config {preset}` makes a run of it"):
             load_run_options(preset, [])

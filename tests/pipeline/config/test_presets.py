@@ -1,7 +1,5 @@
 import json
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from haed.options import SYSTEMS, IEMOptions, ModelOptions
 from pipeline.cli import main
 from pipeline.config import (
     ConfigError,
-    Options,
     applies_to,
     check_training,
     dump_options,
@@ -18,10 +15,10 @@ from pipeline.config import (
     load_options,
     training_phases,
 )
+from pipeline.run.sharding import shard_source
 from pipeline.run.system import check_system
-from tests.conftest import MORE, TOKENS
-
-FAST = ("quickstart", "top-down")  # one of each kind of phases
+from pipeline.training.stages import run_phase
+from tests.conftest import MORE, TOKENS, mostly_slow
 
 
 @pytest.mark.parametrize("preset", list_presets())
@@ -32,14 +29,9 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
     assert load_options(path) == options and options.name == preset
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in list_presets()]
-)
+@pytest.mark.parametrize("preset", mostly_slow(list_presets(), "quickstart", "top-down"))  # one of each kind of phases
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
-    from pipeline.run.sharding import shard_source
-    from pipeline.training.stages import run_phase
-
     own = load_options(preset)
     kind = own.model.kind
     if own.source.kind == "images":
@@ -67,37 +59,9 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("preset", "overrides", "message"),
-    [
-        ("quickstat", [], "Did you mean quickstart"),
-        ("nowhere.yaml", [], "no configuration file at nowhere.yaml"),
-        (None, ["pretrain.stps=3"], "there is no option pretrain.stps; did you mean pretrain.steps=3"),
-        (None, ["pretrain.steps=many"], "pretrain.steps=many: is not a whole number"),
-        (None, ["model.decoder.kind=gru"], r"model.decoder.kind=gru: expected one of lstm, transformer"),
-        (None, ["pretrain.decode_fraction=2"], "pretrain.decode_fraction=2.*less than or equal to 1"),
-        (None, ["model.main.width"], "not of the form key=value"),
-        (None, ["name=a/b"], "name of a folder"),
-        (None, ["name=a\x1bb"], r"a.x1bb.*control characters"),
-        (None, ["name=a\nb"], "invisible characters are not allowed"),
-        (None, ["source.path=\udcff"], "is not UTF-8"),
-        (None, ["iem.duplicates=true"], "iem.duplicates=true needs iem.correction=none"),
-        (None, ["pretrain.part_from=0.6", "pretrain.part_to=0.5"], "pretrain.part_from=0.6 must be below"),
-    ],
-)
-def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_options(preset, overrides)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("kind", "override", "message"),
     [
-        (
-            "hourglass",
-            "model.encoder.hidden=3",
-            "model.encoder.hidden belongs to model.kind=haed, and this is .*hourglass",
-        ),
+        ("hourglass", "model.encoder.hidden=3", "hidden belongs to model.kind=haed, and this is .*hourglass"),
         (
             "hourglass",
             "model={main: {layers: 4}}",
@@ -111,7 +75,7 @@ def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: l
         (
             "hourglass",
             "optimizer.main_learning_rate=1",
-            "set optimizer.learning_rate, or set model.kind=haed for a new run",
+            "set optimizer.learning_rate, or set model.kind=haed for a new",
         ),
         ("hourglass", "finetune.start_from=other", "finetune.start_from belongs to .*: leave it out, or"),
     ],
@@ -143,14 +107,9 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
 
 
-NARROW = ("spacebyte", "paper-transformer-xl-enwik8")  # of few heads; wide, with an attention that not all know
-
-
-@pytest.mark.parametrize(
-    "preset", [pytest.param(each, marks=[] if each in NARROW else pytest.mark.slow) for each in list_presets()]
-)
+@pytest.mark.parametrize("preset", mostly_slow(list_presets(), "spacebyte", "paper-transformer-xl-enwik8"))
 def test_another_kind_needs_no_second_word(preset: str) -> None:
-    """Every system can be built from every preset."""
+    """Every system can be built from every preset: of few heads; wide, with an attention that not all know."""
     for kind in SYSTEMS:
         check_system(load_options(preset, [f"model.kind={kind}"]))
 
@@ -178,19 +137,15 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(
     path.write_text("pretrain: {steps: 5, epochs: 0.5}\nfinetune: {steps: 6}\n")
     alone = load_options(path, ["model.kind=retina"]).train
     assert (alone.steps, alone.epochs, alone.seconds) == (11, 0.5, None)
-    assert (
-        load_options(path).train.steps is None
-        and load_options("quickstart", ["model.kind=retina"]).train.seconds == 135
-    )
+    assert load_options("quickstart", ["model.kind=retina"]).train.seconds == 135
+    assert load_options(path).train.steps is None
     with pytest.raises(ConfigError, match=r"^train has no limit. Set train.seconds, train.steps or train.epochs$"):
         check_training("train", load_options(path))
 
 
 def test_what_the_kind_of_a_part_has_no_use_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["config", "hred", "model.main.kind=transformer", "model.decoder.heads=2", "model.encoder.hidden=300"])
-        == 0
-    )
+    words = ["model.main.kind=transformer", "model.decoder.heads=2", "model.encoder.hidden=300"]
+    assert main(["config", "hred", *words]) == 0
     assert capsys.readouterr().err.splitlines() == [
         "model.main.units has no effect with model.main.kind=transformer",
         "model.decoder.heads has no effect with model.decoder.kind=lstm",
@@ -238,25 +193,6 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
         load_options(path)
 
 
-def test_every_option_is_described_and_every_number_has_bounds() -> None:
-    def check(kind: type, prefix: str) -> None:
-        for field in fields(kind):
-            metadata = getattr(field.type, "__metadata__", None)
-            if is_dataclass(field.type):
-                check(field.type, f"{prefix}{field.name}.")
-            else:
-                assert metadata and metadata[0].description, prefix + field.name
-                if {int, float} & {(type_ := field.type.__origin__), *get_args(type_)} and type_ != list[int]:
-                    names = {type(bound).__name__ for bound in metadata[0].metadata}
-                    assert names & {"Ge", "Gt"} and names & {"Le", "Lt"}, prefix + field.name
-
-    check(Options, "")
-
-
-def test_a_whole_number_may_be_written_with_zeros_behind_the_point_and_between_digits() -> None:
-    assert load_options(None, ["pretrain.steps=100.0", "seed=1_000"]).pretrain.steps == 100
-
-
 def test_values_are_taken_verbatim_and_checked_and_overrides_win() -> None:
     values = {"finetune.seconds": 100.0, "source.field": "${HOME}", "name": "a", "seed": 3, "sample.prompts": ["x"]}
     options = load_options("quickstart", ["name=b-${seed}"], values)
@@ -277,13 +213,15 @@ def test_a_mistake_in_a_file_names_the_file_and_one_in_an_override_does_not(tmp_
         load_options(path, ["seed=1", "threads=none"])
 
 
-def test_text_is_taken_verbatim() -> None:
+def test_a_number_may_have_zeros_behind_the_point_and_text_is_taken_verbatim() -> None:
+    assert load_options(None, ["pretrain.steps=100.0", "seed=1_000"]).pretrain.steps == 100
     given = {"source.path": "-", "source.test_pattern": r"_[0-4]\.wav$", "name": "1e3", "source.field": "[body]: #1"}
     options = load_options(None, [f"{key}={value}" for key, value in given.items()])
     assert (options.source.path, options.source.test_pattern) == ("-", r"_[0-4]\.wav$")
     assert (options.name, options.source.field) == ("1e3", "[body]: #1")
     assert load_options(None, ["source.path=null", "name='quoted'"]).source.path is None
     assert load_options(None, ["name='quoted'"]).name == "quoted"
+    assert load_options(None, ['name="  my run\u3000"']).name == "my run"
 
 
 def test_texts_in_lists_and_files_and_beyond_the_first_plane_are_taken_verbatim(tmp_path: Path) -> None:
@@ -325,6 +263,15 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("pretrain.steps=many", "pretrain.steps=many: is not a whole number"),
+        ("model.decoder.kind=gru", r"model.decoder.kind=gru: expected one of lstm, transformer"),
+        ("pretrain.decode_fraction=2", "pretrain.decode_fraction=2.*less than or equal to 1"),
+        ("name=a/b", "name of a folder"),
+        ("name=a\x1bb", r"a.x1bb.*control characters"),
+        ("name=a\nb", "invisible characters are not allowed"),
+        ("source.path=\udcff", "is not UTF-8"),
+        ("iem.duplicates=true", "iem.duplicates=true needs iem.correction=none"),
+        ("pretrain={part_from: 0.6, part_to: 0.5}", "pretrain.part_from=0.6 must be below"),
         ("threads=100000", "threads=100000: input should be less than or equal to 1024"),
         ("batch.context=100000", "batch.context=100000: input should be less than or equal to 65536"),
         ("seed=99999999999999999999", "seed=99999999999999999999: input should be less"),
@@ -334,6 +281,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("sample.prompts={a: 1}", r"sample.prompts=\{'a': '1'\}: expected a list, such as \[a, b\]"),
         ("index.queries=3", "index.queries=3: expected a list"),
         ("index.queries=[null]", r"index.queries\[0\] must not be null"),
+        ("model.kind=megabyte", "kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"),
         ("model=3", "model=3: model is a section of options. Set one option of it"),
         ("model={main: 3}", "model.main=3: model.main is a section of options"),
         ("model=null", "model=null: expected a value"),
@@ -361,13 +309,6 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
         assert word not in str(caught.value)
 
 
-def test_a_preset_is_no_kind_of_model() -> None:
-    with pytest.raises(
-        ConfigError, match="kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"
-    ):
-        load_options("hred", ["model.kind=megabyte"])
-
-
 @pytest.mark.parametrize("trains", ["decoder", "decoder_first"])
 def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) -> None:
     options = load_options(
@@ -376,10 +317,6 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
     with pytest.raises(ConfigError, match="finetune.decode_fraction=0 decodes nothing. Raise finetune.decode_fraction"):
         check_training("finetune", options)
     check_training("pretrain", options)
-
-
-def test_blanks_around_a_name_are_no_part_of_it() -> None:
-    assert load_options(None, ['name="  my run\u3000"']).name == "my run"
 
 
 @pytest.mark.parametrize(

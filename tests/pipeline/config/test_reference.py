@@ -25,11 +25,12 @@ ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_UNIT = ("seed", "layer", "expansion")  # numbers that count nothing
 
 
-def test_every_option_has_a_meaning_in_sentences_and_every_whole_number_a_unit() -> None:
+def test_every_option_has_a_meaning_in_sentences_and_every_number_bounds_and_every_whole_one_a_unit() -> None:
     for key in option_names():
         found, kind = explain_option(key), schema_options()[key].type
         assert re.match("[A-Z]|[a-z_, ]+: |(layers|heads|from:to)@", found.meaning) and found.meaning.endswith("."), key
         assert found.range and found.default, key
+        assert not {int, float} & {kind, *get_args(kind)} or " to " in found.range or kind == list[int], key
         assert found.unit or int not in (kind, *get_args(kind)) or key.rpartition(".")[2] in WITHOUT_UNIT, key
 
 

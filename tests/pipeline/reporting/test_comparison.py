@@ -14,7 +14,7 @@ from pipeline.config import Options, get_option, load_options, set_option
 from pipeline.console import markdown_text
 from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting import comparison
-from pipeline.reporting.comparison import Row, compare_runs, format_comparison, format_markdown
+from pipeline.reporting.comparison import Comparison, Row, compare_runs, format_comparison, format_markdown
 from pipeline.reporting.rendering import Column
 from pipeline.reporting.report import write_report
 from pipeline.reporting.run_state import determine_state
@@ -23,6 +23,12 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training import stages
 from tests.conftest import TINY, write_state
+
+
+def compare(options: Options, *names: str) -> Comparison:
+    """A comparison without its page and picture."""
+    folders = {name: RunFolder.find(name, options.runs_dir) for name in names}
+    return comparison.make_comparison(folders)[0]
 
 
 def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,10 +69,8 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert "finetune, decoder alone" in capsys.readouterr().out
     assert main(arguments[:-1]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "(test, finetune, decoder alone, of an earlier checkpoint)" in shown
-        and "tiny: evaluated by the decoder alone" in shown
-    )
+    assert "(test, finetune, decoder alone, of an earlier checkpoint)" in shown
+    assert "tiny: evaluated by the decoder alone" in shown
 
 
 def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,12 +92,11 @@ def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Option
     for each in (options, patches):
         stages.train(each)
         evaluate_run(each)
-    output = Path(options.runs_dir) / "compared"
 
     def remark() -> str:
-        return format_comparison(compare_runs(["tiny", "patches"], options.runs_dir, output)).splitlines()[-1]
+        return format_comparison(compare(options, "tiny", "patches")).splitlines()[-1]
 
-    rows = compare_runs(["tiny", "patches"], options.runs_dir, output).rows
+    rows = compare(options, "tiny", "patches").rows
     assert rows[0].corpus != rows[1].corpus and rows[0].text == rows[1].text
     assert "needs the fewest bits" in remark() and remark().endswith("So validations are not comparable.")
     patches.evaluate = replace(patches.evaluate, split="valid")
@@ -119,13 +122,11 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     evaluate_run(options)
     rows = {row.run: row for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows}
     assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
-    assert (
-        "not evaluated. Run <code>haed evaluate</code>, or compare the validation"
-        in (output / "comparison.html").read_text()
-    )
+    page = (output / "comparison.html").read_text()
+    assert "not evaluated. Run <code>haed evaluate</code>, or compare the validation" in page
     assert "pretrain of tiny 6 steps" in write_report(other).read_text()
     shutil.rmtree(Path(options.runs_dir) / "tiny")
-    (row,) = compare_runs(["other"], options.runs_dir, output).rows
+    (row,) = compare(options, "other").rows
     assert (row.phases, row.steps) == (["finetune"], 4)
     assert "other started from phase one of tiny, which is missing. It is not counted" in caplog.text
 
@@ -184,7 +185,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     differing = {each["what"]: each["values"] for each in found["differing"]}
     assert differing["steps"] == differing["train.steps"] == {"tiny": 4, "other": 5}
     assert differing["model FLOPs"]["other"] > differing["model FLOPs"]["tiny"]
-    summary = format_markdown(compare_runs(["tiny", "other"], two[0].runs_dir, Path(two[0].runs_dir) / "comparison"))
+    summary = format_markdown(compare(two[0], "tiny", "other"))
     assert summary.startswith("No verdict") and "- steps: " in summary
     widths = [line.count(" | ") for line in summary.splitlines() if line.startswith("| ")]
     assert widths and max(widths) == 5  # a wider table would lie on the column beside it
@@ -193,7 +194,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
 def test_no_run_wins_by_nothing(two: tuple[Options, Options]) -> None:
     runs = Path(two[0].runs_dir)
     shutil.copytree(runs / "tiny", runs / "copy")
-    found = compare_runs(["tiny", "copy", "./tiny"], two[0].runs_dir, runs / "comparison")
+    found = compare(two[0], "tiny", "copy", "./tiny")
     assert found.verdict is not None and "fewest" not in found.verdict_summary
     assert found.verdict.endswith("need the same bits, to four decimals.")
 
@@ -219,9 +220,8 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
     by = comparison.choose_budget(rows, options, comparison.find_differences(rows, options))
     assert by == expected
     least = min(getattr(row, by) for row in rows)
-    assert (comparison.explain_unequal_budgets(rows, by) is None) == (
-        least >= 0.9 * max(getattr(row, by) for row in rows)
-    )
+    enough = least >= 0.9 * max(getattr(row, by) for row in rows)
+    assert (comparison.explain_unequal_budgets(rows, by) is None) == enough
 
 
 def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
@@ -245,9 +245,7 @@ def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Option
     path = Path(two[0].runs_dir) / "tiny" / "train" / "metrics.jsonl"
 
     def row() -> Row:
-        return {
-            row.run: row for row in compare_runs(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows
-        }["tiny"]
+        return next(row for row in compare(two[0], "tiny", "other").rows if row.run == "tiny")
 
     before = row()
     last = read_metrics(path)[-1]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.config import Options
+from pipeline.evaluation.evaluate import evaluate_run
+from pipeline.reporting.report import write_report
 from pipeline.run import checkpoints
 from pipeline.run.run_directory import RunFolder
 from pipeline.training import stages
@@ -32,8 +34,6 @@ def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCa
 
 def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     """Of the command that comes too late, only what is for later is written into config.yaml, and nothing into a checkpoint."""
-    from pipeline.training.stages import format_outcome
-
     pretrain(options)
     finetune(options)
     before = [(newest(options, phase) / "state.json").read_text() for phase in ("pretrain", "finetune")]
@@ -89,9 +89,6 @@ def validations(options: Options, phase: str) -> dict[int, float]:
 def test_what_is_extended_is_validated_again_and_the_best_moves(
     options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipeline.evaluation.evaluate import evaluate_run
-    from pipeline.reporting.report import write_report
-
     options.optimizer.learning_rate, options.evaluate.baselines = 0.01, False
     train(options)
     assert evaluate_run(options).step == 4 and list(validations(options, "train")) == [2, 4]
@@ -151,8 +148,6 @@ def test_phase_two_starts_from_the_newest_checkpoint_where_none_was_validated(
 def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     limit: str, expected: str, options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipeline.reporting.report import write_report
-
     if limit == "epochs":
         options.pretrain.steps, options.pretrain.epochs = None, 0.01
     trained = pretrain(options)

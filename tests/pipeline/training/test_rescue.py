@@ -14,7 +14,9 @@ import pytest
 from data.filesystem import FolderLostError
 from pipeline import ROOT, open_run
 from pipeline.cli import main
-from pipeline.config import Options
+from pipeline.config import Options, dump_options
+from pipeline.reporting import report
+from pipeline.run import opened
 from pipeline.run.run_directory import RunFolder
 from pipeline.training import stages
 
@@ -154,8 +156,6 @@ def test_the_last_step_is_not_said_to_be_saved_where_it_is_not(lasting: Options)
 @pytest.mark.parametrize("stage", ["evaluate", "sample", "index", "analyse", "report"])
 def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is removed as soon as its model was read, or, for a report, its metrics."""
-    from pipeline.reporting import report
-    from pipeline.run import opened
 
     def then_remove(call: Callable[..., object]) -> Callable[..., object]:
         def called(*given: object, **named: object) -> object:
@@ -173,8 +173,6 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_training_in_its_own_process_ends_with_an_error(lasting: Options, tmp_path: Path) -> None:
-    from pipeline.config import dump_options
-
     lasting.train.steps = 1_000_000
     config = tmp_path / "config.yaml"
     config.write_text(dump_options(lasting))

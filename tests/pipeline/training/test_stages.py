@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 
 from data.loader import Loader
 from pipeline.config import Options, load_options
+from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
 from pipeline.run.device import setup_compute
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
+from pipeline.run.sharding import open_shards, shard_source
+from pipeline.run.system import build_system
 from pipeline.training import trainer
 from pipeline.training.stages import finetune, pretrain, train
 from pipeline.training.trainer import NonFiniteLossError, TrainingInterrupted
@@ -57,8 +60,6 @@ def test_an_interrupted_run_ends_in_the_same_bits(
     tiny: list[str], decoder: str, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the preset's mixture."""
-    from pipeline.run.sharding import shard_source
-
     batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
     monkeypatch.setattr(Loader, "batch", lambda self, position: replace(batch(self, position), skipped=1))
     chosen = [
@@ -134,9 +135,6 @@ def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
 def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
     options.pretrain.decode_fraction, options.iem.correction, options.iem.extra_batches = 0.0, "none", 3
     options.model.mixture.known = 0
-    from pipeline.run.sharding import open_shards
-    from pipeline.run.system import build_system
-
     fresh = build_system(options, open_shards(options).build_chunker()).state_dict()
     pretrain(options)
     trained = weights(options, "pretrain")
@@ -178,13 +176,13 @@ def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    checkpoints = Checkpoints(path.parent.parent)
-    found = checkpoints.load_newest()
+    saved = Checkpoints(path.parent.parent)
+    found = saved.load_newest()
     assert found is not None and found.state["step"] == 2 and "The checkpoint before it is tried" in caplog.text
     for other in path.parent.parent.glob("step-*/model.safetensors"):
         other.write_bytes(b"")
     with pytest.raises(CorruptCheckpointError, match="are damaged"):
-        checkpoints.load_newest()
+        saved.load_newest()
     caplog.clear()
     with pytest.raises(CorruptCheckpointError, match="are damaged"):
         train(options)
@@ -200,8 +198,6 @@ def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
 
 
 def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    from pipeline.run.sharding import shard_source
-
     few = ["model.token.heads=3", "model.token.width=24", "model.token.ffn=24", "model.retina.heads="]
     far = load_options("retina", [*of_kind("retina", tiny), *few, "model.retina.windows=8:400@4 0:8@1 400:999@8"])
     shard_source(far)
@@ -222,8 +218,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
 def test_no_checkpoint_is_written_of_what_is_not_finite(
     options: Options, monkeypatch: pytest.MonkeyPatch, log_every: int
 ) -> None:
-    from pipeline.training import trainer
-
     monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
     options.log_steps = log_every
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
@@ -254,9 +248,6 @@ def test_configuration_and_environment_are_written(options: Options) -> None:
 
 
 def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.run import checkpoints
-    from pipeline.training import trainer
-
     failing, write = threading.Event(), checkpoints._write_tensors
     monkeypatch.setattr(checkpoints, "_write_tensors", lambda *given: failing.wait() and write(*given))
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
@@ -279,8 +270,6 @@ def test_memory_that_runs_out_in_a_step_loses_no_step_before(
     part: str, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on with a smaller batch; a half-done update of the weights is not saved."""
-    from pipeline.training import trainer
-
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 2, 0
     update = trainer.Trainer.update
 
