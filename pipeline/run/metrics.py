@@ -18,7 +18,6 @@ from data.filesystem import (
     MANY,
     CorruptFileError,
     add_path_to_errors,
-    is_still,
     make_folders,
     open_file,
     open_own,
@@ -81,10 +80,6 @@ class AppendOnlyLog:
         with add_path_to_errors(self.path):
             os.fsync(self._file)
 
-    def is_there(self) -> bool:
-        """Return whether the path still names this file."""
-        return is_still(self.path, self._file)
-
     def read_all(self) -> bytes:
         """Return all bytes written so far, even if the file was removed."""
         return os.pread(self._file, self._end, 0) + self._pending
@@ -124,9 +119,6 @@ class Tracker(Protocol):
     def write_summary(self, summary: RunSummary) -> None:
         """Take options and results, in place of earlier ones."""
 
-    def flush(self) -> None:
-        """Write what is pending; raise OSError if the disk does not take it."""
-
     def close(self, finished: bool) -> None:
         """Finish writing. `finished` is false after an interruption or error."""
 
@@ -159,7 +151,6 @@ class Metrics:
             tracker.write_record(record)
         try:
             self._lines.flush()
-            self._flush_trackers()
         except OSError as error:
             step = f"{record['step']:,}"
             log.warning("metrics of step %s are kept in memory until they can be written: %s", step, error)
@@ -184,35 +175,17 @@ class Metrics:
             OSError: the disk does not take the last records.
         """
         try:
-            self._sync_logs()
+            self.sync_to_disk()
         finally:
             self._lines.close()
 
     def sync_to_disk(self) -> None:
-        """Sync the logs to the disk before a checkpoint relies on them; a removed metrics.jsonl is written again.
+        """Sync the logs to the disk before a checkpoint relies on them.
 
         Raises:
             OSError: the disk does not take them.
         """
-        if not self._lines.is_there():
-            log.warning("%s was removed or replaced during training. It is written again", self._lines.path)
-            content = self._lines.read_all()
-            make_folders(self._lines.path.parent, within=self._lines.path.parent.parent)
-            write_atomically(self._lines.path, content)
-            self._lines.close()
-            self._lines = AppendOnlyLog(self._lines.path)
-        self._sync_logs()
-
-    def _sync_logs(self) -> None:
         self._lines.sync_to_disk()
-        try:
-            self._flush_trackers()
-        except OSError as error:
-            log.warning("metrics for TensorBoard are kept in memory until they can be written: %s", error)
-
-    def _flush_trackers(self) -> None:
-        for tracker in self._trackers:
-            tracker.flush()
 
 
 def encode_record(record: Record) -> bytes:
@@ -329,11 +302,10 @@ class RemainingTime:
         now = time.monotonic()
         self._began = self._began or (now, done)
         began, before = self._began
-        known = before < done < 1
-        return [
-            f"{done:.0%}",
-            *([f"{format_duration((1 - done) * (now - began) / (done - before))} left"] if known else []),
-        ]
+        shown = [f"{done:.0%}"]
+        if before < done < 1:
+            shown.append(f"{format_duration((1 - done) * (now - began) / (done - before))} left")
+        return shown
 
 
 class PhaseStatus:

@@ -313,7 +313,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             trackers = held.enter_context(open_trackers(noted, phase, resumed))
             metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners)
         try:
-            position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
+            position = trainer.fit(metrics)
         except TrainingInterrupted as error:
             raise TrainingInterrupted(f"{error} of {phase}") from None
         except UnsavedCheckpointError as error:

@@ -380,7 +380,6 @@ class Trainer:
         self.state = PhaseProgress()
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
-        self.keep: Callable[[], object] = lambda: None
         self._data_position: DataPosition | None = None  # up to the last step, if reading the next batch failed
         self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
@@ -394,12 +393,11 @@ class Trainer:
         """The position in the schedule."""
         return self.state.position
 
-    def fit(self, metrics: Metrics | None, keep: Callable[[], object] = lambda: None) -> Position:
+    def fit(self, metrics: Metrics | None) -> Position:
         """Train until a limit of the phase is reached or `patience` ends it.
 
         Args:
             metrics: writer of metrics, on the first rank.
-            keep: called before each checkpoint, on the first rank; it writes removed files of the run again.
 
         Raises:
             TrainingInterrupted: `stop` was true; a checkpoint was written first.
@@ -409,7 +407,7 @@ class Trainer:
             UnsavedCheckpointError: the run's folder was removed, moved or replaced.
         """
         end_interruptible()
-        self.metrics, self.keep = metrics, keep
+        self.metrics = metrics
         with closing(self.prepare_batches()) as batches:
             return self._run_loop(batches)
 
@@ -726,7 +724,6 @@ class Trainer:
         captured = capture_checkpoint(self.state, self.learner, self.data_position(), each, self.identity, self.options)
         try:
             check_guards(self.checkpoints.folder)
-            self.keep()
             if self.metrics is not None:
                 self.metrics.sync_to_disk()
         except FolderLostError as error:

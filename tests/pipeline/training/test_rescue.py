@@ -119,25 +119,6 @@ def test_a_run_that_is_moved_is_saved_where_it_lies_now(change: Callable[[Path],
     assert run.is_symlink() == (change is swap_for_a_link) and run.exists() == run.is_symlink()
 
 
-def test_files_that_a_cleaner_took_are_written_again(lasting: Options, caplog: pytest.LogCaptureFixture) -> None:
-    run = RunFolder.from_options(lasting).path
-    files = ["config.yaml", "corpus.json", "environment.json", "train/metrics.jsonl"]
-    before: dict[str, bytes] = {}
-
-    def clean(run: Path) -> None:
-        before.update({name: (run / name).read_bytes() for name in files})
-        for name in files:
-            (run / name).unlink()
-
-    stages.train(lasting, once(clean, run))
-    assert all(f"{run / name} was removed" in caplog.text for name in files)
-    assert {name: (run / name).read_bytes() for name in files[:3]} == {name: before[name] for name in files[:3]}
-    metrics = (run / files[3]).read_bytes()
-    steps = {json.loads(line)["step"] for line in metrics.splitlines()}
-    assert metrics.startswith(before[files[3]]) and {1, 12} <= steps
-    assert open_run(run).step == 12 and main(["compare", str(run)]) == 0
-
-
 def test_where_no_place_is_left_nothing_is_made(lasting: Options) -> None:
     run = RunFolder.from_options(lasting).path
     with pytest.raises(FolderLostError, match="could not be saved beside the run either: No such file or directory"):
@@ -165,7 +146,7 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
 
         return called
 
-    monkeypatch.setattr(opened, "_build_trained_system", then_remove(opened._build_trained_system))
+    monkeypatch.setattr(opened, "load_weights", then_remove(opened.load_weights))
     monkeypatch.setattr(report, "load_run_report", then_remove(report.load_run_report))
     assert main([stage, str(run), *(["evaluate.baselines=false"] if stage == "evaluate" else [])]) > 0
     assert not run.exists()
