@@ -443,7 +443,7 @@ def neighbours(
             if isinstance(each, Passage)
         ]
     else:
-        opened, chunker = ChunkIndex.open(folder, meta.checkpoint), folder.load_chunker()
+        opened, chunker = ChunkIndex(folder, meta.checkpoint), folder.load_chunker()
         notes = [{"note": _note_query(item, opened, chunker)} if space == "chunks" else {} for item in results]
         rows = [
             note | _neighbour_row(item, each, results.score)
