@@ -37,7 +37,7 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
         from pipeline.run.index.chunk_index import ChunkIndex
         from pipeline.run.run_directory import RunFolder
 
-        base = ChunkIndex.open(RunFolder(run)).vectors[:]
+        base = ChunkIndex(RunFolder(run)).vectors[:]
     else:
         base = fixed.normal(size=(20_000, 32)) @ fixed.normal(size=(32, WIDTH))
         base = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32)

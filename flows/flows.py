@@ -437,7 +437,7 @@ def neighbours(
     about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     notes: list[dict[str, Any]] = [{} for _ in results]
     if space == "chunks":
-        opened, chunker = ChunkIndex.open(folder, meta.checkpoint), folder.load_chunker()
+        opened, chunker = ChunkIndex(folder, meta.checkpoint), folder.load_chunker()
         notes = [{"note": _note_query(item, opened, chunker)} for item in results]
     rows = [
         note | _neighbour_row(item, each, results.score)

@@ -111,10 +111,10 @@ def test_windows_of_a_shard_that_is_cut_are_left_out_where_that_is_asked_for(
 
 
 def test_rows_that_are_read_one_by_one_are_those_that_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ChunkIndex.open(RunFolder(run))
+    kept = ChunkIndex(RunFolder(run))
     monkeypatch.setattr(storage, "SMALL", 0)
     monkeypatch.setattr(faiss_search, "PART", 50)
-    read = ChunkIndex.open(RunFolder(run))
+    read = ChunkIndex(RunFolder(run))
     assert isinstance(kept.vectors, np.ndarray) and isinstance(read.vectors, storage.VectorFile)
     every, number = kept.vectors, len(kept)
     rows = np.array([[5, -1, 5], [number - 1, 0, 7]])

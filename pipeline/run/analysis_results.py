@@ -160,19 +160,10 @@ class Intrinsic:
     @property
     def verdict(self) -> str:
         """List the baselines by significance: beaten, not told apart, better."""
-        groups = {
-            "beaten": [
-                name
-                for name, difference in self.difference.items()
-                if difference.is_significant and difference.mean > 0
-            ],
-            "not told apart": [name for name, difference in self.difference.items() if not difference.is_significant],
-            "better": [
-                name
-                for name, difference in self.difference.items()
-                if difference.is_significant and difference.mean < 0
-            ],
-        }
+        groups: dict[str, list[str]] = {"beaten": [], "not told apart": [], "better": []}
+        for name, each in self.difference.items():
+            group = "not told apart" if not each.is_significant else "beaten" if each.mean > 0 else "better"
+            groups[group].append(name)
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
 
 

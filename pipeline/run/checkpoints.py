@@ -63,7 +63,6 @@ log = logging.getLogger(__name__)
 STATE = "state.json"
 MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
 FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
-_TRIES = 20  # a training replaces checkpoints meanwhile
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
@@ -151,10 +150,6 @@ class Checkpoint:
     def identity(self) -> Identity:
         """Identity of the run that it fits."""
         return self.state["identity"]
-
-    def without_tensors(self) -> "Checkpoint":
-        """Return the checkpoint as if it were not loaded."""
-        return Checkpoint(self.path, self.state, self.fallback)
 
 
 def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
@@ -325,32 +320,24 @@ def choose_checkpoint(folder: Path) -> Checkpoint:
         FileNotFoundError: there never was a checkpoint.
         PermissionError: a checkpoint may not be read.
     """
-    for _ in range(_TRIES):
-        best, reasons = _read_best_pointer(folder)
-        newest_first = [path for path in reversed(list_checkpoints(folder)) if path != best]
-        for path in [*([best] if best else []), *newest_first]:
-            try:
-                state = read_verified_state(path)
-            except CorruptCheckpointError as error:
-                is_gone = not os.path.lexists(path)
-                if _read_best_pointer(folder)[0] != best or (is_gone and path != best):
-                    break  # a training has just replaced it
-                reasons.append(f"{path} is missing, but {folder / 'best'} names it" if is_gone else str(error))
-                continue
-            if best is None and not reasons and state.get("best") is not None:
-                reasons.append(f"{folder / 'best'} is missing, although the phase was validated")
-            checkpoint = Checkpoint(path, state)
-            if not reasons:
-                return checkpoint
-            why = f"{'; '.join(reasons)}; using the newest checkpoint instead, {path.name}"
-            return replace(
-                checkpoint,
-                fallback=warn_once(f"{why}. Write the name of another checkpoint to {folder / 'best'} to choose it"),
-            )
-        else:
-            break
-    else:
-        raise CorruptCheckpointError(f"the checkpoints in {folder} are replaced faster than they are read. Try again")
+    best, reasons = _read_best_pointer(folder)
+    newest_first = [path for path in reversed(list_checkpoints(folder)) if path != best]
+    for path in [*([best] if best else []), *newest_first]:
+        try:
+            state = read_verified_state(path)
+        except CorruptCheckpointError as error:
+            is_gone = not os.path.lexists(path)
+            if _read_best_pointer(folder)[0] != best or (is_gone and path != best):
+                return choose_checkpoint(folder)  # a training has just replaced it
+            reasons.append(f"{path} is missing, but {folder / 'best'} names it" if is_gone else str(error))
+            continue
+        if best is None and not reasons and state.get("best") is not None:
+            reasons.append(f"{folder / 'best'} is missing, although the phase was validated")
+        if not reasons:
+            return Checkpoint(path, state)
+        why = f"{'; '.join(reasons)}; using the newest checkpoint instead, {path.name}"
+        advice = f"Write the name of another checkpoint to {folder / 'best'} to choose it"
+        return Checkpoint(path, state, warn_once(f"{why}. {advice}"))
     check_pointers(folder)
     if not reasons:
         raise FileNotFoundError(f"{folder} has no checkpoint")
@@ -390,34 +377,33 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
         CorruptCheckpointError: a file is missing, truncated or altered.
         PermissionError: a file may not be read.
     """
+    with _explain_damage(path):
+        state: Any = read_state(path, ("step", "identity", "options", "sha256", "digest"))
+        sums: Mapping[str, str] = state["sha256"]
+        cache = ChecksumCache(path.parent)
+        for name in names or [AVERAGE if AVERAGE in sums else MODEL]:
+            if name in FILES and name in sums:
+                read_metadata(path / name)  # a file that goes on behind its tensors is not hashed, which takes long
+                if cache.compute_sha256(f"{path.name}/{name}", fresh) != sums[name]:
+                    raise CorruptFileError(f"the checksum of {name} does not match")
+        for key, kind in (("step", int), ("identity", dict), ("options", dict)):
+            if not isinstance(state[key], kind):
+                raise CorruptFileError(f"{key} in {STATE} has the wrong type")
+        return cast(State, state)
+
+
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Turn every error of a file of a checkpoint into a CorruptCheckpointError, which says once that it is damaged."""
     try:
         with explain_permission_error(path):
-            return _verify_state(path, names, fresh)
-    except (CorruptCheckpointError, PermissionError):
+            yield
+    except PermissionError:
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise _name_damage(path, error) from error
-
-
-def _name_damage(path: Path, error: Exception) -> CorruptCheckpointError:
-    """Return the error of a checkpoint whose files cannot be read, which says once that something is damaged."""
-    why = str(error) if isinstance(error, CorruptFileError) else f"{type(error).__name__}: {error}"
-    return CorruptCheckpointError(f"checkpoint {path}{':' if 'is damaged' in why else ' is damaged:'} {why}")
-
-
-def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
-    state: Any = read_state(path, ("step", "identity", "options", "sha256", "digest"))
-    sums: Mapping[str, str] = state["sha256"]
-    cache = ChecksumCache(path.parent)
-    for name in names or [AVERAGE if AVERAGE in sums else MODEL]:
-        if name in FILES and name in sums:
-            read_metadata(path / name)  # a file that goes on behind its tensors is not hashed: a terabyte takes an hour
-            if cache.compute_sha256(f"{path.name}/{name}", fresh) != sums[name]:
-                raise CorruptCheckpointError(f"checkpoint {path} is damaged: the checksum of {name} does not match")
-    for key, kind in (("step", int), ("identity", dict), ("options", dict)):
-        if not isinstance(state[key], kind):
-            raise CorruptCheckpointError(f"checkpoint {path} is damaged: {key} in {STATE} has the wrong type")
-    return cast(State, state)
+        why = str(error) if isinstance(error, CorruptFileError) else f"{type(error).__name__}: {error}"
+        problem = f"{':' if 'is damaged' in why else ' is damaged:'} {why}"
+        raise CorruptCheckpointError(f"checkpoint {path}{problem}") from error
 
 
 def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
@@ -481,12 +467,7 @@ class Checkpoints:
         self._writer.shutdown()
 
     def _write_checkpoint(self, step: int, tensors: "dict[str, dict[str, Tensor]]", state: State, best: bool) -> None:
-        """Write a checkpoint, point `latest` (and `best`) to it, and remove those that are neither new nor best.
-
-        Raises:
-            FolderLostError: the run's folder was removed, moved or replaced.
-            OSError: see `wait_until_written`.
-        """
+        """Write a checkpoint, point `latest` (and `best`) to it, and remove those that are neither new nor best."""
         path = self.folder / f"step-{step:08d}"
         beside = self.folder / f".{path.name}.partial"
         check_guards(self.folder)
@@ -548,9 +529,8 @@ class Checkpoints:
         """
         self.wait_until_written()
         tried: set[Path] = set()
-        while new := [
-            path for path in list_checkpoints(self.folder) if path not in tried
-        ]:  # training may replace them meanwhile
+        # A training may replace them meanwhile.
+        while new := [path for path in list_checkpoints(self.folder) if path not in tried]:
             tried.add(new[-1])
             try:
                 return load_checkpoint(new[-1], training=True)
@@ -580,9 +560,8 @@ class Checkpoints:
                 return None
             try:
                 return replace(load_checkpoint(chosen.path, training), fallback=chosen.fallback)
-            except (
-                CorruptCheckpointError
-            ):  # it has changed since its sum was noted, or is replaced; `choose_checkpoint` knows by now
+            except CorruptCheckpointError:
+                # It has changed since its sum was noted, or is replaced; `choose_checkpoint` knows by now.
                 if choose_checkpoint(self.folder).path == chosen.path:
                     raise
 
@@ -598,17 +577,12 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
     """
     state = read_verified_state(path, FILES if training else None, fresh=True)
     evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
-    try:
-        with explain_permission_error(path):
-            wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
-            tensors = {name: read_tensors(path / name) for name in wanted}
-            if training:
-                return Checkpoint(path, state, None, tensors[MODEL], tensors[TRAINING], tensors.get(AVERAGE))
-            return Checkpoint(path, state, None, tensors[evaluated])
-    except PermissionError:
-        raise
-    except (OSError, KeyError, ValueError) as error:
-        raise _name_damage(path, error) from error
+    with _explain_damage(path):
+        wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
+        tensors = {name: read_tensors(path / name) for name in wanted}
+        if training:
+            return Checkpoint(path, state, None, tensors[MODEL], tensors[TRAINING], tensors.get(AVERAGE))
+        return Checkpoint(path, state, None, tensors[evaluated])
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":

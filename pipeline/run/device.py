@@ -103,18 +103,13 @@ _memory: Any = torch.utils.deterministic
 def _read_switches() -> tuple[int, bool, bool, bool]:
     """Return the current values of the settings that `_set_switches` sets."""
     cudnn = torch.backends.cudnn
-    return (
-        torch.get_deterministic_debug_mode(),
-        cudnn.deterministic,
-        cudnn.benchmark,
-        _memory.fill_uninitialized_memory,
-    )
+    mode, fills = torch.get_deterministic_debug_mode(), _memory.fill_uninitialized_memory
+    return mode, cudnn.deterministic, cudnn.benchmark, fills
 
 
 def _set_switches(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> None:
-    torch.set_deterministic_debug_mode(
-        mode
-    )  # `use_deterministic_algorithms` would import Inductor, which takes seconds
+    # `use_deterministic_algorithms` would import Inductor, which takes seconds.
+    torch.set_deterministic_debug_mode(mode)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
     _memory.fill_uninitialized_memory = fills
 
@@ -138,9 +133,7 @@ def setup_compute(options: Options, precision: str | None = None) -> Compute:
     """
     if options.deterministic:
         os.environ.setdefault(_CUBLAS, _CUBLAS_VALUES[0])
-        os.environ.setdefault(
-            "TORCHINDUCTOR_DETERMINISTIC", "1"
-        )  # of torch.compile: kernels are not chosen by their times
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # torch.compile chooses no kernel by its time
     try:
         device = resolve_device(options.device)
         torch.empty(0, device=device)
@@ -235,19 +228,15 @@ def keep_memory() -> None:
     By default each large tensor is mapped afresh and its pages are faulted in one by one. Multiplying two 8192×2048
     matrices element by element took 16 ms that way, and 3.7 ms with this setting. Other C libraries are left unchanged.
     """
-    try:
+    with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-    mallopt(_M_TOP_PAD, 64 << 20)
+        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        mallopt(_M_TOP_PAD, 64 << 20)
 
 
 def release_memory() -> None:
     """Return the memory that `keep_memory` kept to the system, between two stages of a process."""
     gc.collect()
-    try:
+    with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        return

@@ -124,9 +124,6 @@ class Tracker(Protocol):
     def write_summary(self, summary: RunSummary) -> None:
         """Take options and results, in place of earlier ones."""
 
-    def flush(self) -> None:
-        """Write what is pending; raise OSError if the disk does not take it."""
-
     def close(self, finished: bool) -> None:
         """Finish writing. `finished` is false after an interruption or error."""
 
@@ -159,7 +156,6 @@ class Metrics:
             tracker.write_record(record)
         try:
             self._lines.flush()
-            self._flush_trackers()
         except OSError as error:
             step = f"{record['step']:,}"
             log.warning("metrics of step %s are kept in memory until they can be written: %s", step, error)
@@ -184,15 +180,15 @@ class Metrics:
             OSError: the disk does not take the last records.
         """
         try:
-            self._sync_logs()
+            self.sync_to_disk()
         finally:
             self._lines.close()
 
     def sync_to_disk(self) -> None:
-        """Sync the logs to the disk before a checkpoint relies on them; a removed metrics.jsonl is written again.
+        """Sync the log to the disk before a checkpoint relies on it; a removed metrics.jsonl is written again.
 
         Raises:
-            OSError: the disk does not take them.
+            OSError: the disk does not take it.
         """
         if not self._lines.is_there():
             log.warning("%s was removed or replaced during training. It is written again", self._lines.path)
@@ -201,18 +197,7 @@ class Metrics:
             write_atomically(self._lines.path, content)
             self._lines.close()
             self._lines = AppendOnlyLog(self._lines.path)
-        self._sync_logs()
-
-    def _sync_logs(self) -> None:
         self._lines.sync_to_disk()
-        try:
-            self._flush_trackers()
-        except OSError as error:
-            log.warning("metrics for TensorBoard are kept in memory until they can be written: %s", error)
-
-    def _flush_trackers(self) -> None:
-        for tracker in self._trackers:
-            tracker.flush()
 
 
 def encode_record(record: Record) -> bytes:
@@ -329,11 +314,10 @@ class RemainingTime:
         now = time.monotonic()
         self._began = self._began or (now, done)
         began, before = self._began
-        known = before < done < 1
-        return [
-            f"{done:.0%}",
-            *([f"{format_duration((1 - done) * (now - began) / (done - before))} left"] if known else []),
-        ]
+        shown = [f"{done:.0%}"]
+        if before < done < 1:
+            shown.append(f"{format_duration((1 - done) * (now - began) / (done - before))} left")
+        return shown
 
 
 class PhaseStatus:

@@ -8,6 +8,7 @@ run.next("import ").chunks[0].text
 run.neighbours("def ")
 """
 
+import io
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -193,11 +194,9 @@ class Run:
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
         self.folder, self.options = folder, options or folder.load_options()
         self.phase = folder.trained_phase(self.options.evaluate.stage)
-        checkpoint = Checkpoints(folder.phase_folder(self.phase) / "checkpoints").load_best()
-        if checkpoint is None:
-            raise FileNotFoundError(
-                f"{folder.phase_folder(self.phase)}/checkpoints has no complete checkpoint. Train it again"
-            )
+        place = folder.phase_folder(self.phase) / "checkpoints"
+        if (checkpoint := Checkpoints(place).load_best()) is None:
+            raise FileNotFoundError(f"{place} has no complete checkpoint. Train it again")
         if self.options.evaluate.stage is None:
             checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
         folder.check_unchanged(self.options, checkpoint)
@@ -209,12 +208,14 @@ class Run:
         self.compute: Compute = setup_compute(self.options, self.options.evaluate.precision)
         self.chunker: Chunker = folder.load_chunker()
         self.of_values = bool(folder.read_corpus_record().form)
-        self.checkpoint = checkpoint.without_tensors()
+        self.checkpoint = Checkpoint(checkpoint.path, checkpoint.state, checkpoint.fallback)
         self._has_memory = False
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)
         check_memory(as_trained, self.chunker, self.compute)
-        self.system = _build_trained_system(as_trained, self.chunker, checkpoint).to(self.compute.device).eval()
+        self.system: SequenceModel = build_system(as_trained, self.chunker)
+        load_weights(self.system, checkpoint)
+        self.system.to(self.compute.device).eval()
         self.system.cut = replace(self.system.cut, context=self.options.batch.context)
 
     @property
@@ -223,10 +224,8 @@ class Run:
         if self._guesses:
             self._guesses = False  # said once
             log.warning(
-                (
-                    "%s was trained without its decoder (pretrain.decode_fraction=0). Whatever the decoder spells "
-                    "comes from random weights. Run `haed finetune` first"
-                ),
+                "%s was trained without its decoder (pretrain.decode_fraction=0). Whatever the decoder spells "
+                "comes from random weights. Run `haed finetune` first",
                 self.folder.path,
             )
         how, system = self.options, self.system
@@ -277,12 +276,7 @@ class Run:
         return result
 
     def _encode_document(self, text: Text, example: str) -> bytes:
-        """Return the bytes of a text; for pictures and sound, a str is refused.
-
-        Raises:
-            TypeError: it is neither a str nor bytes.
-            ValueError: it is a str, and the model is not a model of text.
-        """
+        """Return the bytes of a text; for pictures and sound, a str is refused."""
         if self.of_values and isinstance(text, str) and text:
             raise ValueError(f"this run's model is not of text. Give the values as bytes, not {text[:40]!r}")
         return to_bytes(text, example)
@@ -407,10 +401,8 @@ class Run:
             self._warn_if_cut(prompt, sampler.unread)
             remembered = (sampler.space, sampler.documents[0]) if sampler.documents else None
             likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, remembered)
-        if len(likeliest.probability) < count:
-            log.warning(
-                "%d of %d chunks were found: no other chunk is possible there", len(likeliest.probability), count
-            )
+        if (found := len(likeliest.probability)) < count:
+            log.warning("%d of %d chunks were found: no other chunk is possible there", found, count)
         known = None if system.known is None else system.known.lexicon
         counts = [0] * len(likeliest.chunks) if known is None else known.counts_of(likeliest.chunks)[0].tolist()
         columns = (likeliest.chunks.tokens, likeliest.chunks.lengths, likeliest.probability)
@@ -472,12 +464,14 @@ class Run:
 
     def embed_rows(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,), computed in batches."""
-        batches = []
+        return np.concatenate([vectors for _, vectors in self.embed_batches(tokens, lengths)])
+
+    def embed_batches(self, tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Embed chunks as `embed_rows` does; yield the rows and the embeddings of each batch."""
         for begin in range(0, max(1, len(lengths)), EMBEDDED_AT_ONCE):
             part = slice(begin, begin + EMBEDDED_AT_ONCE)
             rows, ends = (torch.from_numpy(x[part].astype(np.int64))[None] for x in (tokens, lengths))
-            batches.append(self._embed_window(TokenBatch.from_chunks(rows, ends)))
-        return np.concatenate(batches)
+            yield part, self._embed_window(TokenBatch.from_chunks(rows, ends))
 
     @torch.no_grad()
     def _embed_window(self, chunks: TokenBatch) -> np.ndarray:
@@ -541,12 +535,8 @@ class Run:
         """Warn that the main model does not read the beginning of a text, and from where it reads it."""
         if unread:
             first = escape_control_characters(display_chunk(text[unread : unread + _SHOWN], self.chunker.name))
-            log.warning(
-                "the text has %s bytes. The main model reads the last %s, from %s … on (batch.context)",
-                f"{len(text):,}",
-                f"{len(text) - unread:,}",
-                first,
-            )
+            read = f"{len(text):,} bytes. The main model reads the last {len(text) - unread:,}"
+            log.warning("the text has %s, from %s … on (batch.context)", read, first)
 
     @cached_property
     def probe(self) -> Probe:
@@ -584,20 +574,9 @@ def count_characters(document: bytes) -> int:
 
 def count_words(document: bytes) -> int:
     """Return the number of words of a document as WikiText counts them: what is between white space, and line ends."""
-    values = np.frombuffer(document, np.uint8)
-    is_space = (values == ord(" ")) | ((values >= ord("\t")) & (values <= ord("\r")))
-    begins = ~is_space
-    begins[1:] &= is_space[:-1]
-    lines = int((values == ord("\n")).sum()) + (bool(document) and not document.endswith(b"\n"))
-    return int(begins.sum()) + lines
+    return sum(len(line.split()) + 1 for line in io.BytesIO(document))
 
 
 def compute_word_perplexity(bits: float, words: int) -> float | None:
     """Return 2 to the power of the bits for a word; None where white space does not divide the text into words."""
     return 2 ** (bits / words) if words and bits / words < _MOST_WORD_BITS else None
-
-
-def _build_trained_system(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> SequenceModel:
-    system = build_system(options, chunker)
-    load_weights(system, checkpoint)
-    return system

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import torch
@@ -107,25 +108,11 @@ def _restore_memory(
     return Memory(names, start_document, MemoryGate(**kept), None if scale is None else Speller(scale))
 
 
-def _start_copied(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
-    return lambda: Copied(how.memory)
-
-
-def _start_recalled(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
-    recall = load_recall(corpus)
-    return lambda: Recalled(recall)
-
-
-def _start_repeated(corpus: Corpus, how: EvaluateOptions) -> Callable[[], Part]:
-    k = corpus.build_chunker().k
-    return lambda: Repeated(k)
-
-
 # A further part is a file beside haed/chunk/copied.py and a line here, and its name in `EvaluateOptions.parts`.
 _PARTS: dict[str, Callable[[Corpus, EvaluateOptions], Callable[[], Part]]] = {
-    "copied": _start_copied,
-    "repeated": _start_repeated,
-    "recalled": _start_recalled,
+    "copied": lambda corpus, how: partial(Copied, how.memory),
+    "repeated": lambda corpus, how: partial(Repeated, corpus.build_chunker().k),
+    "recalled": lambda corpus, how: partial(Recalled, load_recall(corpus)),
 }
 
 
@@ -135,7 +122,7 @@ def load_recall(corpus: Corpus) -> ChunkRecall:
     kept = read_cache(corpus.folder / RECALL, key)
     if kept is not None:
         try:
-            return _restore_recall(kept)
+            return ChunkRecall(Chunks(kept.pop("tokens").long(), kept.pop("lengths").long()), **kept)
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             log.warning("%s is damaged (%s). It is made again", corpus.folder / RECALL, error)
     total = corpus.split_counts("train").chunks
@@ -145,18 +132,10 @@ def load_recall(corpus: Corpus) -> ChunkRecall:
         log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
     chunker = corpus.build_chunker()
     recall = ChunkRecall.build(*_number_chunks(corpus.iterate_documents("train"), chunker.k, chunker.fixed, read))
-    tensors = {name: getattr(recall, name) for name in _RECALL_TENSORS}
+    tensors = {each.name: getattr(recall, each.name) for each in fields(ChunkRecall) if each.name != "chunks"}
     tensors |= {"tokens": recall.chunks.tokens.byte(), "lengths": recall.chunks.lengths.byte()}
     write_cache(corpus.folder / RECALL, tensors, key)
     return recall
-
-
-def _restore_recall(kept: dict[str, Tensor]) -> ChunkRecall:
-    chunks = Chunks(kept.pop("tokens").long(), kept.pop("lengths").long())
-    return ChunkRecall(chunks, **kept)
-
-
-_RECALL_TENSORS = [each.name for each in fields(ChunkRecall) if each.name != "chunks"]
 
 
 def _number_chunks(
@@ -205,13 +184,10 @@ def _number_chunks(
 
 def choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return beginnings of documents of the valid split, in a fixed random order, about `FITTED` chunks in all."""
-    documents = corpus.split_counts("valid").documents
-    share = max(1.0, corpus.split_counts("valid").chunks / FITTED)
-    chosen = set(
-        torch.randperm(documents, generator=torch.Generator().manual_seed(0))[
-            : math.ceil(2 * documents / share)
-        ].tolist()
-    )
+    counts = corpus.split_counts("valid")
+    share = max(1.0, counts.chunks / FITTED)
+    order = torch.randperm(counts.documents, generator=torch.Generator().manual_seed(0))
+    chosen = set(order[: math.ceil(2 * counts.documents / share)].tolist())
     result, left = [], FITTED
     for number, (tokens, lengths) in enumerate(corpus.iterate_documents("valid")):
         if not left:

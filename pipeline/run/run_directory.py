@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache, wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
@@ -66,19 +66,7 @@ READS = {  # what can be given to a stage that reads a trained run: options, and
     "neighbours": (*_EVERY, "evaluate.stage", "batch.context"),
     "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),
     "report": (*_EVERY, "tracking", "evaluate.stage", "index"),
-    "profile": (
-        *_EVERY,
-        "precision",
-        "seed",
-        "compile",
-        "batch",
-        "model",
-        "iem",
-        "optimizer",
-        "pretrain",
-        "finetune",
-        "train",
-    ),
+    "profile": (*_EVERY, "precision", "seed", "compile", "batch", "model", "iem", "optimizer", *reversed(LATEST_FIRST)),
 }
 
 
@@ -176,9 +164,8 @@ class RunFolder:
                 )
         if "name" in keys:
             raise ConfigError(f"name= and {self.path} both name a run. Leave one of them out")
-        named = (
-            self.path if self.path.name not in ("", "..") else Path(os.path.abspath(self.path))
-        )  # a link by its own name
+        # A link has its own name.
+        named = self.path if self.path.name not in ("", "..") else Path(os.path.abspath(self.path))
         options.name, options.runs_dir = named.name, str(named.parent)
         return options
 
@@ -195,14 +182,8 @@ class RunFolder:
             log.warning("%s/corpus.json says where the shards are: %s", self.path, redact_urls(location))
             places = [location]
         else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
-            kept = Path(options.shards_dir) / Path(location).name
-            beside = remembered.beside or location
-            places = [
-                os.path.normpath(self.path.resolve() / beside),
-                location,
-                str(kept),
-                str(self.path.parent.parent / kept),
-            ]
+            beside = os.path.normpath(self.path.resolve() / (remembered.beside or location))
+            places = [beside, location, str(Path(options.shards_dir) / Path(location).name)]
             places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         corpora = [Corpus.open(place, options.loader) for place in places]
         if not corpora:
@@ -391,10 +372,12 @@ class RunFolder:
             OSError: the folder cannot be written.
         """
         new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        with self._open_lock() as file:
-            before = file.read()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with acquire_lock(self.path / "lock", self._refuse, patience=1.0) as file:
             with add_path_to_errors(self.path / "lock"):
-                _rewrite_file(file, process_description().encode())
+                file.truncate(0)
+                file.write(process_description().encode())
+                file.flush()
             try:
                 with guard_folder(self.path, (self.path / "lock", file)) as guard:
                     try:
@@ -407,7 +390,7 @@ class RunFolder:
                                 for folder in new_folders:
                                     folder.rmdir()
             finally:
-                _rewrite_file(file, before)
+                file.truncate(0)
 
     def lock_holder(self) -> str | None:
         """Return a description of the process that holds the run's lock, such as a training; None if it is free."""
@@ -439,12 +422,6 @@ class RunFolder:
 
     def _refuse(self, holder: str) -> None:
         raise BlockingIOError(f"{self.path} is in use by {holder}. Wait for it or stop it")
-
-    def _open_lock(self) -> IO[bytes]:
-        while True:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
-                return acquire_lock(self.path / "lock", self._refuse, patience=1.0)
 
 
 @lru_cache(4096)
@@ -485,13 +462,6 @@ def _suggest_instead(name: str) -> str:
     return f". Give data as source.path={name}" if os.path.exists(name) else ""
 
 
-def _rewrite_file(file: IO[bytes], content: bytes) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(content)
-    file.flush()
-
-
 def describe_environment(options: Options) -> Environment:
     """Return everything besides the configuration that a result depends on: versions, commit, machine, device."""
     import torch  # whose own version tells the build for CUDA, unlike that of the package
@@ -500,20 +470,11 @@ def describe_environment(options: Options) -> Environment:
 
     processor, precision = describe_compute(options)
     packages = ("numpy", "faiss-cpu", "pydantic")
-    try:
-        if not (
-            Path(__file__).resolve().parents[2] / ".git"
-        ).exists():  # installed, maybe within somebody else's repository
-            raise FileNotFoundError
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
+    root, commit = Path(__file__).resolve().parents[2], None
+    if (root / ".git").exists():  # else it is installed, maybe within somebody else's repository
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        with suppress(OSError, subprocess.CalledProcessError):
+            commit = subprocess.check_output(command, cwd=root, text=True, stderr=subprocess.DEVNULL).strip()
     return Environment(
         versions={"python": platform.python_version(), "torch": str(torch.__version__)}
         | {name: version(name) for name in packages},

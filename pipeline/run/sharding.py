@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
         shards_dir = shards_dir.resolve()
         if source.path and Path(source.path).exists():
             source = replace(source, path=str(Path(source.path).resolve()))
-        mapper = mapper or _on_dask(options.launcher.dask, options.shard.workers)
+        mapper = mapper or partial(_map_on_dask, options.launcher.dask, options.shard.workers)
     status, is_done = StatusLine(time.monotonic()), False
 
     def show_progress(progress: ShardingProgress) -> None:
@@ -80,14 +81,9 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
         yield held.enter_context(Client(address))
 
 
-def _on_dask(address: str, workers: int) -> Mapper:
-    """Return a mapper over a Dask cluster, see `open_dask_client`."""
-
-    def map_parts(write: Any, parts: Any) -> None:
-        with open_dask_client(address, workers) as client:
-            client.gather(client.map(write_persistently, parts, pure=False))
-
-    return map_parts
+def _map_on_dask(address: str, workers: int, write: Any, parts: Any) -> None:
+    with open_dask_client(address, workers) as client:
+        client.gather(client.map(write_persistently, parts, pure=False))
 
 
 def check_source(options: Options) -> None:
@@ -169,9 +165,8 @@ def open_shards(options: Options) -> Corpus:
         return run_corpus
     if options.source.kind == "shards":
         if not options.source.path:
-            raise ValueError(
-                "source.kind=shards needs source.path=, the folder or URL of a sharded corpus, such as source.path=shards/NAME"
-            )
+            example = "the folder or URL of a sharded corpus, such as source.path=shards/NAME"
+            raise ValueError(f"source.kind=shards needs source.path=, {example}")
         corpus = Corpus.open(options.source.path, options.loader)
         _check_chunker(corpus, options)
     else:

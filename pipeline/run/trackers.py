@@ -66,6 +66,7 @@ class TensorBoard:
     def write_record(self, record: Record) -> None:
         """Add the metrics of a step to the curves."""
         _add_event(self._records, _scalars(record, int(record["step"])))
+        self._flush()
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write options and final metrics for the HPARAMS dashboard, and samples as text, in place of earlier ones."""
@@ -100,17 +101,15 @@ class TensorBoard:
         except OSError as error:
             log.warning("options and results for TensorBoard could not be written: %s", error)
 
-    def flush(self) -> None:
-        """Write pending bytes; raise OSError if the disk does not take them all."""
-        if self._log is not None:
-            self._log.flush()
-
     def close(self, finished: bool) -> None:
         """Close the file; bytes that the disk does not take are dropped."""
         if self._log is not None:
-            with suppress(OSError):
-                self._log.flush()
+            self._flush()
             self._log.close()
+
+    def _flush(self) -> None:
+        with suppress(OSError):  # of the same disk as metrics.jsonl, which warns; the next record tries again
+            self._records.flush()
 
 
 def _name_event_file() -> str:
@@ -280,9 +279,6 @@ class BackgroundTracker:
     def write_summary(self, summary: RunSummary) -> None:
         """Send options and results."""
         self._calls.put(partial(self._tracker.write_summary, summary))
-
-    def flush(self) -> None:
-        """Do nothing: the thread sends what there is."""
 
     def close(self, finished: bool) -> None:
         """Wait, for a limited time, until everything is sent."""

@@ -290,13 +290,10 @@ class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
         """Choose the epoch of the next pass."""
         self._epoch.fill_(epoch)
 
-    def _seek_epoch(self) -> None:
-        epoch = int(self._epoch)
-        self.loader.load_state_dict(self._from if epoch == self._from["epoch"] else {"epoch": epoch, "windows": 0})
-
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Iterate over the batches of the epoch, or over a worker's share of them."""
-        self._seek_epoch()
+        epoch = int(self._epoch)
+        self.loader.load_state_dict(self._from if epoch == self._from["epoch"] else {"epoch": epoch, "windows": 0})
         for batch in self.loader.iterate_epoch():
             yield {"tokens": batch.tokens, "lengths": batch.lengths, "starts": batch.starts}
 

@@ -41,7 +41,7 @@ from pipeline.run.index.storage import (
     write_vectors,
 )
 from pipeline.run.metrics import ProgressCounter
-from pipeline.run.opened import EMBEDDED_AT_ONCE, Run
+from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.sharding import check_split
 from pipeline.run.windows import Window, cut_windows, stack_windows
@@ -70,9 +70,7 @@ def build_index(options: Options) -> IndexSummary:
     if space == "chunks":
         check_chunks(options)
         if limits.space == "predictions":
-            log.info(
-                "predictions are not indexed. Index chunks, and query them with `haed neighbours RUN --after TEXT`"
-            )
+            log.info("predictions are not indexed, chunks are. Query them with `haed neighbours RUN --after TEXT`")
         if limits.layer is not None or limits.scale is not None:
             log.warning("index.layer and index.scale apply to contexts only. Use `--space contexts`")
     folder = RunFolder.from_options(options)
@@ -92,12 +90,8 @@ def build_index(options: Options) -> IndexSummary:
 
 def describe_index(index: IndexSummary) -> str:
     """Describe a built index in text: its folder, its size and the quality of its search."""
-    rest = (
-        "rarer chunks left out by index.max_chunks"
-        if index.space == "chunks"
-        else "other places left out by index.max_contexts"
-    )
-    left = f" ({index.left_out:,} {rest})" if index.left_out else ""
+    rest, limit = ("rarer chunks", "max_chunks") if index.space == "chunks" else ("other places", "max_contexts")
+    left = f" ({index.left_out:,} {rest} left out by index.{limit})" if index.left_out else ""
     how, quality = "exact search", index.found
     if index.kind != "flat":
         how = f"{index.kind} at effort {quality.effort}"
@@ -130,7 +124,7 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
     known = int((counts >= floor).sum())
     mean = _mean_embedding(run, tokens[:known], lengths[:known]) if metric == "centred" else None
     with write_vectors(space_folder(run.folder, "chunks"), width, metric) as file:
-        for rows, vectors in _embed_batches(run, tokens, lengths):
+        for rows, vectors in run.embed_batches(tokens, lengths):
             norms[rows] = np.linalg.norm(vectors, axis=1)
             if mean is not None:
                 distances[rows] = np.linalg.norm(vectors - mean, axis=1)
@@ -148,21 +142,13 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
         columns["from_mean"] = pyarrow.array(distances)
     _write_table(run, "chunks", [pyarrow.table(columns)])
     unseen = np.zeros((0, width), np.float32)
-    others = count_distinct_chunks(corpus, "valid", most=_UNSEEN) if limits.split != "valid" else None
-    if others is not None and len(others.counts):
-        indexed = {row.tobytes() for row in np.column_stack([tokens, lengths])}
-        candidates = enumerate(np.column_stack([others.tokens, others.lengths]))
-        if new := [number for number, row in candidates if row.tobytes() not in indexed]:
-            unseen = prepare_vectors(run.embed_rows(others.tokens[new], others.lengths[new]), metric, mean)
+    others = count_distinct_chunks(corpus, "valid", most=_UNSEEN)
+    indexed = {row.tobytes() for row in np.column_stack([tokens, lengths])}
+    candidates = enumerate(np.column_stack([others.tokens, others.lengths]))
+    if new := [number for number, row in candidates if row.tobytes() not in indexed]:
+        unseen = prepare_vectors(run.embed_rows(others.tokens[new], others.lengths[new]), metric, mean)
     values = None if mean is None else mean.tolist()
     return _build_search(run, "chunks", metric, unseen, known, left_out=distinct.left_out, floor=floor, mean=values)
-
-
-def _embed_batches(run: Run, tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Embed chunks, given as tokens (n, K) and lengths (n,), in batches; yield the rows and embeddings of each."""
-    for begin in range(0, len(tokens), EMBEDDED_AT_ONCE):
-        rows = slice(begin, begin + EMBEDDED_AT_ONCE)
-        yield rows, run.embed_rows(tokens[rows], lengths[rows])
 
 
 def _mean_embedding(run: Run, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -171,7 +157,7 @@ def _mean_embedding(run: Run, tokens: np.ndarray, lengths: np.ndarray) -> np.nda
     Weighted by counts, a handful of chunks would dominate the mean. All chunks of the split give the same mean
     (dev/LOG.md).
     """
-    summed = sum(vectors.sum(0, dtype=np.float64) for _, vectors in _embed_batches(run, tokens, lengths))
+    summed = sum(vectors.sum(0, dtype=np.float64) for _, vectors in run.embed_batches(tokens, lengths))
     return np.asarray(summed / len(tokens), np.float32)
 
 
@@ -186,13 +172,9 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
     metric, total = choose_metric(limits, "contexts"), corpus.split_counts(limits.split).chunks
     wanted = min(total, limits.max_contexts or total)
     if wanted < total:
-        log.warning(
-            ("index.max_contexts=%d: of %s places of %s about this many are drawn in windows, with seed %d"),
-            wanted,
-            f"{total:,}",
-            limits.split,
-            run.options.seed,
-        )
+        places = f"{total:,} places of {limits.split}"
+        how = f"about this many are drawn in windows, with seed {run.options.seed}"
+        log.warning("index.max_contexts=%d: of %s %s", wanted, places, how)
     if limits.scale is not None and limits.scale not in (scales := run.system.scale_outputs()):
         there = f"Set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "leave it out"
         raise ConfigError(f"index.scale={limits.scale}: this model has no such scale. {there}")
@@ -297,13 +279,8 @@ def _write_table(run: Run, space: Space, tables: "Iterable[pyarrow.Table]") -> N
 def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: int, **more: Any) -> IndexMetadata:
     """Build and tune the search over the written vectors, and finish the index.
 
-    Args:
-        run: run that is indexed.
-        space: space that is indexed.
-        metric: metric of the vectors.
-        unseen: (m, E) vectors outside the index, used as queries for tuning.
-        known: number of rows, from the first, that results are taken from.
-        more: further fields of `IndexMetadata`.
+    `unseen` (m, E) are vectors outside the index, used as queries for tuning. Results are taken from the first `known`
+    rows. `more` are further fields of `IndexMetadata`.
     """
     place, limits = space_folder(run.folder, space), run.options.index
     vectors = open_vectors(place / VECTORS)
@@ -317,11 +294,7 @@ def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, kn
         split=limits.split,
         stage=run.phase,
         step=run.step,
-        kind=tuned.kind,
         metric=metric,
-        found=tuned.found,
-        curve=tuned.curve,
-        queries=tuned.queries,
         sha256={},
         checkpoint=run.digest,
         fallback=run.checkpoint.fallback,
@@ -330,6 +303,7 @@ def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, kn
         chunker=run.chunker.name,
         chance=random_pair_scores(vectors, min(known, number), metric, run.options.seed),
         options=asdict(limits),
+        **vars(tuned),
         **more,
     )
     return finish_index(run.folder, meta, [VECTORS, TABLE] if tuned.kind == "flat" else [VECTORS, SEARCH, TABLE])

@@ -10,7 +10,6 @@ from the query. It is not subtracted from a prediction, which the model compares
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Self
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from haed.options import SYSTEMS
 from pipeline.config import ConfigError, Options
 from pipeline.run.index.faiss_search import Vectors, prepare_vectors, search_uncentred
 from pipeline.run.index.queries import Neighbour, QueryResult, SearchResults, check_count, display_chunk, log_notes
-from pipeline.run.index.storage import SCORES, IndexFiles, IndexMetadata, VectorFile
+from pipeline.run.index.storage import SCORES, IndexFiles, VectorFile
 from pipeline.run.run_directory import RunFolder
 
 COUNT = 8  # default number of neighbours
@@ -45,7 +44,11 @@ def check_chunks(options: Options) -> None:
 
 
 class ChunkIndex:
-    """An open index of chunks, which may be queried from several threads.
+    """An open index of chunks, which may be queried from several threads. Its vectors stay in their file.
+
+    Args:
+        folder: the run; see `IndexFiles` for checks and errors.
+        digest: digest of the checkpoint that the index must be of, see `IndexFiles`.
 
     Attributes:
         meta: contents of meta.json.
@@ -57,23 +60,8 @@ class ChunkIndex:
         search: their vectors, and the search among these.
     """
 
-    def __init__(
-        self,
-        meta: IndexMetadata,
-        chunks: DistinctChunks,
-        norms: np.ndarray,
-        distances: np.ndarray | None,
-        search: Vectors,
-    ) -> None:
-        """Create the index from the contents of its files."""
-        self.meta, self.chunks, self.norms, self.distances, self.search = meta, chunks, norms, distances, search
-        self.mean = None if meta.mean is None else np.array(meta.mean, np.float32)
-        self.find_row = lru_cache(1 << 12)(self._search_row)  # a query looks each of its chunks up several times
-
-    @classmethod
-    def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
-        """Open the index of a run, leaving its vectors in their file; see `IndexFiles.open` for checks and errors."""
-        files = IndexFiles.open(folder, "chunks", digest)
+    def __init__(self, folder: RunFolder, digest: str | None = None) -> None:
+        files = IndexFiles(folder, "chunks", digest)
         of_mean = {"from_mean": "FLOAT"} if files.meta.metric == "centred" else {}
         columns = files.read_columns(
             tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT", **of_mean
@@ -81,8 +69,10 @@ class ChunkIndex:
         tokens, lengths, counts = columns["tokens"], columns["length"], columns["count"]
         if not ((1 <= lengths) & (lengths <= tokens.shape[1])).all() or (np.diff(counts) > 0).any():
             raise ValueError(f"the index in {files.place} is damaged (lengths or counts). {files.again}")
-        chunks = DistinctChunks(tokens, lengths.astype(np.uint8), counts)
-        return cls(files.meta, chunks, columns["norm"], columns.get("from_mean"), Vectors.open(files))
+        self.meta, self.chunks = files.meta, DistinctChunks(tokens, lengths.astype(np.uint8), counts)
+        self.norms, self.distances, self.search = columns["norm"], columns.get("from_mean"), Vectors.open(files)
+        self.mean = None if self.meta.mean is None else np.array(self.meta.mean, np.float32)
+        self.find_row = lru_cache(1 << 12)(self._search_row)  # a query looks each of its chunks up several times
 
     def __len__(self) -> int:
         return len(self.chunks.counts)

@@ -5,7 +5,6 @@ The table has the position of each place and some bytes of the text around it, s
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from pipeline.run.index.queries import (
     display_chunk,
     log_notes,
 )
-from pipeline.run.index.storage import SCORES, IndexFiles, IndexMetadata
+from pipeline.run.index.storage import SCORES, IndexFiles
 from pipeline.run.run_directory import RunFolder
 
 BEFORE, AFTER, NAMED = 128, 64, 96  # bytes of a passage before and after its place, and of a document's name
@@ -31,24 +30,22 @@ _NUMBERS = ("before", "length", "named", "document", "chunk", "offset")
 class ContextIndex:
     """An open index of places, which may be queried from several threads.
 
+    Args:
+        folder: the run; see `IndexFiles` for checks and errors.
+        digest: digest of the checkpoint that the index must be of, see `IndexFiles`.
+
     Attributes:
         meta: contents of meta.json.
         search: the vectors, and the search among them.
     """
 
-    def __init__(self, meta: IndexMetadata, columns: dict[str, np.ndarray], search: Vectors) -> None:
-        """Create the index from the contents of its files."""
-        self.meta, self.search, self._columns = meta, search, columns
-
-    @classmethod
-    def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
-        """Open the index of a run; see `IndexFiles.open` for checks and errors."""
-        files = IndexFiles.open(folder, "contexts", digest)
+    def __init__(self, folder: RunFolder, digest: str | None = None) -> None:
+        files = IndexFiles(folder, "contexts", digest)
         columns = files.read_columns(**_TEXT, **dict.fromkeys(_NUMBERS, "INT64"))
         widths = {"before": BEFORE, "length": BEFORE + AFTER, "named": NAMED}
         if any(columns[name].min() < 0 or columns[name].max() > most for name, most in widths.items()):
             raise ValueError(f"the index in {files.place} is damaged (lengths of passages). {files.again}")
-        return cls(files.meta, columns, Vectors.open(files))
+        self.meta, self.search, self._columns = files.meta, Vectors.open(files), columns
 
     def __len__(self) -> int:
         return len(self.search)
@@ -66,10 +63,8 @@ class ContextIndex:
         scores, rows = self.search.find_nearest(prepare_vectors(states, meta.metric), min(wanted, len(self)))
         note = None
         if count is not None and count > len(self):
-            note = (
-                f"only {len(self):,} of {count:,} places: the index has no more. Raise index.max_contexts and "
-                "build it again"
-            )
+            advice = "Raise index.max_contexts and build it again"
+            note = f"only {len(self):,} of {count:,} places: the index has no more. {advice}"
         results = []
         for text, near, near_scores in zip(texts, rows.tolist(), scores.tolist(), strict=True):
             passages: list[Neighbour] = [self.passage_at(*each) for each in zip(near, near_scores, strict=True)]

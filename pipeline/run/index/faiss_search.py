@@ -19,7 +19,6 @@ The module also builds approximate indexes over the vectors of a file, and tunes
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,10 +29,11 @@ from typing import Any
 import numpy as np
 
 from data.filesystem import CorruptFileError, add_path_to_errors, open_file, replace_atomically
-from data.processes import available_threads, free_memory
+from data.processes import available_threads
 from pipeline.config import IndexOptions
 from pipeline.run.files import ChecksumCache
 from pipeline.run.index.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
+from pipeline.run.metrics import ProgressCounter
 
 log = logging.getLogger(__name__)
 PART = 1 << 14  # vectors at a time
@@ -41,7 +41,6 @@ ALIGNED = 8  # coordinates: widths are filled up to a multiple with zeros, as pr
 CANDIDATES = {"flat": 1, "hnsw": 3, "ivf": 3, "ivfpq": 20}  # for each vector that is asked for
 _FEW = 1 << 15  # rows: among so few exact search is as quick
 _SHARE = 8  # of all rows, among fewer than one in so many a graph finds too little
-_LOCK = threading.Lock()
 
 
 def prepare_vectors(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None) -> np.ndarray:
@@ -69,11 +68,6 @@ class Vectors:
         """Create the search from vectors and FAISS's approximate index of them, if any."""
         self.exact, self.metric, self.kind, self.effort, self._search = exact, metric, kind, effort, search
 
-    @property
-    def cluster_count(self) -> int:
-        """Number of clusters of the approximate index; of a graph, number of vectors."""
-        return getattr(self._search, "nlist", len(self.exact))
-
     @classmethod
     def open(cls, files: IndexFiles) -> "Vectors":
         """Open the vectors of a space, with the approximate index if this user built it here.
@@ -83,24 +77,10 @@ class Vectors:
         meta = files.meta
         if meta.kind == "flat":
             return cls(files.vectors, meta.metric)
-        if not ChecksumCache(files.place).is_built_here(SEARCH):
-            log.warning(
-                (
-                    "%s was not built by you on this machine, so it is not read. Exact search is used, which is "
-                    "slower. %s"
-                ),
-                files.place / SEARCH,
-                files.again,
-            )
-            return cls(files.vectors, meta.metric)
         path = files.place / SEARCH
-        if (size := path.stat().st_size) > (free := free_memory()):
-            log.warning(
-                "%s has %.1f GB, but only %.1f GB of memory are free. Exact search is used, which is slower",
-                path,
-                size / 1e9,
-                free / 1e9,
-            )
+        if not ChecksumCache(files.place).is_built_here(SEARCH):
+            why = "was not built by you on this machine, so it is not read. Exact search is used, which is slower"
+            log.warning("%s %s. %s", path, why, files.again)
             return cls(files.vectors, meta.metric)
         try:
             return cls(files.vectors, meta.metric, meta.kind, read_index(path), meta.found.effort)
@@ -157,21 +137,22 @@ class Vectors:
             parts.append((scores, rows + begin))
         scores, rows = (np.concatenate(each, 1) for each in zip(*parts, strict=True))
         if len(parts) > 1:
-            order = np.argsort(scores if is_l2 else -scores, axis=1, kind="stable")[:, :count]
-            scores, rows = (np.take_along_axis(each, order, 1) for each in (scores, rows))
+            scores, rows = _take_best(scores, rows, count, is_l2)
         return (np.sqrt(np.maximum(scores, 0)) if is_l2 else scores), rows
 
     def _rerank_rows(self, queries: np.ndarray, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the best `count` of proposed rows (q, n), by their exact scores."""
         near = self.exact[rows]  # (q, n, E); of rows that were not found those of the last, whose score is replaced
-        if self.metric == "l2":
-            keys = np.linalg.norm(near - queries[:, None], axis=2)
-        else:
-            keys = -np.einsum("qne,qe->qn", near, queries)
-        keys[rows < 0] = np.inf
-        order = np.argsort(keys, axis=1, kind="stable")[:, :count]
-        keys = np.take_along_axis(keys, order, 1)
-        return (keys if self.metric == "l2" else -keys), np.take_along_axis(rows, order, 1)
+        is_l2 = self.metric == "l2"
+        scores = np.linalg.norm(near - queries[:, None], axis=2) if is_l2 else np.einsum("qne,qe->qn", near, queries)
+        scores[rows < 0] = np.inf if is_l2 else -np.inf
+        return _take_best(scores, rows, count, is_l2)
+
+
+def _take_best(scores: np.ndarray, rows: np.ndarray, count: int, small: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best `count` of scores (q, n), which are the smallest if `small`, and their rows."""
+    order = np.argsort(scores if small else -scores, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def search_uncentred(
@@ -202,8 +183,7 @@ def search_uncentred(
         products = queries @ vectors[part].T * distances[part] + (queries @ mean)[:, None]
         scores = np.concatenate([scores, products / norms[part].clip(1e-12)], 1)
         rows = np.concatenate([rows, np.broadcast_to(np.arange(begin, begin + products.shape[1]), products.shape)], 1)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        scores, rows = (np.take_along_axis(each, order, 1) for each in (scores, rows))
+        scores, rows = _take_best(scores, rows, count, small=False)
     return scores, rows
 
 
@@ -245,13 +225,12 @@ def limit_threads(number: int | None) -> Iterator[None]:
     """Set the number of FAISS threads for the length of the context; None is as many as this process may use."""
     import faiss
 
-    with _LOCK:
-        before = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(number or min(before, available_threads()))
-        try:
-            yield
-        finally:
-            faiss.omp_set_num_threads(before)
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(number or min(before, available_threads()))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 FLAT_UP_TO, GRAPH_UP_TO = 1 << 26, 1 << 33  # numbers of all vectors together: 256 MB, and 8 GB of codes
@@ -261,7 +240,6 @@ SLACK = 0.005  # by which recall on the other half of the queries may fall short
 _LINKS = 32  # of a graph's node, twice as many at its lowest level
 _EFFORTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _PROBES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
-_SAID = 30.0  # seconds between two lines
 
 
 def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
@@ -273,9 +251,9 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
     """
     if kind != "auto":
         return (kind,)
-    return (
-        ("flat",) if number * width <= FLAT_UP_TO else ("hnsw", "ivf") if number * width <= GRAPH_UP_TO else ("ivfpq",)
-    )
+    if number * width <= FLAT_UP_TO:
+        return ("flat",)
+    return ("hnsw", "ivf") if number * width <= GRAPH_UP_TO else ("ivfpq",)
 
 
 def build_faiss_index(
@@ -292,24 +270,20 @@ def build_faiss_index(
         longest = max(float(np.linalg.norm(vectors[i : i + PART], axis=1).max()) for i in range(0, len(vectors), PART))
     width = -(-(vectors.shape[1] + (metric == "ip")) // ALIGNED) * ALIGNED
     lists = max(1, min(int(4 * len(vectors) ** 0.5), len(vectors) // 40))
-    index = faiss.index_factory(
-        width,
-        {
-            "hnsw": f"HNSW{_LINKS},SQ8",
-            "ivf": f"IVF{lists},SQ8",
-            "ivfpq": f"IVF{lists},PQ{width // ALIGNED}x{8 if len(vectors) >= 10_000 else 4}",
-        }[kind],
-    )
+    factory = {
+        "hnsw": f"HNSW{_LINKS},SQ8",
+        "ivf": f"IVF{lists},SQ8",
+        "ivfpq": f"IVF{lists},PQ{width // ALIGNED}x{8 if len(vectors) >= 10_000 else 4}",
+    }
+    index = faiss.index_factory(width, factory[kind])
     with limit_threads(threads):
         some = np.random.default_rng(seed).permutation(len(vectors))[: max(64 * lists, 1 << 14)]
         index.train(augment_vectors(vectors[np.sort(some)], metric, longest, width))
-        began = last_logged = time.monotonic()
+        progress = ProgressCounter(f"build {kind}", len(vectors), "vectors")
         for begin in range(0, len(vectors), PART):
-            index.add(augment_vectors(vectors[begin : begin + PART], metric, longest, width))
-            if (now := time.monotonic()) - last_logged > _SAID:
-                last_logged, done = now, begin + PART
-                left = (now - began) * (len(vectors) - done) / done
-                log.info("%s of %s vectors are in the index, %.0f s left", f"{done:,}", f"{len(vectors):,}", left)
+            part = vectors[begin : begin + PART]
+            index.add(augment_vectors(part, metric, longest, width))
+            progress.add_done(len(part))
         with replace_atomically(path) as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
@@ -345,18 +319,16 @@ def tune_effort(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) 
     itself = np.concatenate([indexed, np.full(len(unseen), -1)])
     order = chance.permutation(len(queries))
     queries, itself = queries[order], itself[order]
-    exact = Vectors(vectors.exact, vectors.metric)
     efforts: tuple[int, ...] = (0,)
-    if vectors.kind != "flat":
-        efforts = tuple(
-            n for n in (_EFFORTS if vectors.kind == "hnsw" else _PROBES) if n <= max(16, vectors.cluster_count)
-        )
-    half = len(queries) // 2 if len(efforts) > 1 else 0
     truth: list[np.ndarray] = []
-    if len(efforts) > 1:
+    half = 0
+    if vectors.kind != "flat":
+        most = max(16, getattr(vectors._search, "nlist", len(vectors)))  # clusters; a graph has none
+        efforts = tuple(n for n in (_EFFORTS if vectors.kind == "hnsw" else _PROBES) if n <= most)
         with limit_threads(None):
-            every = zip(*exact.find_nearest(queries, NEAREST + 1), itself, strict=True)
+            every = zip(*vectors.find_exactly(queries, NEAREST + 1, len(vectors)), itself, strict=True)
         truth = [scores[rows != indexed][:NEAREST] for scores, rows, indexed in every]
+        half = len(queries) // 2
     curve, parts = [], (slice(0, half), slice(half, None))
     with limit_threads(1):
         for effort in efforts:
@@ -436,6 +408,3 @@ def choose_index(
 def open_candidate(path: Path, vectors: np.ndarray | VectorFile, metric: Metric, kind: str) -> Vectors:
     """Open the index that `build_faiss_index` wrote, or exact search if `kind` is flat."""
     return Vectors(vectors, metric, kind, read_index(path) if kind != "flat" else None)
-
-
-assert set(CANDIDATES) == {"flat", "hnsw", "ivf", "ivfpq"}

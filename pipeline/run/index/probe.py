@@ -65,12 +65,12 @@ class Probe:
     @cached_property
     def index(self) -> ChunkIndex:
         """The index of chunks."""
-        return ChunkIndex.open(self._folder, self._digest)
+        return ChunkIndex(self._folder, self._digest)
 
     @cached_property
     def places(self) -> ContextIndex:
         """The index of contexts."""
-        return ContextIndex.open(self._folder, self._digest)
+        return ContextIndex(self._folder, self._digest)
 
     @cached_property
     def _chunker(self) -> Chunker:
@@ -237,13 +237,9 @@ class Probe:
             vectors = self._open_model(index.meta.stage).embed(missing)
             embedded = dict(zip(missing, prepare_vectors(vectors, index.meta.metric, index.mean), strict=True))
         for chunk in missing:
-            near = [
-                each
-                for each in (chunk + b" ", chunk.removesuffix(b" "))
-                if each != chunk and index.find_row(each) is not None
-            ]
-            hint = f"; the index has {escape_control_characters(self._display(near[0]))}" if near else ""
-            shown = escape_control_characters(self._display(chunk))
+            alike = chunk.removesuffix(b" ") if chunk.endswith(b" ") else chunk + b" "
+            shown, other = (escape_control_characters(self._display(each)) for each in (chunk, alike))
+            hint = "" if index.find_row(alike) is None else f"; the index has {other}"
             log.info("%s is not in the index, so its own embedding is used%s", shown, hint)
         pairs = zip(chunks, rows, strict=True)
         return np.stack([embedded[chunk] if row is None else index.vectors[row] for chunk, row in pairs])
@@ -259,12 +255,9 @@ class Probe:
         model = self._open_model(meta.stage)
         for passage in passages:
             if meta.scale is not None and len(passage) < meta.scale:
-                log.warning(
-                    "%s has %d bytes, fewer than one group of scale %d. Give more text",
-                    escape_control_characters(self._display(passage)),
-                    len(passage),
-                    meta.scale,
-                )
+                shown = escape_control_characters(self._display(passage))
+                few = f"{len(passage)} bytes, fewer than one group of scale {meta.scale}"
+                log.warning("%s has %s. Give more text", shown, few)
         return passages, np.stack([model.context(each, meta.layer, meta.scale, meta.context) for each in passages])
 
 

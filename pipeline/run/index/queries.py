@@ -92,29 +92,16 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
         return _parse_pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
     if not raw:
         raise ValueError(f"the query '' is empty. A chunk has 1 to {chunker.k} bytes")
-    pieces = chunker.cut_text(raw)
-    shown = " ".join(_show_chunk(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
+    pieces, advice = chunker.cut_text(raw), "Passages take longer texts"
+    listed = " ".join(_show_chunk(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
     if len(raw) > chunker.k:
-        log.warning(
-            (
-                "the query %s has %d bytes, but a chunk of this run has at most %d. Using %s, the first of "
-                "its %d chunks (%s). Passages take longer texts"
-            ),
-            _show_chunk(raw),
-            len(raw),
-            chunker.k,
-            _show_chunk(pieces[0]),
-            len(pieces),
-            shown,
-        )
+        size = f"{len(raw)} bytes, but a chunk of this run has at most {chunker.k}"
+        first = f"{_show_chunk(pieces[0])}, the first of its {len(pieces)} chunks ({listed})"
+        log.warning("the query %s has %s. Using %s. %s", _show_chunk(raw), size, first, advice)
         return pieces[0]
     if len(pieces) > 1:
-        log.warning(
-            ("the query %s is %d chunks of this run (%s). It is embedded as one chunk. Passages take longer texts"),
-            _show_chunk(raw),
-            len(pieces),
-            shown,
-        )
+        several = f"{len(pieces)} chunks of this run ({listed}). It is embedded as one chunk"
+        log.warning("the query %s is %s. %s", _show_chunk(raw), several, advice)
     return raw
 
 

@@ -162,9 +162,8 @@ def choose_metric(limits: IndexOptions, space: Space) -> Metric:
     if limits.metric == "auto":
         return "centred" if space == "chunks" else "cosine"
     if limits.metric == "centred" and space != "chunks":
-        raise ConfigError(
-            f"index.metric=centred applies to chunks, not to {space}. Set cosine, ip or l2, or leave it out"
-        )
+        advice = "Set cosine, ip or l2, or leave it out"
+        raise ConfigError(f"index.metric=centred applies to chunks, not to {space}. {advice}")
     return limits.metric
 
 
@@ -189,9 +188,8 @@ def check_index_exists(folder: RunFolder, space: Space) -> None:
 
 def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
     """Return the command that builds the index of a space, for the checkpoint of a phase."""
-    return format_command(
-        "index", folder.path, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage)
-    )
+    which = () if space == "chunks" else ("--space", space)
+    return format_command("index", folder.path, *which, *stage_overrides(stage))
 
 
 def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> Phase | None:
@@ -205,37 +203,28 @@ def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> P
     return None
 
 
-@dataclass
 class IndexFiles:
-    """The files of an index, verified to be whole and of the wanted checkpoint.
+    """The files of an index, found and verified; errors include the command that builds them again.
+
+    Args:
+        folder: the run.
+        space: the space.
+        digest: digest of the checkpoint that they must be of; None is the run's checkpoint, of the phase requested
+            when they were made.
 
     Attributes:
         place: their folder.
         meta: contents of meta.json.
         vectors: (n, E) float32.
         again: advice how to build them again.
+
+    Raises:
+        FileNotFoundError: this index was not built yet.
+        StaleIndexError: it is of another checkpoint.
+        ValueError: it is damaged.
     """
 
-    place: Path
-    meta: IndexMetadata
-    vectors: "np.ndarray | VectorFile"
-    again: str
-
-    @classmethod
-    def open(cls, folder: RunFolder, space: Space, digest: str | None = None) -> "IndexFiles":
-        """Find and verify the files; errors include the command that builds them again.
-
-        Args:
-            folder: the run.
-            space: the space.
-            digest: digest of the checkpoint that they must be of; None is the run's checkpoint, of the phase requested
-                when they were made.
-
-        Raises:
-            FileNotFoundError: this index was not built yet.
-            StaleIndexError: it is of another checkpoint.
-            ValueError: it is damaged.
-        """
+    def __init__(self, folder: RunFolder, space: Space, digest: str | None = None) -> None:
         place, again = space_folder(folder, space), f"Run {index_command(folder, space)} again"
         check_index_exists(folder, space)
         try:
@@ -259,7 +248,7 @@ class IndexFiles:
             _check_sums(place, meta)
         except (OSError, ValueError) as error:
             raise ValueError(f"the index in {place} is damaged ({error}). {again}") from error
-        return cls(place, meta, vectors, again)
+        self.place, self.meta, self.vectors, self.again = place, meta, vectors, again
 
     def read_columns(self, **wanted: str) -> dict[str, np.ndarray]:
         """Read columns of the table; only those of a fixed width, so that their memory is known before they are read.
@@ -352,9 +341,8 @@ def open_vectors(path: Path, meta: IndexMetadata | None = None) -> np.ndarray | 
     header = bytes(opened.read_range(0, min(size, HEADER)))
     width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
     metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
-    agrees = meta is None or (
-        (meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2")
-    )
+    found = (number, width, metric == "l2")
+    agrees = meta is None or (meta.chunks, meta.width, meta.metric == "l2") == found
     fits = min(number, width) > 0 and size == HEADER + 4 * width * number
     if not (agrees and fits and header == flat_header(number, width, metric)):
         raise ValueError(f"{path.name} was not written by `haed index`")

@@ -159,12 +159,9 @@ def test_nothing_of_the_scored_split_is_known(mixed: Options, text: Path, tmp_pa
 def test_who_asks_for_a_fitting_number_of_pixels_gets_none() -> None:
     """A number that is named stands; a phase without the IEM loss is no mixture."""
     options = load_options("quickstart")
-    assert (
-        max_known_chunks(options) == 131_072
-        and is_mixed(options, options.pretrain)
-        and is_mixed(options, options.finetune)
-    )
-    assert not is_mixed(options, options.train)
+    assert max_known_chunks(options) == 131_072
+    phases = (options.pretrain, options.finetune, options.train)
+    assert [is_mixed(options, phase) for phase in phases] == [True, True, False]
     pictures = load_options("quickstart", ["chunker.kind=pixels"])
     assert max_known_chunks(pictures) == 0 and not is_mixed(pictures, pictures.finetune)
     assert max_known_chunks(load_options("quickstart", ["chunker.kind=pixels", "model.mixture.known=9"])) == 9

@@ -1,6 +1,5 @@
 """Scoring over windows, and the Python interface."""
 
-import io
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from haed.base import TokenBatch
 from pipeline import open_run
 from pipeline.config import ConfigError, Options, SampleOptions, load_options
 from pipeline.run.opened import Run, count_characters, count_words
+from pipeline.run.sharding import open_shards
 from pipeline.run.windows import cut_documents, fixed_subset
 from pipeline.training.stages import pretrain, train
 from tests.conftest import of_kind
@@ -56,17 +54,17 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
     with pytest.raises(ValueError, match="A chunk of this run has 1 to 12"):
         run.embed([b"x" * 13])
-    for wrong in (
-        {"temperature": -1},
-        {"temperature": math.nan},
-        {"top_k": -1},
-        {"top_p": 0},
-        {"chunks": 0},
-        {"seed": 2**70},
-    ):
-        (name,) = wrong
+    wrong = [
+        ("temperature", -1),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 0),
+        ("chunks", 0),
+        ("seed", 2**70),
+    ]
+    for name, value in wrong:
         with pytest.raises(ConfigError, match=f"sample.{name}"):
-            run.sample("def ", options=SampleOptions(**wrong))  # type: ignore[arg-type]
+            run.sample("def ", options=SampleOptions(**{name: value}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples=0: must be at least 1"):
         run.sample("def ", samples=0)
 
@@ -109,8 +107,6 @@ def test_memory_follows_the_text_not_the_context() -> None:
 
 
 def test_validation_is_as_long_as_its_text(options: Options) -> None:
-    from pipeline.run.sharding import open_shards
-
     corpus = open_shards(options)
     found = fixed_subset(corpus, 60_000, 64, "test")
     assert found is not None and found.lengths.shape == (1, corpus.split_counts("test").chunks)
@@ -149,6 +145,6 @@ def test_invalid_bytes_count_as_characters() -> None:
     assert count_characters("né".encode() + b"\xff\xfe" + "\U0001f600".encode()) == 5
 
 
-@given(st.binary() | st.text(" a\n\té").map(str.encode))
-def test_words_are_what_is_between_white_space_and_the_ends_of_lines(document: bytes) -> None:
-    assert count_words(document) == sum(len(line.split()) + 1 for line in io.BytesIO(document))
+def test_words_are_what_is_between_white_space_and_the_ends_of_lines() -> None:
+    for document, words in ((b"", 0), (b"a", 2), (b"a\n", 2), (b"a  \xe9b\tc\n\n\x0b d", 4 + 1 + 2), (b" \r\x0c\n", 1)):
+        assert count_words(document) == words

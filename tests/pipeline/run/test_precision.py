@@ -164,8 +164,10 @@ def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.
     assert "Use evaluate.precision=bf16" in capsys.readouterr().err
 
 
-def test_an_evaluation_of_a_split_agrees_with_scores_of_its_documents(mixed: Options) -> None:
-    made = replace(mixed, precision="bf16")
+@pytest.mark.parametrize("memory", [0, 4096])
+def test_an_evaluation_of_a_split_agrees_with_scores_of_its_documents(memory: int, mixed: Options) -> None:
+    """No document sees another, whichever batch its windows came in."""
+    made = replace(mixed, precision="bf16", evaluate=replace(mixed.evaluate, memory=memory))
     result = evaluate_run(made)
     run = Run(RunFolder.from_options(made), made)
     total = sum(run.score(text).bits for text in run.folder.open_corpus().iterate_originals("test"))

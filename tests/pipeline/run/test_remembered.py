@@ -37,8 +37,9 @@ def remembering(options: Options, **how: object) -> Options:
 
 
 @pytest.fixture(autouse=True)
-def _logged(caplog: pytest.LogCaptureFixture) -> None:
+def _logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, "pipeline")
+    monkeypatch.setattr("pipeline.run.remembered.FITTED", 2048)  # a tenth, in a tenth of the time
 
 
 def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: Options) -> None:
@@ -52,24 +53,13 @@ def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: 
     for parts in (found.weights, found.shares):
         assert set(parts) == names and sum(parts.values()) == pytest.approx(1) and min(parts.values()) >= 0
     text = format_evaluation(with_memory)
-    assert (
-        f"{alone.bits_per_char:.4f} bits/char by the model alone" in text
-        and with_memory.alone.value == pytest.approx(alone.bits_per_char)
-        and "copied" in text
-    )
+    assert f"{alone.bits_per_char:.4f} bits/char by the model alone" in text and "copied" in text
+    assert with_memory.alone.value == pytest.approx(alone.bits_per_char)
     held_out = evaluate_run(remembering(mixed, split="valid"))
     assert "fitted on a part of this split" in format_evaluation(held_out) and "fitted on" not in text
     alone = evaluate_run(mixed)
     kept = read_as(Evaluation, RunFolder.from_options(mixed).path / "evaluation.json")
     assert kept == alone
-
-
-def test_an_evaluation_is_the_sum_of_its_documents_scored_alone(mixed: Options) -> None:
-    """No document sees another, whichever batch its windows came in."""
-    run = opened(mixed)
-    documents = [b.tobytes() for b, _ in run.folder.open_corpus().iterate_documents("test")]
-    bits = sum(run.score(document).bits for document in documents)
-    assert evaluate_run(remembering(mixed)).bits == pytest.approx(bits, rel=1e-6)
 
 
 @pytest.mark.parametrize("stride", [None, 1, 5])
@@ -148,18 +138,15 @@ def test_tensors_that_do_not_fit_are_made_anew(mixed: Options, caplog: pytest.Lo
 
 
 def test_a_corpus_that_cannot_be_read_is_said_each_time(mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
-    run = opened(mixed)
-    assert run.score("import os\n").remembered is not None
-    calls: list[int] = []
-
     def fail() -> None:
-        calls.append(1)
         raise PermissionError("no access")
 
-    broken = opened(mixed)
-    broken.folder.open_corpus = fail  # type: ignore[method-assign, assignment]
-    assert broken.score("import os\n").remembered is None and calls
-    assert "scoring without memory: no access" in caplog.text
+    for _ in range(2):
+        broken = opened(mixed)
+        broken.folder.open_corpus = fail  # type: ignore[method-assign, assignment]
+        caplog.clear()
+        assert broken.score("import os\n").remembered is None
+        assert "scoring without memory: no access" in caplog.text
 
 
 def test_parts_named_twice_are_one(mixed: Options) -> None:

@@ -168,13 +168,12 @@ def _no_index(run: Path) -> None:
     shutil.rmtree(run / "index")
 
 
+def _no_phase(*phases: str) -> Callable[[Path], object]:
+    return lambda run: [shutil.rmtree(run / phase) for phase in phases]
+
+
 def _other_checkpoint(run: Path) -> None:
     (run / "finetune" / "checkpoints" / "best").write_text("step-00000002\n")
-
-
-def _no_shards(run: Path) -> None:
-    content = json.loads((run / "corpus.json").read_text())
-    shutil.rmtree(content["location"])
 
 
 ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
@@ -190,16 +189,8 @@ ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "stale evaluation": (_other_checkpoint, ["report", "RUN"], "evaluate"),
     "stale evaluation of a phase": (_other_checkpoint, ["report", "RUN", "evaluate.stage=pretrain"], "evaluate"),
     "stale samples": (_other_checkpoint, ["report", "RUN"], "sample"),
-    "no phase": (
-        lambda run: shutil.rmtree(run / "pretrain"),
-        ["evaluate", "RUN", "evaluate.stage=pretrain"],
-        "pretrain",
-    ),
-    "not trained": (
-        lambda run: [shutil.rmtree(run / phase) for phase in ("pretrain", "finetune")],
-        ["sample", "RUN"],
-        "pretrain",
-    ),
+    "no phase": (_no_phase("pretrain"), ["evaluate", "RUN", "evaluate.stage=pretrain"], "pretrain"),
+    "not trained": (_no_phase("pretrain", "finetune"), ["sample", "RUN"], "pretrain"),
     "loss by frequency": (
         _other_checkpoint,
         ["analyse", "RUN", "analyse.map=pca", "analyse.skip_gram=false"],

@@ -28,7 +28,7 @@ from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.trackers import BackgroundTracker, MLflow, publish_results, summarise_run
 from pipeline.training.stages import pretrain
-from tests.flows.api import PATIENCE, clean_environment, has_begun, until
+from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
 
 needs_mlflow = pytest.mark.skipif(not find_spec("mlflow"), reason="MLflow is not installed: make setup-peers")
 needs_wandb = pytest.mark.skipif(not find_spec("wandb"), reason="W&B is not installed: make setup-peers")
@@ -245,10 +245,7 @@ def mlflow_server(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"
 
 
 def ask_mlflow(address: str, path: str, **body: Any) -> Any:
-    data = json.dumps(body).encode() if body else None
-    request = urllib.request.Request(f"{address}/api/2.0/mlflow/{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        return json.loads(answer.read())
+    return call(address, f"/2.0/mlflow/{path}", body or None)
 
 
 @needs_mlflow

@@ -165,7 +165,7 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
 
         return called
 
-    monkeypatch.setattr(opened, "_build_trained_system", then_remove(opened._build_trained_system))
+    monkeypatch.setattr(opened, "load_weights", then_remove(opened.load_weights))
     monkeypatch.setattr(report, "load_run_report", then_remove(report.load_run_report))
     assert main([stage, str(run), *(["evaluate.baselines=false"] if stage == "evaluate" else [])]) > 0
     assert not run.exists()

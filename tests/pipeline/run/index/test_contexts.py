@@ -8,28 +8,21 @@ import pyarrow.parquet as parquet
 import pytest
 
 from data.build import shard
-from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import Options, load_options
 from pipeline.run.index.build import build_index, iterate_named_windows
 from pipeline.run.index.context_index import ContextIndex
-from pipeline.run.opened import Run, open_run
+from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
 
 
-def states(run: Run, row: dict[str, int], corpus: Corpus, layer: int | None, scale: int | None) -> np.ndarray:
-    """The state of a place, as a text that ends there has it."""
-    tokens, _ = list(corpus.iterate_documents("train"))[row["document"]]
-    return run.context(tokens[: row["offset"]].tobytes(), layer, scale)
-
-
 def check(where: Path, layer: int | None = None, scale: int | None = None) -> None:
     """An index of contexts against the model and the corpus."""
-    folder, found = RunFolder(where), ContextIndex.open(RunFolder(where))
+    folder, found = RunFolder(where), ContextIndex(RunFolder(where))
     run, corpus = open_run(where), folder.open_corpus()
     rows = parquet.read_table(where / "index" / "contexts" / "table.parquet").to_pylist()
     texts = [tokens.tobytes() for tokens, _ in corpus.iterate_documents("train")]
@@ -44,7 +37,8 @@ def check(where: Path, layer: int | None = None, scale: int | None = None) -> No
     seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
     assert len(seen) > 2
     for number in seen:
-        state = states(run, rows[number], corpus, layer, scale)
+        before = texts[rows[number]["document"]][: rows[number]["offset"]]
+        state = run.context(before, layer, scale)
         np.testing.assert_allclose(found.search.exact[number], state / np.linalg.norm(state), atol=2e-3)
 
 
@@ -90,7 +84,7 @@ def test_so_many_are_drawn_by_the_seed(run: Path, caplog: pytest.LogCaptureFixtu
         total = RunFolder(where).open_corpus().split_counts("train").chunks
         assert found.chunks <= 100 and found.chunks + found.left_out == total
         assert f"of {total:,} places of train about this many are drawn" in caplog.text
-        vectors.append(np.array(ContextIndex.open(RunFolder(where)).search.exact))
+        vectors.append(np.array(ContextIndex(RunFolder(where)).search.exact))
     assert vectors[0].shape == vectors[1].shape and (vectors[0] == vectors[1]).all()
     assert vectors[0].shape != vectors[2].shape or (vectors[0] != vectors[2]).any()
 

@@ -74,17 +74,13 @@ def test_vectors_are_those_that_questions_are_answered_from(metric: str, run: Pa
     for least in (None, 1, 3):
         vectors, table = probe.vectors(least)
         assert vectors.shape == (probe.index.count_known(least), 16) and vectors.dtype == np.float32
-        assert list(table) == ["row", "text", "hex", "count", "length", "norm"] and table["row"].tolist() == list(
-            range(len(vectors))
-        )
+        assert list(table) == ["row", "text", "hex", "count", "length", "norm"]
+        assert table["row"].tolist() == list(range(len(vectors)))
         assert table["hex"].tolist() == [probe.index.chunk_at(row).hex() for row in range(len(vectors))]
         assert table["count"].min() >= (least or probe.index.meta.floor)
         asked = probe.query_vectors(["return ", "zqzq", b"def "])
-        for query, (item,) in zip(
-            asked,
-            ([each] for each in probe.neighbours("return ", "zqzq", "def ", count=5, min_count=least)),
-            strict=True,
-        ):
+        found = probe.neighbours("return ", "zqzq", "def ", count=5, min_count=least)
+        for query, item in zip(asked, found, strict=True):
             scores = np.linalg.norm(vectors - query, axis=1) if metric == "l2" else vectors @ query
             order = np.argsort(scores if metric == "l2" else -scores, kind="stable")
             order = [row for row in order if table["hex"][row] != item.hex][:5]
@@ -126,13 +122,8 @@ def test_text_is_taken_as_str_or_bytes_wherever_there_is_a_question(run: Path) -
     assert main(["index", str(run), "--space", "contexts", "index.max_contexts=200"]) == 0
     opened = open_run(run)
     probe = opened.probe
-    kinds = [
-        "naïve ",
-        "naïve ".encode(),
-        bytearray("naïve ".encode()),
-        memoryview("naïve ".encode()),
-        np.str_("naïve "),
-    ]
+    text = "naïve "
+    kinds = [text, np.str_(text), *(kind(text.encode()) for kind in (bytes, bytearray, memoryview))]
     asks: dict[str, Callable[[Any], Any]] = {
         "run.embed": lambda text: opened.embed([text]).tolist(),
         "run.score": lambda text: opened.score(text).bits,
