@@ -4,7 +4,7 @@
 
 Corpora are made here: text with a Zipfian vocabulary, and noise as pictures. Parts run in order of value, in a process of
 their own that goes on after a failed part. If it ends, another one does the rest. Every result is in `FOLDER/gpu.json`,
-and a part that is there is not run again. Tables of the profiler are beside it.
+tables of the profiler are beside it.
 
 1. `PRESET PHASE`: milliseconds of a step as training takes it (`step`); of reading and preparing a batch, waiting for its
    end (`prepare`); of queueing a prepared step's operations (`queue`); and of a prepared step, waiting for its end
@@ -493,6 +493,7 @@ def main() -> None:
     arguments.until = time.time() + arguments.budget
     if not (arguments.out / "corpora").exists():
         make_corpora(arguments.out / "corpora", arguments.tiny)
+    (arguments.out / "gpu.json").unlink(missing_ok=True)
     supervise(arguments)
     for line in format_ratios(read_results(arguments)):
         print(line)

@@ -6,10 +6,11 @@ import platform
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from data.filesystem import write_atomically, write_json
 from experiments.catalogue import OURS, Experiment, Plan, Variant
@@ -324,6 +325,9 @@ def tabulate_rows(rows: Sequence[Row]) -> Table:
     def format_mean(metric: Metric) -> str:
         return f"{metric.mean:,.3f}" if metric.mean < 10 else f"{metric.mean:,.1f}"
 
+    def getter(values: str, name: str) -> Callable[[Row], Any]:
+        return lambda row: getattr(row, values).get(name)
+
     def format_bits(row: Row) -> str:
         spread = f" ± {row.spread:.3f}" if row.seeds > 1 else ""
         return "failed" if row.bits is None else f"{row.bits:.3f}{spread} {row.unit}"
@@ -338,8 +342,8 @@ def tabulate_rows(rows: Sequence[Row]) -> Table:
         Column("seconds", lambda row: row.seconds, "{:,.0f}"),
         Column("parameters", lambda row: row.parameters, "{:,}"),
         Column("TFLOP", lambda row: row.flops / 1e12, "{:.2f}"),
-        *(Column(name, lambda row, name=name: row.metrics.get(name), format_mean) for name in measured),
-        *(Column(f"paper: {name}", lambda row, name=name: row.paper.get(name), "{:g}") for name in paper),
+        *(Column(name, getter("metrics", name), format_mean) for name in measured),
+        *(Column(f"paper: {name}", getter("paper", name), "{:g}") for name in paper),
     ]
     return Table.from_columns(columns, rows)
 

@@ -5,6 +5,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from pydantic.fields import FieldInfo
 
 from haed.options import SYSTEMS, IEMOptions, ModelOptions
 from pipeline.cli import main
@@ -245,9 +246,10 @@ def test_every_option_is_described_and_every_number_has_bounds() -> None:
             if is_dataclass(field.type):
                 check(field.type, f"{prefix}{field.name}.")
             else:
-                assert metadata and metadata[0].description, prefix + field.name
+                (info,) = (each for each in metadata if isinstance(each, FieldInfo))
+                assert info.description, prefix + field.name
                 if {int, float} & {(type_ := field.type.__origin__), *get_args(type_)} and type_ != list[int]:
-                    names = {type(bound).__name__ for bound in metadata[0].metadata}
+                    names = {type(bound).__name__ for bound in [*metadata, *info.metadata]}
                     assert names & {"Ge", "Gt"} and names & {"Le", "Lt"}, prefix + field.name
 
     check(Options, "")
