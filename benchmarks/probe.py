@@ -187,7 +187,7 @@ def main() -> None:
     for name in given.only:
         try:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                of = found[name] = pool.submit(built, name, str(place), *shape, given.threads).result()
+                of = found[name] = pool.submit(built, name, str(place), shape[0], shape[1], given.threads).result()
         except (ImportError, BrokenProcessPool) as error:
             print(f"{name}: not measured ({error})")
             continue

@@ -98,7 +98,7 @@ class Bench:
     def wait_for(self, process: "subprocess.Popen[bytes]") -> None:
         said = process.communicate()[1].decode()
         if process.returncode:
-            raise RuntimeError(f"{process.args}: {said[-1500:]}")
+            raise RuntimeError(f"{process.args!r}: {said[-1500:]}")
 
     def torture(self, case: str, stage: str, kills: int, chance: random.Random) -> Outcome:
         """Kills `stage` so many times and compares its end with that of an undisturbed one."""
