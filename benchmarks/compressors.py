@@ -1,7 +1,7 @@
 """Bits that compressors need for a split: alone, and after they have read the train split.
 
-    python benchmarks/compressors.py shards/stdlib-words-DIGEST [--split test] [--json FILE]   # a corpus that was sharded
-    python benchmarks/compressors.py train.txt test.txt [--json FILE]                          # text files
+    python benchmarks/compressors.py shards/stdlib-words-DIGEST [--split test]   # a corpus that was sharded
+    python benchmarks/compressors.py train.txt test.txt                          # text files
 
 Given train means the size of train and split in one piece, less the size of train alone. `xz -9` has a window as long as both. PPMd
 is pyppmd, with memory for both. `zpaq -m5` (Debian's package `zpaq`) mixes the predictions of many context models; it is
@@ -9,15 +9,12 @@ left out, with a line, where the program is missing. Documents are joined in the
 """
 
 import argparse
-import json
 import lzma
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
@@ -29,17 +26,6 @@ from pipeline.reporting.rendering import Table
 from pipeline.run.opened import count_characters
 
 ORDERS = {16: "I", 32: "H"}  # with the variant, since variant I knows orders up to 16 only
-
-
-@dataclass
-class Row:
-    """A figure: the bytes that a compressor adds for a split, and bits per Unicode character."""
-
-    compressor: str
-    given_train: bool
-    bytes: int
-    bits_per_char: float
-    seconds: float
 
 
 def xz_size(text: bytes) -> int:
@@ -74,22 +60,11 @@ def list_compressors() -> dict[str, Callable[[bytes], int]]:
     return sizes
 
 
-def measure_compressors(train: bytes, held_out: bytes) -> Iterator[Row]:
-    """Yield the figures of each compressor on the held-out text, alone and given train."""
-    characters = count_characters(held_out)
-    for name, size in list_compressors().items():
-        for given in (False, True):
-            began = time.perf_counter()
-            added = size(train + held_out) - size(train) if given else size(held_out)
-            yield Row(name, given, added, 8 * added / characters, time.perf_counter() - began)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="folder of a corpus, or the text file to train on")
     parser.add_argument("held_out", type=Path, nargs="?", help="text file to compress, if the source is one")
     parser.add_argument("--split", default="test", help="split of the corpus")
-    parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     if arguments.held_out is None:
         corpus = Corpus.open(arguments.source)
@@ -98,20 +73,12 @@ def main() -> None:
         train, held_out = arguments.source.read_bytes(), arguments.held_out.read_bytes()
     if not held_out:
         parser.error("there is nothing to compress")
-    rows = []
-    for row in measure_compressors(train, held_out):
-        print(f"{row.compressor}{' given train' * row.given_train}: {row.bits_per_char:.3f}", file=sys.stderr)
-        rows.append(row)
-    pairs = zip(rows[::2], rows[1::2], strict=True)
-    cells = [[one.compressor, f"{one.bits_per_char:.3f}", f"{other.bits_per_char:.3f}"] for one, other in pairs]
+    characters, cells = count_characters(held_out), []
+    for name, size in list_compressors().items():
+        added = size(held_out), size(train + held_out) - size(train)
+        cells.append([name, *(f"{8 * each / characters:.3f}" for each in added)])
+        print(*cells[-1], file=sys.stderr)
     print(Table(["bits/char", "alone", "given train"], cells, [False, True, True]).to_text())
-    if arguments.json:
-        content = {
-            "characters": count_characters(held_out),
-            "bytes": len(held_out),
-            "rows": [asdict(row) for row in rows],
-        }
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

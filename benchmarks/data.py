@@ -9,8 +9,8 @@
    byte; ours checks the sha256 of a file in the first pass and not in the second. Resuming is from nothing but the files
    to the first sample.
 3. Loader: seconds from nothing to the first batch at 10, 50 and 99.9 % of the corpus, and windows per second.
-4. Waiting: steps of phase one at the preset `wikitext2`, and the share of them that is spent waiting for the loader.
 
+How long a step waits for its batch is the part *data* of `haed profile RUN`.
 Printed are medians, with ratios to this project's.
 """
 
@@ -39,7 +39,7 @@ from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.shards import Sample, ShardFile
 
-SAMPLE, FILE, STEPS = 1 << 20, 16, 200
+SAMPLE, FILE = 1 << 20, 16
 Arrays = dict[str, np.ndarray]
 
 
@@ -196,53 +196,6 @@ def loader(corpus: Corpus, repeats: int) -> None:
     table("Loader, 4 windows of 128 chunks a batch", figures, "at 10 %")
 
 
-class Timed:
-    """A loader, and the seconds that were spent waiting for its batches."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader, self.seconds = loader, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        while True:
-            began = time.perf_counter()
-            batch = next(batches)
-            self.seconds += time.perf_counter() - began
-            yield batch
-
-
-def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
-    from experiments.timing import build_phase_trainer  # after part 1, whose workers need no torch
-    from pipeline.config import load_options
-    from pipeline.run.metrics import Metrics
-
-    figures: dict[str, dict[str, list[float]]] = {}
-    for _ in range(repeats):
-        for workers in (0, 1):
-            overrides = [f"loader.workers={workers}", "validation.times=0", "checkpoint.every_seconds=null"]
-            options = load_options("wikitext2", [*overrides, f"pretrain.steps={STEPS}", "pretrain.seconds=null"])
-            folder = place / "phase"
-            trainer = build_phase_trainer("pretrain", options, corpus, folder)
-            learner: Any = trainer.learner
-            timed = [Timed(learner.loader)]
-            learner.loader = timed[0]
-            if learner.negatives is not None:  # without `iem.extra_batches` there are none
-                timed.append(Timed(learner.negatives))
-                learner.negatives = timed[1]
-            metrics = Metrics(folder, 0)
-            spent = trainer.fit(metrics).seconds
-            metrics.close()
-            mine = figures.setdefault(f"{workers} workers", {})
-            windows = STEPS * options.batch.sequences * (1 + options.iem.extra_batches)
-            mine.setdefault("windows/s consumed", []).append(windows / spent)
-            mine.setdefault("% of a step spent waiting", []).append(100 * sum(each.seconds for each in timed) / spent)
-            shutil.rmtree(folder)
-    table("Waiting for data in phase one at the preset wikitext2", figures, "0 workers")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)
@@ -252,7 +205,6 @@ def main() -> None:
         corpus = sharding(arguments.texts, Path(place), arguments.repeats)
         loader(corpus, arguments.repeats)
         storage(corpus, Path(place), arguments.repeats)
-        waiting(corpus, Path(place), arguments.repeats)
 
 
 if __name__ == "__main__":

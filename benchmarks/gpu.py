@@ -3,8 +3,8 @@
     python benchmarks/gpu.py --out FOLDER [--budget 200] [--parts NAME …] [--device auto] [--tiny]
 
 Corpora are made here: text with a Zipfian vocabulary, and noise as pictures. Parts run in order of value, in a process of
-their own that goes on after a failed part. If it ends or hangs, another one does the rest. Every result is in
-`FOLDER/gpu.json`, tables of the profiler are beside it.
+their own that goes on after a failed part. If it ends, another one does the rest. Every result is in `FOLDER/gpu.json`,
+tables of the profiler are beside it.
 
 1. `PRESET PHASE`: milliseconds of a step as training takes it (`step`); of reading and preparing a batch, waiting for its
    end (`prepare`); of queueing a prepared step's operations (`queue`); and of a prepared step, waiting for its end
@@ -14,8 +14,9 @@ their own that goes on after a failed part. If it ends or hangs, another one doe
    most, and the lines that wait for the device.
 3. `memory PRESET PHASE`: the run's own check, and the plan of `benchmarks/scaling_estimate.py`, against the peak.
 4. Other settings: `iem.block=512`, `deterministic=false`, float32, `compile=true`.
-5. `graphs`: the main model's forward and backward pass as it is, and replayed from CUDA graphs.
-6. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
+5. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
+6. `loss SIZE`: the IEM loss in blocks and its formula, a softmax over the whole matrix, of SIZE queries by SIZE candidates
+   of 256 dimensions in bfloat16, forward and backward. Memory is beyond inputs and gradients; the formula only where it fits.
 
 Ratios of phase one to end to end are printed last. `--tiny` shrinks models and corpora, to try this on a CPU.
 """
@@ -26,12 +27,11 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from itertools import islice
@@ -42,10 +42,11 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from benchmarks.loss import Peak, wait_for_device
 from benchmarks.scaling_estimate import measure_step
 from experiments.timing import build_phase_trainer
+from haed.iem.sampled_softmax import blockwise_cross_entropy
 from pipeline.config import Options, Phase, load_options
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
@@ -66,6 +67,7 @@ VARIANTS = {
 }
 TINY = ["batch.sequences=1", "model.main.layers=1", "model.decoder.width=64"]
 WARM_UP, STEPS, LONGEST = 6, 30, 4.0  # steps, steps, seconds of the measured ones
+SIZES = {"cpu": (4096, 16384, 32768), "cuda": (16384, 65536, 131072)}  # of the loss, the last for blocks alone
 
 Result = dict[str, Any]
 
@@ -75,12 +77,38 @@ def list_parts() -> list[str]:
     pairs = [f"{preset} {phase}" for preset in (TEXT, PICTURES) for phase in PHASES[:2]]
     parts = ["machine", *pairs, *(f"profile {pair}" for pair in pairs), *(f"memory {pair}" for pair in pairs)]
     parts += [f"{pair} {name}" for name in VARIANTS for pair in pairs]
-    return [
-        *parts,
-        "graphs",
-        *(f"{preset} finetune" for preset in (TEXT, PICTURES)),
-        *(f"decoder {units}" for units in UNITS),
-    ]
+    sizes = SIZES["cuda" if torch.cuda.is_available() else "cpu"]
+    parts += [*(f"{preset} finetune" for preset in (TEXT, PICTURES)), *(f"decoder {units}" for units in UNITS)]
+    return [*parts, *(f"loss {size}" for size in sizes)]
+
+
+def wait_for_device() -> None:
+    """Wait for all that is queued on a GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class Peak:
+    """Peak memory since it was made, beyond what was in use then, in bytes."""
+
+    def __init__(self) -> None:
+        free()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+            self.before = self._read_status("VmRSS")
+
+    def bytes(self) -> int:
+        """Return the peak so far."""
+        now = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else self._read_status("VmHWM")
+        return now - self.before
+
+    @staticmethod
+    def _read_status(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def make_corpora(folder: Path, tiny: bool) -> None:
@@ -159,10 +187,10 @@ class Bench:
             return self.profile_step(*words)
         if kind == "memory":
             return self.compare_memory(*words)  # type: ignore[arg-type]
-        if kind == "graphs":
-            return self.compare_graphs()
         if kind == "decoder":
             return self.measure_decoder(words[0])
+        if kind == "loss":
+            return self.measure_loss(int(words[0]))
         return self.measure_training(kind, words[0], VARIANTS[words[1]] if words[1:] else [])
 
     def describe_machine(self) -> Result:
@@ -316,32 +344,31 @@ class Bench:
             "planned_share": sum(planned.values()) / measured,
         }
 
-    def compare_graphs(self) -> Result:
-        """Time the main model's forward and backward pass on its own, and replayed from graphs."""
-        options = self.load(TEXT)
-        machine, spent = setup_compute(options), dict[str, float]()
-        with self.open_trainer("pretrain", options) as trainer:
-            main: Any = trainer.objective.system.main
-            batch = options.batch
-            grid = torch.randn(batch.sequences, batch.context, options.model.encoder.width, device=machine.device)
-            inputs = grid.requires_grad_(), torch.zeros(grid.shape[:2], dtype=torch.bool, device=machine.device)
-            ways: dict[str, Any] = {"eager": main}
-            for name in ("eager", "graphs"):
-                if name == "graphs":
-                    with torch.autocast("cuda", machine.autocast, machine.autocast is not None, cache_enabled=False):
-                        ways[name] = torch.cuda.make_graphed_callables(main, inputs)
-                for number in range(25):
-                    if number == 5:
-                        wait_for_device()
-                        began = time.perf_counter()
-                    with machine.use_precision():
-                        found = ways[name](*inputs)
-                    found.float().sum().backward()
-                queued = time.perf_counter() - began
+    def measure_loss(self, size: int) -> Result:
+        """Measure the IEM loss and its formula with their gradients; seconds are the least of three passes after one."""
+        device = setup_compute(self.load(TEXT)).device
+        parts = [torch.randn(size, 256, device=device, dtype=torch.bfloat16) / 4 for _ in range(2)]
+        parts = [part.requires_grad_() for part in (*parts, torch.zeros(size, device=device))]
+        target = torch.arange(size, device=device)
+        losses: dict[str, Callable[..., torch.Tensor]] = {
+            "blocks": lambda *inputs: blockwise_cross_entropy(*inputs).loss,
+            "formula": lambda queries, keys, bias, own: F.cross_entropy((queries @ keys.t()).float() + bias, own),
+        }
+        result: Result = {}
+        for name, loss in list(losses.items())[: 2 if size < SIZES[device.type][-1] else 1]:
+            few = [x[:256].detach().requires_grad_() for x in parts]
+            torch.autograd.grad(loss(*few, target[:256]), few)  # loads what products need
+            peak, spent = Peak(), []
+            for _ in range(4):
                 wait_for_device()
-                spent |= {f"{name}_queue_ms": 50 * queued, f"{name}_ms": 50 * (time.perf_counter() - began)}
-            del found, inputs, grid, ways
-        return spent
+                began = time.perf_counter()
+                gradients = torch.autograd.grad(loss(*parts, target), parts)
+                wait_for_device()
+                spent.append(time.perf_counter() - began)
+            used = peak.bytes() - sum(x.numel() * x.element_size() for x in gradients)
+            result |= {f"{name}_s": min(spent[1:]), f"{name}_mb": used / 1e6, f"{name}_share": used / (4 * size * size)}
+            del gradients
+        return result
 
     def measure_decoder(self, units: str) -> Result:
         """Measure the decoder's share of an end-to-end step, with a synchronisation after each part."""
@@ -382,54 +409,42 @@ def find_waits(steps: Iterator[None]) -> dict[str, int]:
     return dict(Counter(f"{x.filename}:{x.lineno}" for x in caught if "called a synchronizing" in str(x.message)))
 
 
+def read_results(arguments: argparse.Namespace) -> dict[str, Result]:
+    """Return the results so far, of a part that did not end as an error."""
+    path = arguments.out / "gpu.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def run_parts(arguments: argparse.Namespace) -> None:
-    """Run parts in this process, and write what they find after each one."""
-    bench = Bench(arguments.out, arguments.device, arguments.tiny)
+    """Run the parts that have no result in this process, and write what they find."""
+    bench, results = Bench(arguments.out, arguments.device, arguments.tiny), read_results(arguments)
+
+    def keep(part: str, result: Result) -> None:
+        results[part] = result
+        (arguments.out / "gpu.json").write_text(json.dumps(results, indent=1))
+
     for part in arguments.parts:
-        if time.time() > arguments.until:
-            break
+        if part in results or time.time() > arguments.until:
+            continue
         began = time.perf_counter()
-        print(json.dumps({"begins": part}), flush=True)
+        keep(part, {"error": "its process ended, see errors.txt"})
         try:
             result = bench.run(part)
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:500], "traceback": traceback.format_exc()[-4000:]}
-        result["seconds"] = time.perf_counter() - began
-        print(json.dumps({"part": part, "result": result}), flush=True)
+        keep(part, result | {"seconds": time.perf_counter() - began})
+        print(format_result(part, results[part]), flush=True)
         free()  # raises if the device is lost, and another process goes on
 
 
-def supervise(arguments: argparse.Namespace) -> dict[str, Result]:
-    """Run all parts in child processes: another one goes on where one ends or hangs."""
-    left, results, until = list(arguments.parts), dict[str, Result](), arguments.until
-    while left and time.time() < until:
-        command = [sys.executable, "-u", __file__, "--out", str(arguments.out), "--device", arguments.device]
-        command += ["--child", "--until", str(until), *(["--tiny"] if arguments.tiny else []), "--parts", *left]
-        with open(arguments.out / "errors.txt", "a") as errors:
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-            timer = threading.Timer(max(1.0, until + 5 - time.time()), child.kill)
-            timer.start()
-            assert child.stdout is not None
-            running = left[0]
-            for line in child.stdout:
-                if not line.startswith("{"):
-                    continue
-                said = json.loads(line)
-                running = said.get("begins", running)
-                if "part" in said:
-                    results[said["part"]] = said["result"]
-                    print(format_result(said["part"], said["result"]), flush=True)
-                    (arguments.out / "gpu.json").write_text(json.dumps(results, indent=1))
-            status = child.wait()
-            timer.cancel()
-        if running not in results:
-            results[running] = {"error": f"the process ended with status {status}, see errors.txt"}
-            print(format_result(running, results[running]), flush=True)
-        left = left[left.index(running) + 1 :]
-        if status == 0:
-            break
-    (arguments.out / "gpu.json").write_text(json.dumps(results, indent=1))
-    return results
+def supervise(arguments: argparse.Namespace) -> None:
+    """Run all parts in child processes: another one goes on where one ends."""
+    command = [sys.executable, "-u", __file__, *sys.argv[1:], "--child", "--until", str(arguments.until)]
+    for _ in arguments.parts:
+        left = arguments.until - time.time()
+        if left > 0 and not set(read_results(arguments)).issuperset(arguments.parts):
+            with open(arguments.out / "errors.txt", "a") as errors, suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, stderr=errors, timeout=left + 5)
 
 
 def format_result(part: str, result: Result) -> str:
@@ -478,7 +493,9 @@ def main() -> None:
     arguments.until = time.time() + arguments.budget
     if not (arguments.out / "corpora").exists():
         make_corpora(arguments.out / "corpora", arguments.tiny)
-    for line in format_ratios(supervise(arguments)):
+    (arguments.out / "gpu.json").unlink(missing_ok=True)
+    supervise(arguments)
+    for line in format_ratios(read_results(arguments)):
         print(line)
 
 

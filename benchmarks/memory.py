@@ -1,6 +1,6 @@
 """What each part that remembers is worth to a run.
 
-    python benchmarks/memory.py RUN [--split test] [--chunks 60000] [--json FILE]
+    python benchmarks/memory.py RUN [--split test] [--chunks 60000]
 
 Held-out chunks of valid and those of the split are read once, by all parts. For every set of parts the gate is fitted anew,
 as `haed evaluate` does, and gives the bits per character of the split, or of as many whole documents of it as have so many
@@ -8,7 +8,6 @@ chunks. `sampling.py` measures what they cost a sample.
 """
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -88,7 +87,6 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--split", default="test")
     parser.add_argument("--chunks", type=int, default=60_000)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     run = open_run(arguments.run)
     system = run.likelihood
@@ -114,8 +112,6 @@ def main() -> None:
     )
     cells = [[parts, f"{value:.4f}"] for parts, value in bits.items()]
     print(Table(["parts", "bits/char"], cells, [False, True]).to_text())
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"bits_per_char": bits}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

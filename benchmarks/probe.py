@@ -14,12 +14,13 @@ hnswlib and usearch are optional: `pip install --no-deps -r benchmarks/peers.txt
 """
 
 import argparse
-import json
-import multiprocessing
 import resource
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ def of_usearch(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]
 BUILDS = {"haed auto": ours, "hnswlib": of_hnswlib, "usearch i8": of_usearch}
 
 
-def built(name: str, place: str, number: int, width: int, threads: int, answer: Any) -> None:
-    """In a process of its own: builds, and tells seconds, the peak of its memory in GB, and what was found."""
+def built(name: str, place: str, number: int, width: int, threads: int) -> dict[str, Any]:
+    """In a process of its own: builds, and returns seconds, the peak of its memory in GB, and what was found."""
     import faiss  # noqa: F401
 
     vectors = np.memmap(f"{place}/vectors", np.float32, "r", shape=(number, width)).view(np.ndarray)
@@ -94,7 +95,7 @@ def built(name: str, place: str, number: int, width: int, threads: int, answer: 
     found = BUILDS[name](vectors, Path(place), threads)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    answer.put({"seconds": seconds, "peak": peak / 1e9, "anonymous": (anonymous() - before) / 1e9} | found)
+    return {"seconds": seconds, "peak": peak / 1e9, "anonymous": (anonymous() - before) / 1e9} | found
 
 
 def anonymous() -> float:
@@ -182,19 +183,14 @@ def main() -> None:
     print(
         f"{shape[0]:,} vectors of width {shape[1]}, like {given.run or 'mixtures of clusters'}; {len(queries)} queries"
     )
-    context, found = multiprocessing.get_context("spawn"), {}
+    found: dict[str, dict[str, Any]] = {}
     for name in given.only:
-        answer = context.Queue()
-        process = context.Process(target=built, args=(name, str(place), *shape, given.threads, answer))
-        process.start()
-        while process.is_alive() and answer.empty():
-            process.join(0.5)
-        if answer.empty():
-            print(f"{name}: not measured (is it installed?)")
+        try:
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                of = found[name] = pool.submit(built, name, str(place), shape[0], shape[1], given.threads).result()
+        except (ImportError, BrokenProcessPool) as error:
+            print(f"{name}: not measured ({error})")
             continue
-        found[name] = answer.get()
-        process.join()
-        of = found[name]
         print(
             f"{name}: built in {of['seconds']:.0f} s, peak {of['peak']:.2f} GB, {of['anonymous']:.2f} GB of it its own",
             flush=True,
@@ -204,7 +200,6 @@ def main() -> None:
     print("| search | effort | recall@10 | p50, ms | p99, ms |\n|---|---|---|---|---|")
     for row in rows:
         print(f"| {row['name']} | {row['effort']} | {row['recall']:.4f} | {row['p50']:.3f} | {row['p99']:.3f} |")
-    print(json.dumps({"builds": found, "searches": rows}))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ from experiments.timing import build_phase_trainer
 from haed.base import TokenBatch, to_device
 from haed.chunk.packing import chunk_keys, find_distinct
 from haed.distributed import group_size
-from haed.options import SYSTEMS
+from haed.options import SYSTEMS, IEMOptions
 from pipeline.arguments import load_run_options
 from pipeline.config import PHASES, Options, Phase, training_phases
 from pipeline.reporting.rendering import Table
@@ -131,16 +131,13 @@ class MeasuredStep:
         preparing: factor by which finding candidates takes longer there.
         further: milliseconds of finding candidates among the chunks of one more device.
         ahead: the host reads a step's data while the device computes the one before.
-        counted: windows that contain a chunk are counted, for the correction.
         chunks: chunks of a device.
         tokens: K.
         width: E.
         parameters: P.
         tables: for each table R, W, its number of rows, and whether it is the encoder's.
         growth: distinct chunks by batches; None without an IEM loss.
-        batches: batches whose chunks are candidates, for each one that is trained on: 1 and `iem.extra_batches`.
-        group: `iem.group`.
-        block: queries that are scored at a time.
+        iem: options of the IEM loss.
         average: there is a moving average of the weights.
     """
 
@@ -155,10 +152,7 @@ class MeasuredStep:
     preparing: float = 1.0
     further: float = 0.0
     ahead: bool = False
-    counted: bool = True
-    batches: int = 1
-    group: int | None = None
-    block: int = _BLOCK
+    iem: IEMOptions = field(default_factory=IEMOptions)
     average: bool = False
 
     def estimate_step(self, devices: int, link: float) -> ScalingEstimate:
@@ -175,8 +169,8 @@ class MeasuredStep:
         own = 4 * self.average  # bytes of a number's average
         memory = {"weights, gradients and moments": (16.0 + own) * self.parameters}
         if self.growth is not None:
-            g = group_size(self.group, devices, "devices")
-            found, one = self.growth(g * self.batches), self.growth(self.batches)
+            g, batches = group_size(self.iem.group, devices, "devices"), 1 + self.iem.extra_batches
+            found, one = self.growth(g * batches), self.growth(batches)
             share = found / one / g
             parts["candidates"] += self.preparing * self.further * (g - 1)
             parts["loss"] *= found / one
@@ -184,9 +178,9 @@ class MeasuredStep:
             kept["encoder"] = round(kept["encoder"] * share)
             exchanged["embeddings"] = 12 * found * (self.width + 1) * (g - 1) / g
             exchanged["chunks"] = one * (self.tokens + 9) * (g - 1)
-            exchanged["counts"] = 16.0 * found * (self.counted and n > g)
+            exchanged["counts"] = 16.0 * found * (self.iem.correction == "inclusion" and n > g)
             memory["candidates"] = 12.0 * found * (self.width + 1)
-            memory["scores"] = 10.0 * found * min(self.block, self.chunks)
+            memory["scores"] = 10.0 * found * min(self.iem.block or _BLOCK, self.chunks)
         looked = [(rows * (share if encoder else 1.0), width) for rows, width, _, encoder in self.tables]
         exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
         memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
@@ -249,10 +243,7 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
         preparing=_PREPARING if rate is not None and machine.device.type == "cpu" else 1.0,
         further=further,
         ahead=rate is not None or machine.device.type == "cuda",
-        counted=options.iem.correction == "inclusion",
-        batches=1 + options.iem.extra_batches,
-        group=options.iem.group,
-        block=options.iem.block or _BLOCK,
+        iem=options.iem,
         average=bool(options.optimizer.ema),
     )
 

@@ -29,16 +29,13 @@ from safetensors.torch import load_file
 from pipeline.run.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL: dict[str, dict[str, object]] = {
-    "model.encoder": {"token_width": 4, "hidden": 16, "width": 16},
-    "model.main": {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "ffn": 32},
-    "model.decoder": {"width": 16, "token_width": 8, "ffn": 32, "heads": 2},
-    "batch": {"context": 16, "sequences": 2},
-    "optimizer": {"warmup_steps": 20, "ema": 0.9},
-    "iem": {"extra_batches": 2},
-    "validation": {"windows": 16, "times": 8},
-    "checkpoint": {"every_steps": 5},
-}
+SMALL = """
+    model.encoder.token_width=4 model.encoder.hidden=16 model.encoder.width=16
+    model.main.layers=1 model.main.width=16 model.main.heads=2 model.main.head_width=8 model.main.ffn=32
+    model.decoder.width=16 model.decoder.token_width=8 model.decoder.ffn=32 model.decoder.heads=2
+    batch.context=16 batch.sequences=2 optimizer.warmup_steps=20 optimizer.ema=0.9 iem.extra_batches=2
+    validation.windows=16 validation.times=8 checkpoint.every_steps=5
+""".split()
 MIXTURE = [
     "model.mixture.known=500",
     "model.encoder.rows=64",
@@ -77,29 +74,16 @@ class Bench:
         library = Path(sysconfig.get_paths()["stdlib"])
         for split, name in (("train", "textwrap.py"), ("valid", "heapq.py"), ("test", "queue.py")):
             (folder / "text" / f"{split}-{name}").write_bytes((library / name).read_bytes())
-        self.settings = [f"{section}.{key}={value}" for section, of in SMALL.items() for key, value in of.items()]
-        self.settings += [f"{stage}.{limit}" for stage in STAGES for limit in ("seconds=null", f"steps={steps}")]
+        self.settings = SMALL + [f"{stage}.{limit}" for stage in STAGES for limit in ("seconds=null", f"steps={steps}")]
         self.settings += [f"threads={threads}", "source.kind=text", f"source.path={folder / 'text'}"]
-        subprocess.run(
-            self.command("shard", "shards", []),
-            cwd=folder,
-            env=self.environment(),
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-
-    def environment(self) -> dict[str, str]:
-        """Threads that wait leave the cores to others: where they spin beside other work, a step takes ten times as long."""
-        return os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
-
-    def command(self, stage: str, name: str, more: list[str]) -> list[str]:
-        return [sys.executable, "-m", "pipeline", stage, *self.settings, *more, f"name={name}", "--json"]
+        self.finish("shard", "shards", [])
 
     def start(self, stage: str, name: str, more: list[str]) -> "subprocess.Popen[bytes]":
+        """Starts a stage, whose waiting threads leave the cores to others: where they spin, a step takes ten times as long."""
         return subprocess.Popen(
-            self.command(stage, name, more),
+            [sys.executable, "-m", "pipeline", stage, *self.settings, *more, f"name={name}", "--json"],
             cwd=self.folder,
-            env=self.environment(),
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -108,11 +92,13 @@ class Bench:
     def finish(self, stage: str, name: str, more: list[str]) -> float:
         """Runs a stage to its end and returns the seconds it took."""
         began = time.monotonic()
-        process = self.start(stage, name, more)
+        self.wait_for(self.start(stage, name, more))
+        return time.monotonic() - began
+
+    def wait_for(self, process: "subprocess.Popen[bytes]") -> None:
         said = process.communicate()[1].decode()
         if process.returncode:
-            raise RuntimeError(f"{stage} {name}: {said[-1500:]}")
-        return time.monotonic() - began
+            raise RuntimeError(f"{process.args!r}: {said[-1500:]}")
 
     def torture(self, case: str, stage: str, kills: int, chance: random.Random) -> Outcome:
         """Kills `stage` so many times and compares its end with that of an undisturbed one."""
@@ -132,9 +118,7 @@ class Bench:
                 latest = checkpoints / "latest"
                 found.lost.append(time.time() - max(began, latest.stat().st_mtime if latest.is_file() else 0))
                 continue
-            said = process.communicate()[1].decode()
-            if process.returncode:
-                raise RuntimeError(f"{stage} {hurt}: {said[-1500:]}")
+            self.wait_for(process)
             if found.kills < kills:  # it came to its end: once more from the start, under another name
                 found.differences += self.compare(stage, alone, hurt)
                 again = self.folder / "runs" / hurt / stage

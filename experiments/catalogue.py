@@ -91,12 +91,14 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSettings:
-    """The settings of an experiment beside its variants and its claim about pairs of them.
+    """The settings of an experiment beside its variants.
 
     Attributes:
         source: the paper, and the place in it.
         question: what is compared.
         claim: the paper's finding.
+        better: the claim: a variant, and those than which it is lower in each metric of `by`.
+        no_better: a variant, and those of which it is not ahead in `by`, as a part of the claim.
         by: "bits", or metrics computed by `measures`, in which the variants of the claim are compared.
         margin: the least difference required.
         below: upper bounds of metrics, for each variant that has them, as a part of the claim.
@@ -111,6 +113,8 @@ class ExperimentSettings:
     source: str
     question: str
     claim: str
+    better: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
     by: tuple[str, ...] = ("bits",)
     margin: float = 0.0
     below: dict[str, float] = field(default_factory=dict)
@@ -129,15 +133,11 @@ class Experiment(ExperimentSettings):
         name: name for the command.
         variants: its models at small sizes.
         full: the variants at the paper's sizes, under the same names, for `--budget paper`.
-        better: the claim as pairs of variants, the first of which is lower in each metric of `by`.
-        no_better: pairs of variants, the first of which is not ahead of the second in `by`, as a part of the claim.
     """
 
     name: str
     variants: tuple[Variant, ...]
     full: tuple[Variant, ...] = ()
-    better: tuple[tuple[str, str], ...] = ()
-    no_better: tuple[tuple[str, str], ...] = ()
 
 
 @with_config(_STRICT)
@@ -167,13 +167,11 @@ class VariantFile:
 @with_config(_STRICT)
 @dataclass(frozen=True, kw_only=True)
 class ExperimentFile(ExperimentSettings):
-    """An experiment as it is written in a file. `better` and `no_better` list the variants after each first one."""
+    """An experiment as it is written in a file."""
 
     variants: Annotated[dict[str, VariantFile], Field(min_length=2)]
     small: SizeFile = SizeFile()
     full: SizeFile = SizeFile()
-    better: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def list_experiments() -> list[str]:
@@ -206,16 +204,13 @@ def read_experiment(path: Path) -> Experiment:
         raise ConfigError(f"{path}: {_explain_error(error)}") from error
     sets: dict[str, list[str]] = yaml.safe_load((FOLDER / f"{COMMON}.yaml").read_text(encoding="utf-8"))
     variants, full = (_variants_of_size(path, file, size, sets) for size in ("small", "full"))
-    better, no_better = (
-        tuple((first, other) for first, others in pairs.items() for other in others)
-        for pairs in (file.better, file.no_better)
-    )
-    for named in {name for pair in (*better, *no_better) for name in pair} - {variant.name for variant in variants}:
+    pairs = [(first, *others) for of in (file.better, file.no_better) for first, others in of.items()]
+    for named in {name for pair in pairs for name in pair} - {variant.name for variant in variants}:
         raise ConfigError(f"{path}: better: there is no variant {named!r}. Variants are {', '.join(file.variants)}")
     if file.by != ("bits",) and not file.measures:
         raise ConfigError(f"{path}: by: {', '.join(file.by)} needs measures, but there are none")
     settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
-    return Experiment(name=path.stem, variants=variants, full=full, better=better, no_better=no_better, **settings)
+    return Experiment(name=path.stem, variants=variants, full=full, **settings)
 
 
 def _explain_error(error: Exception) -> str:

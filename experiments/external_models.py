@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -303,27 +304,6 @@ def count_flops_per_byte(package: Package) -> float:
     return count_flops(lambda: model(text).sum().backward()) / text.numel()
 
 
-@dataclass
-class PackageTotals:
-    """The contents of package.json: totals of a run, beside its evaluation.
-
-    Attributes:
-        rate: the best of the learning rates that were tried.
-        tried: bits per byte by learning rate, after a fifth of the steps, on the first bytes of valid.
-        parameters: of the model.
-        steps: trained at that rate.
-        seconds: of training at that rate.
-        flops: of these steps.
-    """
-
-    rate: float
-    tried: dict[str, float]
-    parameters: int
-    steps: int
-    seconds: float
-    flops: float
-
-
 def measure_remembered(package: Package, model: nn.Module, corpus: Corpus, machine: Compute) -> Measurement:
     """Measure a package on the test split as `experiments.measures.measure_remembered` does our models.
 
@@ -347,8 +327,12 @@ def measure_remembered(package: Package, model: nn.Module, corpus: Corpus, machi
 
 def train_and_score(
     corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], machine: Compute
-) -> tuple[nn.Module, PackageTotals, Evaluation]:
-    """Train and score a package."""
+) -> tuple[nn.Module, dict[str, Any], Evaluation]:
+    """Train and score a package; return its model, the contents of package.json, and the evaluation.
+
+    The first has the best of the learning rates that were tried, the bits per byte of each after a fifth of the steps,
+    and parameters, steps, seconds and FLOPs of the training at that rate.
+    """
     package = PACKAGES[name]
     text, valid = (read_split(corpus, split) for split in ("train", "valid"))
     check_causality(package.build().to(machine.device), package.context)
@@ -362,13 +346,17 @@ def train_and_score(
     ended = time.perf_counter()
     bits, size = score_bits_per_byte(model, package.context, valid, machine), len(valid)
     characters = count_characters(valid.numpy().tobytes())
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    flops = count_flops_per_byte(package) * windows_per_step(package.context) * package.context * steps
+    totals = {
+        "rate": rate,
+        "tried": {f"{each:g}": found for each, found in tried.items()},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "steps": steps,
+        "seconds": ended - began,
+        "flops": count_flops_per_byte(package) * windows_per_step(package.context) * package.context * steps,
+    }
     return (
         model,
-        PackageTotals(
-            rate, {f"{each:g}": bits for each, bits in tried.items()}, parameters, steps, ended - began, flops
-        ),
+        totals,
         Evaluation(
             split="valid",
             stage="train",
@@ -414,9 +402,8 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.memory:
         write_json(path, asdict(measure_remembered(PACKAGES[arguments.name], model, corpus, machine)))
-    files = {"package": asdict(totals), "evaluation": asdict(evaluation)}  # the second says that all is there
-    for file, value in files.items():
-        write_json(arguments.run / f"{file}.json", value)
+    write_json(arguments.run / "package.json", totals)
+    write_json(arguments.run / "evaluation.json", asdict(evaluation))  # says that all is there
 
 
 if __name__ == "__main__":

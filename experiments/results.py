@@ -6,11 +6,11 @@ import platform
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from data.filesystem import write_atomically, write_json
 from experiments.catalogue import OURS, Experiment, Plan, Variant
@@ -252,8 +252,13 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     if best > HARDLY_LEARNED:
         return "cannot tell at this size", [f"no model has learned much: the best needs {best:.2f} bits of 8 by chance"]
     by_name = {row.variant: row for row in rows}
-    pairs = [*((pair, True) for pair in experiment.better), *((pair, False) for pair in experiment.no_better)]
-    judged = [_judge_pair(by_name, pair, name, experiment, better) for pair, better in pairs for name in experiment.by]
+    judged = [
+        _judge_pair(by_name, (first, other), name, experiment, better)
+        for better, pairs in ((True, experiment.better), (False, experiment.no_better))
+        for first, others in pairs.items()
+        for other in others
+        for name in experiment.by
+    ]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
@@ -320,6 +325,9 @@ def tabulate_rows(rows: Sequence[Row]) -> Table:
     def format_mean(metric: Metric) -> str:
         return f"{metric.mean:,.3f}" if metric.mean < 10 else f"{metric.mean:,.1f}"
 
+    def getter(values: str, name: str) -> Callable[[Row], Any]:
+        return lambda row: getattr(row, values).get(name)
+
     def format_bits(row: Row) -> str:
         spread = f" ± {row.spread:.3f}" if row.seeds > 1 else ""
         return "failed" if row.bits is None else f"{row.bits:.3f}{spread} {row.unit}"
@@ -334,18 +342,10 @@ def tabulate_rows(rows: Sequence[Row]) -> Table:
         Column("seconds", lambda row: row.seconds, "{:,.0f}"),
         Column("parameters", lambda row: row.parameters, "{:,}"),
         Column("TFLOP", lambda row: row.flops / 1e12, "{:.2f}"),
-        *(Column(name, partial(_get_metric, name=name), format_mean) for name in measured),
-        *(Column(f"paper: {name}", partial(_get_paper_metric, name=name), "{:g}") for name in paper),
+        *(Column(name, getter("metrics", name), format_mean) for name in measured),
+        *(Column(f"paper: {name}", getter("paper", name), "{:g}") for name in paper),
     ]
     return Table.from_columns(columns, rows)
-
-
-def _get_metric(row: Row, name: str) -> Metric | None:
-    return row.metrics.get(name)
-
-
-def _get_paper_metric(row: Row, name: str) -> float | None:
-    return row.paper.get(name)
 
 
 def _format_csv(rows: Sequence[Row]) -> str:

@@ -12,8 +12,18 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
-from annotated_types import Unit
+from annotated_types import Ge, Le, Lt, Unit
 from pydantic import AfterValidator, Field
+
+# Bounds and units that several options have.
+Width = Annotated[int, Ge(1), Le(65_536), Unit("dimensions")]
+HeadWidth = Annotated[int, Ge(2), Le(4096), Unit("dimensions")]
+Heads = Annotated[int, Ge(1), Le(4096), Unit("heads")]
+Units = Annotated[int, Ge(1), Le(65_536), Unit("units")]
+HiddenUnits = Annotated[int, Ge(1), Le(2**20), Unit("units")]
+Layers = Annotated[int, Ge(1), Le(1024), Unit("layers")]
+AnyLayers = Annotated[int, Ge(0), Le(1024), Unit("layers")]
+Probability = Annotated[float, Ge(0), Lt(1), Unit("probability")]
 
 
 @dataclass(frozen=True)
@@ -137,43 +147,30 @@ class EncoderOptions:
         ),
         AfterValidator(ENCODERS.check_name),
     ] = "mlp"
-    token_width: Annotated[
-        int, Field(ge=1, le=65_536, description="Width of a token's embedding (paper: 10)."), Unit("dimensions")
-    ] = field(default=32, metadata={"kinds": ("mlp", "linear", "lstm")})
+    token_width: Annotated[Width, Field(description="Width of a token's embedding (paper: 10).")] = field(
+        default=32, metadata={"kinds": ("mlp", "linear", "lstm")}
+    )
     hidden: Annotated[
-        int,
+        Units,
         Field(
-            ge=1,
-            le=65_536,
-            description="Hidden units of the MLP (paper: 256), units of the LSTM (paper: 1024), or width of the transformer.",
+            description="Hidden units of the MLP (paper: 256), units of the LSTM (paper: 1024), or width of the transformer."
         ),
-        Unit("units"),
     ] = field(default=512, metadata={"kinds": ("mlp", "lstm", "transformer")})
     layers: Annotated[
-        int,
+        Layers,
         Field(
-            ge=1,
-            le=1024,
-            description="Linear maps of the MLP (paper: 2), layers of the LSTM (paper: 1), or blocks of the transformer.",
+            description="Linear maps of the MLP (paper: 2), layers of the LSTM (paper: 1), or blocks of the transformer."
         ),
-        Unit("layers"),
     ] = field(default=2, metadata={"kinds": ("mlp", "lstm", "transformer")})
-    heads: Annotated[
-        int, Field(ge=1, le=4096, description="Attention heads of the transformer encoder."), Unit("heads")
-    ] = field(default=4, metadata={"kinds": ("transformer",)})
+    heads: Annotated[Heads, Field(description="Attention heads of the transformer encoder.")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
     ffn: Annotated[
-        int,
-        Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers of the transformer encoder."),
-        Unit("units"),
+        HiddenUnits, Field(description="Hidden units of the feed-forward layers of the transformer encoder.")
     ] = field(default=1024, metadata={"kinds": ("transformer",)})
     width: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=65_536,
-            description="Width E of a chunk's embedding (paper: 256). The LSTM encoder returns its first E units.",
-        ),
-        Unit("dimensions"),
+        Width,
+        Field(description="Width E of a chunk's embedding (paper: 256). The LSTM encoder returns its first E units."),
     ] = 256
     output: Annotated[
         Literal["norm", "relu", "none"],
@@ -209,33 +206,25 @@ class MainOptions:
         AfterValidator(MAINS.check_name),
     ] = "transformer"
     layers: Annotated[
-        int,
-        Field(ge=1, le=1024, description="Blocks of the transformer (paper: 6) or layers of the LSTM (paper: 1)."),
-        Unit("layers"),
+        Layers, Field(description="Blocks of the transformer (paper: 6) or layers of the LSTM (paper: 1).")
     ] = 4
     width: Annotated[
-        int,
-        Field(ge=1, le=65_536, description="Width W of the residual stream and of the prediction ŷ (paper: 356)."),
-        Unit("dimensions"),
+        Width, Field(description="Width W of the residual stream and of the prediction ŷ (paper: 356).")
     ] = 256
     units: Annotated[
         int | None,
         Field(ge=1, le=65_536, description="Units of the LSTM, of which the first W are ŷ (paper: 1500). Null: W."),
         Unit("units"),
     ] = field(default=None, metadata={"kinds": ("lstm",)})
-    heads: Annotated[
-        int,
-        Field(ge=1, le=4096, description="Attention heads (paper: 8, and 12 in the IEM experiments)."),
-        Unit("heads"),
-    ] = field(default=4, metadata={"kinds": ("transformer",)})
+    heads: Annotated[Heads, Field(description="Attention heads (paper: 8, and 12 in the IEM experiments).")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
     head_width: Annotated[
-        int,
-        Field(ge=2, le=4096, description="Width of an attention head. heads × head_width may differ from W."),
-        Unit("dimensions"),
+        HeadWidth, Field(description="Width of an attention head. heads × head_width may differ from W.")
     ] = field(default=64, metadata={"kinds": ("transformer",)})
-    ffn: Annotated[
-        int, Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers (paper: 1424)."), Unit("units")
-    ] = field(default=1024, metadata={"kinds": ("transformer",)})
+    ffn: Annotated[HiddenUnits, Field(description="Hidden units of the feed-forward layers (paper: 1424).")] = field(
+        default=1024, metadata={"kinds": ("transformer",)}
+    )
     positions: Annotated[
         Literal["rotary", "concatenated", "learned"],
         Field(
@@ -245,15 +234,12 @@ class MainOptions:
         ),
     ] = field(default="rotary", metadata={"kinds": ("transformer",)})
     dropout: Annotated[
-        float,
+        Probability,
         Field(
-            ge=0,
-            lt=1,
             description="Dropout probability. In the transformer it applies to the inputs, the attention weights, and the "
             "outputs of attention and feed-forward layers. In the LSTM it applies to the inputs and to every "
-            "layer's outputs.",
+            "layer's outputs."
         ),
-        Unit("probability"),
     ] = 0.0
 
 
@@ -278,7 +264,7 @@ class GramsOptions:
         Unit("tokens"),
         AfterValidator(_check_orders),
     ] = field(default_factory=lambda: [2, 3, 4, 5])
-    width: Annotated[int, Field(ge=1, le=65_536, description="Width of a row."), Unit("dimensions")] = 32
+    width: Annotated[Width, Field(description="Width of a row.")] = 32
 
 
 @dataclass(kw_only=True)
@@ -294,26 +280,16 @@ class DecoderOptions:
         ),
         AfterValidator(DECODERS.check_name),
     ] = "lstm"
-    token_width: Annotated[
-        int,
-        Field(ge=1, le=65_536, description="Width of a token's embedding in the LSTM (paper: 10)."),
-        Unit("dimensions"),
-    ] = field(default=64, metadata={"kinds": ("lstm",)})
-    width: Annotated[
-        int,
-        Field(ge=1, le=65_536, description="Units of the LSTM (paper: 1024) or width of the transformer."),
-        Unit("units"),
-    ] = 512
-    layers: Annotated[
-        int, Field(ge=1, le=1024, description="Layers of the LSTM or blocks of the transformer."), Unit("layers")
-    ] = 1
-    heads: Annotated[
-        int, Field(ge=1, le=4096, description="Attention heads of the transformer decoder."), Unit("heads")
-    ] = field(default=4, metadata={"kinds": ("transformer",)})
+    token_width: Annotated[Width, Field(description="Width of a token's embedding in the LSTM (paper: 10).")] = field(
+        default=64, metadata={"kinds": ("lstm",)}
+    )
+    width: Annotated[Units, Field(description="Units of the LSTM (paper: 1024) or width of the transformer.")] = 512
+    layers: Annotated[Layers, Field(description="Layers of the LSTM or blocks of the transformer.")] = 1
+    heads: Annotated[Heads, Field(description="Attention heads of the transformer decoder.")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
     ffn: Annotated[
-        int,
-        Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers of the transformer decoder."),
-        Unit("units"),
+        HiddenUnits, Field(description="Hidden units of the feed-forward layers of the transformer decoder.")
     ] = field(default=1024, metadata={"kinds": ("transformer",)})
     context: Annotated[
         Literal["same", "each"],
@@ -326,15 +302,12 @@ class DecoderOptions:
         bool, Field(description="The transformer decoder also sees the tokens of the previous chunk.")
     ] = field(default=False, metadata={"kinds": ("transformer",)})
     dropout: Annotated[
-        float,
+        Probability,
         Field(
-            ge=0,
-            lt=1,
             description="Dropout probability. In the transformer it applies to the inputs, the attention weights, and the "
             "outputs of attention and feed-forward layers. In the LSTM it applies to ŷ, the table of token "
-            "embeddings, and every layer's outputs.",
+            "embeddings, and every layer's outputs."
         ),
-        Unit("probability"),
     ] = 0.0
     grams: GramsOptions = field(default_factory=GramsOptions)
 
@@ -361,18 +334,12 @@ class MixtureOptions:
 class TokenOptions:
     """Embedding, blocks and output, which all models of tokens share."""
 
-    width: Annotated[int, Field(ge=1, le=65_536, description="Width W of the residual stream."), Unit("dimensions")] = (
-        256
-    )
-    heads: Annotated[int, Field(ge=1, le=4096, description="Attention heads."), Unit("heads")] = 4
+    width: Annotated[Width, Field(description="Width W of the residual stream.")] = 256
+    heads: Annotated[Heads, Field(description="Attention heads.")] = 4
     head_width: Annotated[
-        int,
-        Field(ge=2, le=4096, description="Width of an attention head. heads × head_width may differ from W."),
-        Unit("dimensions"),
+        HeadWidth, Field(description="Width of an attention head. heads × head_width may differ from W.")
     ] = 64
-    ffn: Annotated[
-        int, Field(ge=1, le=2**20, description="Hidden units of the feed-forward layers."), Unit("units")
-    ] = 1024
+    ffn: Annotated[HiddenUnits, Field(description="Hidden units of the feed-forward layers.")] = 1024
     attention: Annotated[
         Literal["rotary", "relative", "local", "lsh", "plain"],
         Field(
@@ -393,14 +360,11 @@ class TokenOptions:
     hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = 2
     activation: Annotated[Literal["gelu", "relu"], Field(description="Activation of the feed-forward layers.")] = "gelu"
     dropout: Annotated[
-        float,
+        Probability,
         Field(
-            ge=0,
-            lt=1,
             description="Dropout probability of the embeddings, the attention weights, and the outputs of attention and "
-            "feed-forward layers.",
+            "feed-forward layers."
         ),
-        Unit("probability"),
     ] = 0.0
     shift: Annotated[
         bool, Field(description="Half of a layer's input comes from the previous position (token shift).")
@@ -483,9 +447,7 @@ class MultiscaleOptions:
 class RetinaOptions:
     """Windows and scales of Retina (Subramanian et al. 2020, section 3.4)."""
 
-    layers: Annotated[
-        int, Field(ge=1, le=1024, description="Layers of the transformer (paper: 12 and 16)."), Unit("layers")
-    ] = 6
+    layers: Annotated[Layers, Field(description="Layers of the transformer (paper: 12 and 16).")] = 6
     windows: Annotated[
         str,
         Field(
@@ -514,15 +476,9 @@ class RetinaOptions:
 class SpaceByteOptions:
     """SpaceByte: layers at every token, and larger ones where a word begins (Slagle 2024)."""
 
-    before: Annotated[
-        int, Field(ge=0, le=1024, description="Layers at every token, before the larger layers."), Unit("layers")
-    ] = 2
-    layers: Annotated[
-        int, Field(ge=1, le=1024, description="Larger layers, which run where a word begins."), Unit("layers")
-    ] = 4
-    after: Annotated[
-        int, Field(ge=0, le=1024, description="Layers at every token, after the larger layers."), Unit("layers")
-    ] = 2
+    before: Annotated[AnyLayers, Field(description="Layers at every token, before the larger layers.")] = 2
+    layers: Annotated[Layers, Field(description="Larger layers, which run where a word begins.")] = 4
+    after: Annotated[AnyLayers, Field(description="Layers at every token, after the larger layers.")] = 2
     width: Annotated[
         int | None,
         Field(

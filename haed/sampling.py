@@ -485,21 +485,15 @@ class ChunkSampler(Sampler):
             return
         for some in torch.arange(self.samples).split(_AT_ONCE):
             scores = self.space.score_known(self.prediction[some.to(self.device)])
-            self._draw_listed(drawn, draw, opened, some, [None] * len(some) if scores is None else list(scores))
-
-    def _draw_listed(
-        self, drawn: Chunks, draw: Draw, opened: Tensor, samples: Tensor, scores: Sequence[Tensor | None]
-    ) -> None:
-        """Draw one of all outcomes for some samples (n,), given q (C,) of the known chunks for each."""
-        for row, summoned in zip(samples.tolist(), scores, strict=True):
-            before = self.last[torch.tensor([row])]
-            outcomes = self.space.list_outcomes(self.documents[row], self.prediction[row], before, opened, summoned)
-            place = int(draw(outcomes.log_prob[None].float()))
-            if place < len(outcomes):
-                chunk = outcomes[torch.tensor([place])]
-                drawn.tokens[row], drawn.lengths[row] = chunk.tokens[0], chunk.lengths[0]
-                for name, share in outcomes.share_of_parts(place).items():
-                    self.parts[name][row] += share
+            for number, row in enumerate(some.tolist()):
+                before, summoned = self.last[torch.tensor([row])], None if scores is None else scores[number]
+                outcomes = self.space.list_outcomes(self.documents[row], self.prediction[row], before, opened, summoned)
+                place = int(draw(outcomes.log_prob[None].float()))
+                if place < len(outcomes):
+                    chunk = outcomes[torch.tensor([place])]
+                    drawn.tokens[row], drawn.lengths[row] = chunk.tokens[0], chunk.lengths[0]
+                    for name, share in outcomes.share_of_parts(place).items():
+                        self.parts[name][row] += share
 
     def _draw_parts(self, drawn: Chunks, draw: Draw) -> None:
         """Draw a part for every sample, and a chunk of that part: the same distribution, without listing all outcomes."""

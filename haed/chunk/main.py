@@ -4,7 +4,6 @@ Legend: B sequences, T chunks of a window, E width of an embedding, W width of Å
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +14,8 @@ from haed.layers.attention import BlockOptions, KeyValueCache
 from haed.layers.lstm import LSTMLayer
 from haed.layers.transformer import TransformerStack
 from haed.options import MainOptions
+
+LSTMCache = dict[int, tuple[Tensor, Tensor]]  # output and cell, each (B, U), of every layer that has begun
 
 
 class Main(nn.Module, ABC):
@@ -137,13 +138,6 @@ class TransformerMain(Main):
         return [(depth, list(self.parameters(recurse=False))), *blocks, (1, list(self.norm.parameters()))]
 
 
-@dataclass
-class LSTMCache:
-    """Output and cell, each (B, U), of every layer that has begun."""
-
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
 class LSTMMain(Main):
     """A capped LSTM over chunk embeddings; the first W units of its output are Å· (HRED: paper, appendix A).
 
@@ -177,8 +171,8 @@ class LSTMMain(Main):
                 continue
             outputs = []
             for each in x:
-                cache.layers[number] = layer.step(each, cache.layers.get(number))
-                outputs.append(cache.layers[number][0])
+                cache[number] = layer.step(each, cache.get(number))
+                outputs.append(cache[number][0])
             x = torch.stack(outputs)
         return x.transpose(0, 1)[..., : self.width]
 
@@ -193,7 +187,7 @@ class LSTMMain(Main):
 
     def create_cache(self) -> LSTMCache:
         """See `Main.create_cache`."""
-        return LSTMCache()
+        return {}
 
     def parameters_by_depth(self) -> list[tuple[int, list[nn.Parameter]]]:
         """See `Main.parameters_by_depth`."""

@@ -25,11 +25,10 @@ from torch import Tensor
 
 from haed.chunk.mixture import ChunkVocabulary, MixtureScores
 from haed.chunk.packing import Chunks, find_distinct
-from haed.chunk.spelling import DocumentWords, Speller
+from haed.chunk.spelling import DocumentWords, Speller, minimise
 
 _PRIOR, _BIAS_PRIOR = 160.0, 1.0  # chunks: the strength of the pull of the gate's weights and biases towards 0
 _BOUND = 5.0  # deviations: a feature beyond counts as this
-_STEPS = 60  # of L-BFGS
 
 
 @dataclass
@@ -157,17 +156,13 @@ class MemoryGate:
         )
         gate = cls(weight.requires_grad_(), bias.requires_grad_(), mean, deviation)
         scaled = gate.scale_features(features)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
-            optimizer.zero_grad()
             value = -(gate.weigh_scaled(scaled, present) + log_prob).logsumexp(1).mean()
             penalty = _PRIOR * weight.square().sum() + _BIAS_PRIOR * bias.square().sum()
-            value = value + penalty / len(features)
-            value.backward()
-            return value
+            return value + penalty / len(features)
 
-        optimizer.step(loss)
+        minimise(loss, [weight, bias])
         return cls(weight.detach(), bias.detach(), mean, deviation)
 
     def scale_features(self, features: Tensor) -> Tensor:

@@ -9,15 +9,15 @@ Legend: N chunks, K tokens per chunk at most, V vocabulary, S decoding decisions
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from haed.base import TokenBatch, length_mask
-from haed.layers.ngram_embedding import SortedIntegers, SparseLookup
+from haed.layers.ngram_embedding import SortedIntegers, SparseLookup, mix_columns
 
-_MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+_LENGTH_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 _FEW = 1 << 10  # chunks whose keys NumPy computes, in a third of the time, as in sampling
 
 
@@ -37,16 +37,9 @@ def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
         (N,) int64.
     """
     if tokens.device.type == "cpu" and len(tokens) <= _FEW:
-        return torch.from_numpy(_mix_tokens(tokens.long().numpy().T, lengths.long().numpy()))
-    return _mix_tokens(tokens.long().unbind(1), lengths.long())
-
-
-def _mix_tokens(columns: Any, lengths: Any) -> Any:
-    key = lengths * _MIX[0] + 1
-    for column in columns:
-        key = (key ^ column) * _MIX[1]
-        key = (key ^ (key >> 29)) * _MIX[2]
-    return key ^ (key >> 32)
+        first = lengths.long().numpy() * _LENGTH_FACTOR + 1
+        return torch.from_numpy(mix_columns(first, tokens.long().numpy().T, _MIX))
+    return mix_columns(lengths.long() * _LENGTH_FACTOR + 1, tokens.long().unbind(1), _MIX)
 
 
 @dataclass

@@ -14,7 +14,7 @@ strings. τ for each place and context is fitted on held-out chunks. `zimbalo: `
 Legend: N chunks, K tokens of a chunk at most, V vocabulary; symbol V is the end of a chunk; S contexts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -26,11 +26,23 @@ from haed.chunk.packing import Chunks
 SUFFIXES = (3, 5)  # symbols of a context; 2 to 6 gave no more (dev/LOG.md)
 _BEGIN = -1  # marks the context that is all of the chunk so far
 _MOST = 1 << 17  # different chunks of a document; further ones are not remembered
-_STEPS = 60  # of L-BFGS
 _START, _PRIOR = 1.0, 2.0  # τ at first, and the strength of the pull of its logarithm towards that, in chunks
 _FEWEST = 200  # chunks that no other part knows, on which τ is fitted; of fewer, on all
 
 Outcome = TypeVar("Outcome")
+
+
+def minimise(compute_loss: Callable[[], Tensor], parameters: list[Tensor]) -> None:
+    """Minimise a loss by at most 60 steps of L-BFGS."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = compute_loss()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
 
 
 class ContextCounts(Generic[Outcome]):
@@ -176,17 +188,13 @@ class Speller:
         start = torch.full(counts.shape[1:3], _START, dtype=torch.float64).log()
         scale = start.clone().requires_grad_()
         speller = cls(scale)
-        optimizer = torch.optim.LBFGS([scale], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
-            optimizer.zero_grad()
             value = -speller.mix_decisions(decisions, counts).sum(1).mean()
-            value = value + _PRIOR / max(1, len(decisions)) * (scale - start).square().sum()
-            value.backward()
-            return value
+            return value + _PRIOR / max(1, len(decisions)) * (scale - start).square().sum()
 
         if len(decisions):
-            optimizer.step(loss)
+            minimise(loss, [scale])
         return cls(scale.detach())
 
     def mix_decisions(self, decisions: Tensor, counts: Tensor) -> Tensor:

@@ -24,6 +24,14 @@ _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 _FEW = 256  # symbols of which NumPy computes the rows, in less time, as in sampling
 
 
+def mix_columns(key: Any, columns: Any, factors: tuple[int, int]) -> Any:
+    """Return a hash (n,) of integers in columns of (n,) each, from a first key; tensors or arrays of 64 bits."""
+    for column in columns:
+        key = (key ^ column) * factors[0]
+        key = (key ^ (key >> 29)) * factors[1]
+    return key ^ (key >> 32)
+
+
 class _GatherRows(torch.autograd.Function):
     """Selection of rows of a table, with a sparse gradient; rows that occur twice have the gradient 0."""
 
@@ -139,11 +147,8 @@ class Grams(nn.Module):
         few = last.device.type == "cpu" and last.numel() <= _FEW
         symbols, found = last.numpy() if few else last, []
         for place, order in enumerate(self.orders):
-            key: Any = order
-            for column in range(-order, 0):
-                key = (key ^ symbols[..., column]) * _MIX[0]
-                key = (key ^ (key >> 29)) * _MIX[1]
-            found.append((key ^ (key >> 32)) % self.rows + place * self.rows)
+            key = mix_columns(order, (symbols[..., column] for column in range(-order, 0)), _MIX)
+            found.append(key % self.rows + place * self.rows)
         return SparseLookup.from_rows(torch.stack([torch.as_tensor(rows) for rows in found], -1))
 
     def forward(self, looked: SparseLookup) -> tuple[Tensor, Tensor]:

@@ -84,11 +84,12 @@ def describe_range(annotated: Any, bounds: dict[str, Any] | None = None) -> str:
     bounds, origin, arguments = bounds or {}, get_origin(annotated), get_args(annotated)
     if origin is Annotated:
         inner, *metadata = arguments
-        for info in (each for each in metadata if isinstance(each, FieldInfo)):
+        for info in [each for each in metadata if isinstance(each, FieldInfo)]:
             if isinstance(info.json_schema_extra, dict):
                 extra = info.json_schema_extra
                 bounds |= {name: extra[of] for name, of in (("ge", "minimum"), ("le", "maximum")) if of in extra}
-            bounds |= {name: getattr(each, name) for each in info.metadata for name in _BOUNDS if hasattr(each, name)}
+            metadata += info.metadata
+        bounds |= {name: getattr(each, name) for each in metadata for name in _BOUNDS if hasattr(each, name)}
         return describe_range(inner, bounds)
     if NoneType in arguments:
         return f"null, {'' if arguments[0] is bool else 'or '}{describe_range(arguments[0], bounds)}"

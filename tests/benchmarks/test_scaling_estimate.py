@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scaling_estimate import ChunkGrowth, MeasuredStep, format_estimates, main, measure_step
+from haed.options import IEMOptions
 from pipeline.config import Options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
@@ -83,16 +84,16 @@ def test_an_accelerator_computes_while_the_host_reads_but_where_it_waits_for_row
 
 
 def test_groups_bound_what_grows_with_the_candidates() -> None:
-    alone, grouped = (step(group=group).estimate_step(1024, 1e9) for group in (None, 8))
+    alone, grouped = (step(iem=IEMOptions(group=group)).estimate_step(1024, 1e9) for group in (None, 8))
     assert grouped.candidates == 270 and alone.candidates == 1000
     assert grouped.milliseconds["loss"] < alone.milliseconds["loss"]
     assert grouped.exchanged["counts"] == 16 * 270 and alone.exchanged["counts"] == 0
-    assert step(group=8).estimate_step(4, 1e9).candidates == 180  # fewer devices than a group has
+    assert step(iem=IEMOptions(group=8)).estimate_step(4, 1e9).candidates == 180  # fewer devices than a group has
     with pytest.raises(ValueError, match="6 devices cannot be divided into groups of 4"):
-        step(group=4).estimate_step(6, 1e9)
-    assert step(growth=None, group=4).estimate_step(6, 1e9).devices == 6  # nothing is shared
-    assert step(group=8, counted=False).estimate_step(64, 1e9).exchanged["counts"] == 0
-    assert step(batches=4).estimate_step(8, 1e9).exchanged["chunks"] == 180 * 21 * 7
+        step(iem=IEMOptions(group=4)).estimate_step(6, 1e9)
+    assert step(growth=None, iem=IEMOptions(group=4)).estimate_step(6, 1e9).devices == 6  # nothing is shared
+    assert step(iem=IEMOptions(group=8, correction="none")).estimate_step(64, 1e9).exchanged["counts"] == 0
+    assert step(iem=IEMOptions(extra_batches=3)).estimate_step(8, 1e9).exchanged["chunks"] == 180 * 21 * 7
     assert "iem.group makes groups" in format_estimates(step(), [1024, 64], 1e9)
 
 

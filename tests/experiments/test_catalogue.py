@@ -94,7 +94,7 @@ def test_a_file_gives_a_variant_for_each_size_that_it_has(tmp_path: Path) -> Non
     flat, deep = experiment.variants
     decoder_alone = ("model.mixture.known=0", "iem.correction=none", "finetune.iem_weight=0")
     assert flat.options == (*decoder_alone, "seed=1") and deep.options == (*decoder_alone, "seed=2")
-    assert flat.paper == {"there": 2.0} and experiment.better == (("flat", "deep"),)
+    assert flat.paper == {"there": 2.0} and experiment.better == {"flat": ("deep",)}
     full = [(each.name, each.preset, each.options) for each in experiment.full]
     assert full == [("flat", "paper-spacebyte", ("seed=1",))]
 

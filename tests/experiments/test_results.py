@@ -1,36 +1,103 @@
-"""What a verdict says of figures that every variant is to have less of than a bound."""
+"""Verdicts: pairs of variants, and bounds that every variant keeps to, beside the noise of seeds."""
+
+from dataclasses import replace
 
 import pytest
 
-from experiments.catalogue import Experiment, Variant
+from experiments.catalogue import OURS, Experiment, Variant
 from experiments.results import Metric, Row, judge_claim
 
-BOUNDED = Experiment(
-    name="bounded",
+TWO = Experiment(
+    name="two",
     source="nobody",
-    question="one model",
-    variants=(Variant("a", "flat"),),
-    claim="it is low",
-    below={"share": 0.5},
+    question="two models",
+    variants=(Variant("wide", "quickstart"), Variant("flat", "flat")),
+    claim="flat is better",
+    better={"flat": ("wide",)},
 )
+BOUNDED = replace(TWO, variants=(Variant("a", "flat"),), better={}, below={"share": 0.5})
 
 
-def row(share: float | None, spread: float = 0.0, seeds: int = 1, bits: float | None = 2.0) -> Row:
-    metrics = {} if share is None else {"share": Metric(share, spread)}
-    return Row("a", bits, 0.0, "bits/char", seeds, None, 1, 1.0, 1.0, 1, metrics)
+def row(variant: str, bits: float | None, spread: float = 0.0, seeds: int = 1) -> Row:
+    return Row(variant, bits, spread, "bits/char", seeds, None, 1, 1.0, 1.0, 1)
+
+
+def bounded_row(share: float | None, spread: float = 0.0, seeds: int = 1, bits: float | None = 2.0) -> Row:
+    return replace(row("a", bits, 0.0, seeds), metrics={} if share is None else {"share": Metric(share, spread)})
+
+
+@pytest.mark.parametrize(
+    ("flat", "wide", "word"),
+    [
+        (row("flat", 1.5), row("wide", 1.6), "agrees"),
+        (row("flat", 1.6), row("wide", 1.5), "disagrees"),
+        (row("flat", 1.5), row("wide", 1.51), "cannot tell"),
+        (row("flat", 1.5, 0.1, 3), row("wide", 1.6, 0.1, 3), "cannot tell"),
+        (row("flat", 1.5, 0.001, 3), row("wide", 1.51, 0.001, 3), "agrees"),
+        (row("flat", 1.5, 0.2, 3), row("wide", 1.55), "cannot tell"),  # which lost two seeds
+        (row("flat", None), row("wide", 1.6), "cannot tell"),
+    ],
+)
+def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
+    assert judge_claim(TWO, [wide, flat]).startswith(word)
+
+
+def test_models_that_have_hardly_learned_are_not_ranked() -> None:
+    found = judge_claim(TWO, [row("flat", 7.9), row("wide", 7.0)])
+    assert found.startswith("cannot tell") and "the best needs 7.00 bits of 8 by chance" in found
+    chinese = [replace(each, bits_per_token=each.bits / 3) for each in (row("flat", 7.9), row("wide", 8.5))]
+    assert judge_claim(TWO, chinese).startswith("agrees")
+
+
+def test_a_verdict_may_be_of_several_figures() -> None:
+    rows = [row("flat", 1.5), row("wide", 1.6)]
+    rows[0].metrics["memory"], rows[1].metrics["memory"] = Metric(3.0, 0), Metric(2.0, 0)
+    found = judge_claim(replace(TWO, by=("bits", "memory")), rows)
+    assert found.startswith("disagrees") and "0.100 ahead of wide in bits; flat 1.000 behind wide in memory" in found
+
+
+def test_a_verdict_asks_for_a_margin_for_no_better_and_for_all_that_was_measured() -> None:
+    apart = [row("flat", 1.5), row("wide", 1.6)]
+    assert judge_claim(replace(TWO, margin=0.05), apart).startswith("agrees")
+    assert judge_claim(replace(TWO, margin=0.2), apart).startswith("disagrees")
+    no_better = replace(TWO, better={}, no_better={"flat": ("wide",)})
+    assert judge_claim(no_better, apart).startswith("disagrees") and "0.020 ahead was asked" in judge_claim(
+        no_better, apart
+    )
+    assert judge_claim(no_better, [row("flat", 1.5), row("wide", 1.51)]).startswith("agrees")
+    assert judge_claim(no_better, [row("flat", 1.9), row("wide", 1.5)]).startswith("agrees")
+    assert judge_claim(no_better, [row("flat", 1.5, 0.2, 3), row("wide", 1.6, 0.2, 3)]).startswith("cannot tell")
+    bounded = replace(TWO, better={}, below={"far": 0.1}, measures=("distance",))
+    apart[0].metrics |= {"near": Metric(1, 0), "far": Metric(0.01, 0)}
+    assert judge_claim(bounded, apart).startswith("agrees")  # the other has no such figure
+    half, failed = (
+        replace(apart[1], metrics={"near": Metric(1, 0)}, untold=["far"]),
+        replace(apart[1], failures=["seed 0, distance: lost"]),
+    )
+    for other in half, failed:
+        found = judge_claim(bounded, [apart[0], other])
+        assert found.startswith("cannot tell") and "wide is missing" in found
+
+
+def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:
+    rows = [row("flat", 1.5), row("worse", 1.4), *(row(f"wide {number}", 1.6) for number in range(7))]
+    asked = replace(TWO, better={"flat": tuple(each.variant for each in rows[1:])}, source=OURS)
+    found = judge_claim(asked, rows)
+    assert found.startswith("disagrees: this project claims that ")
+    assert found.endswith("; here flat 0.100 behind worse; the other 7 comparisons are as claimed.")
 
 
 @pytest.mark.parametrize(
     ("rows", "word"),
     [
-        ([row(0.4)], "agrees"),
-        ([row(0.4), row(None)], "agrees"),  # one that has no such figure says nothing
-        ([row(0.4), row(0.6)], "disagrees"),
-        ([row(0.495)], "cannot tell"),  # a fiftieth of the bound is noise
-        ([row(0.49, 0.001, 3)], "agrees"),
-        ([row(0.4, 0.2, 3)], "cannot tell"),
-        ([row(None, bits=None)], "cannot tell"),
-        ([row(None)], "cannot tell"),  # nothing was measured
+        ([bounded_row(0.4)], "agrees"),
+        ([bounded_row(0.4), bounded_row(None)], "agrees"),  # one that has no such figure says nothing
+        ([bounded_row(0.4), bounded_row(0.6)], "disagrees"),
+        ([bounded_row(0.495)], "cannot tell"),  # a fiftieth of the bound is noise
+        ([bounded_row(0.49, 0.001, 3)], "agrees"),
+        ([bounded_row(0.4, 0.2, 3)], "cannot tell"),
+        ([bounded_row(None, bits=None)], "cannot tell"),
+        ([bounded_row(None)], "cannot tell"),  # nothing was measured
     ],
 )
 def test_a_bound_holds_for_every_variant(rows: list[Row], word: str) -> None:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, TypeVar
 
 import pytest
 import torch
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 # A device has to be known to the process before its first backward pass. Once the stand-in is, no memory is pinned for a GPU.
 if not torch.cuda.is_available():
     import tests.haed.stand_in  # noqa: F401
+
+
+System = TypeVar("System", bound=torch.nn.Module)
+
+
+@torch.no_grad()
+def move_parameters(system: System) -> System:
+    """Return the system in float64 and evaluation mode, with every parameter moved away from the symmetric start."""
+    for parameter in system.double().parameters():
+        parameter += 0.3 * torch.randn_like(parameter)
+    return system.eval()
 
 
 @dataclass

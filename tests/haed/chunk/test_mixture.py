@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from haed.base import ChunkingSpec, TokenBatch
 from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, find_distinct
+from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, MixtureOptions, ModelOptions
-from tests.haed.chunk.test_model import small, windows
+from tests.haed.chunk.test_model import windows
+from tests.haed.conftest import move_parameters
 
 K, V, T = 3, 2, 4
 
@@ -24,10 +25,7 @@ def mixed(known: int = 5) -> tuple[HAED, Chunks]:
         decoder=DecoderOptions(width=8, token_width=3),
         mixture=MixtureOptions(known=known),
     )
-    model = HAED(options, IEMOptions(), ChunkingSpec(K, V, False, T)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+    model = move_parameters(HAED(options, IEMOptions(), ChunkingSpec(K, V, False, T)))
     strings = [each for size in range(1, K + 1) for each in itertools.product(range(V), repeat=size)]
     tokens = torch.tensor([[*each, *[0] * (K - len(each))] for each in strings])
     return model, Chunks(tokens, torch.tensor([len(each) for each in strings]))
@@ -118,21 +116,3 @@ def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model.log_likelihood(given), model.decision_log_likelihood(given).sum(-1))
     assert F.logsigmoid(model.mixture.gate.bias).isfinite() if model.mixture else False
-
-
-def test_the_softmax_over_a_closed_set_by_brute_force() -> None:
-    """In float64, chunk by chunk; over the set its probabilities sum to one."""
-    model, given = small("lstm"), windows(2, 6, 3, 3)
-    given.lengths[1, 4:] = 0
-    real = given.chunk_mask
-    every = find_distinct(given.tokens[real], given.lengths[real])
-    lexicon = ChunkVocabulary(Chunks(every.tokens, every.lengths))
-    closed = model.embed_vocabulary(lexicon)
-    with torch.no_grad():
-        rows = lexicon.find_rows(Chunks(given.tokens, given.lengths)[real])
-        found = closed.log_softmax(model.compute_query(model.predict_vectors(given)), rows)
-        embedded = model.encode(Chunks(every.tokens, every.lengths))
-        query = model.compute_query(model.predict_vectors(given))
-        scores = (query @ model.compute_key(embedded.vector).t() + embedded.bias).log_softmax(1)
-    torch.testing.assert_close(found, scores.gather(1, every.inverse[:, None]).squeeze(1))
-    assert len(closed) == len(every.keys) and len(found) == 10

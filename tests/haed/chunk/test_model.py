@@ -13,6 +13,7 @@ from haed.chunk.packing import Chunks
 from haed.layers.attention import Attention
 from haed.options import DecoderOptions, EncoderOptions, GramsOptions, IEMOptions, MainOptions, ModelOptions
 from haed.sampling import ChunkSampler, Draw
+from tests.haed.conftest import move_parameters
 
 
 def decoder_options(decoder: str, **sizes: Any) -> DecoderOptions:
@@ -58,11 +59,8 @@ def small(
     iem: IEMOptions | None = None,
 ) -> HAED:
     torch.manual_seed(0)
-    model = HAED(small_options(kind, layers), iem or IEMOptions(), ChunkingSpec(k, vocabulary, fixed, context)).double()
-    with torch.no_grad():  # away from the symmetric start
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return model.eval()
+    cut = ChunkingSpec(k, vocabulary, fixed, context)
+    return move_parameters(HAED(small_options(kind, layers), iem or IEMOptions(), cut))
 
 
 def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = False) -> TokenBatch:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from haed.layers import lstm
-from haed.layers.lstm import LSTMLayer, linear_rows, packed_lstm, round_up_rows
+from haed.layers.lstm import linear_rows, packed_lstm, round_up_rows
 
 SIZES = [5, 5, 3, 1]
 
@@ -72,26 +72,6 @@ def test_a_capped_one_follows_the_formulas() -> None:
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert not torch.allclose(packed_lstm(tensors[0], None, tensors[1], SIZES), found[0][0])
-
-
-@pytest.mark.parametrize("capped", [False, True])
-def test_gradcheck(capped: bool) -> None:
-    torch.manual_seed(0)
-    tensors = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((9, 8), (4, 8), (8, 2))]
-    assert torch.autograd.gradcheck(lambda a, b, c: packed_lstm(a, b, c, [4, 3, 2], capped), tensors)
-
-
-@pytest.mark.parametrize("capped", [False, True])
-def test_a_step_at_a_time_gives_the_same(capped: bool) -> None:
-    torch.manual_seed(0)
-    layer = LSTMLayer(3, 4, capped)
-    torch.nn.init.normal_(layer.recurrent)
-    x = torch.randn(8, 3)
-    whole = layer(x, [2, 2, 2, 2])
-    state = None
-    for t in range(4):
-        state = layer.step(x[2 * t : 2 * t + 2], state)
-        torch.testing.assert_close(state[0], whole[2 * t : 2 * t + 2])
 
 
 @pytest.mark.parametrize("number", [0, 1, 31, 32, 33, 64, 100])

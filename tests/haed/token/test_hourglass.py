@@ -14,6 +14,7 @@ from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOption
 from haed.registry import make_system
 from haed.token.base import TokenModel, parse_hierarchy
 from haed.token.hourglass import Hourglass, linear_cost
+from tests.haed.conftest import move_parameters
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
@@ -27,10 +28,7 @@ def made(hourglass: HourglassOptions, token: TokenOptions = TOKEN, vocabulary: i
     cut = ChunkingSpec(4, vocabulary, True, 16)
     system = make_system(ModelOptions(kind="hourglass", token=token, hourglass=hourglass), IEMOptions(), cut)
     assert isinstance(system, Hourglass)
-    with torch.no_grad():  # away from the symmetric start
-        for parameter in system.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return system.double().eval()
+    return move_parameters(system)
 
 
 def symbols(batch: int, length: int, vocabulary: int = 5) -> torch.Tensor:

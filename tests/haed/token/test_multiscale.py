@@ -11,6 +11,7 @@ from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptio
 from haed.registry import make_system
 from haed.token.base import NUMBER, TokenModel, parse_scales
 from haed.token.multiscale import Pool
+from tests.haed.conftest import move_parameters
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
@@ -25,10 +26,7 @@ def made(kind: str, token: TokenOptions = TOKEN, **sections: object) -> TokenMod
     torch.manual_seed(0)
     system = make_system(ModelOptions(kind=kind, token=token, **sections), IEMOptions(), ChunkingSpec(4, 5, True, 8))
     assert isinstance(system, TokenModel)
-    with torch.no_grad():
-        for parameter in system.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return system.double().eval()
+    return move_parameters(system)
 
 
 def symbols(length: int) -> torch.Tensor:
@@ -201,49 +199,34 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "told"),
+    ("kind", "chosen", "token", "told"),
     [
-        ("top_down", {"multiscale": MultiscaleOptions(heads="3@4")}, "heads='3@4': top_down has no heads per scale"),
-        ("bottom_up", {"multiscale": MultiscaleOptions(upsampling="repeat")}, "repeat: bottom_up does not upsample"),
+        ("top_down", {"heads": "3@4"}, {}, "heads='3@4': top_down has no heads per scale"),
+        ("bottom_up", {"upsampling": "repeat"}, {}, "repeat: bottom_up does not upsample"),
         (
             "top_down",
-            {
-                "token": replace(TOKEN, grams=GramsOptions(rows=8)),
-                "multiscale": MultiscaleOptions(layers="1@4", upsampling="repeat"),
-            },
+            {"layers": "1@4", "upsampling": "repeat"},
+            {"grams": GramsOptions(rows=8)},
             "rows=8: a bag of tokens",
         ),
-        ("bottom_up", {"multiscale": MultiscaleOptions(layers="4@1")}, "layers='4@1': bottom_up needs a coarse scale"),
-        ("bottom_up", {"multiscale": MultiscaleOptions(heads="3@2")}, r"heads='3@2'.* at the scales \[4\].*Use 3@4"),
-        ("bottom_up", {"multiscale": MultiscaleOptions(heads="2@4")}, r"heads='2@4'.*3 in all.*Use 3@4"),
-        (
-            "retina",
-            {"retina": RetinaOptions(windows="8:64@4 0:8")},
-            "windows=.*'0:8' is not of the form .* like 256:512@16 8:256@4 0:8@1",
-        ),
-        ("retina", {"retina": RetinaOptions(windows="8:8@4 0:8@1")}, "8:8@4 must end after its begin"),
-        (
-            "retina",
-            {"retina": RetinaOptions(windows="8:64@4 1:8@1")},
-            "1:8@1 must .* The window of scale 1 must begin at 0",
-        ),
-        (
-            "retina",
-            {"retina": RetinaOptions(windows="1:3@4 0:8@1")},
-            "1:3@4 must end after its begin and at 4 or later",
-        ),
-        (
-            "retina",
-            {"retina": RetinaOptions(windows="8:64@4")},
-            r"the finest scale must be 1 \(tokens\). Add something like 0:8@1",
-        ),
-        ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: each of the 3 scales needs a head"),
-        ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has its own windows"),
+        ("bottom_up", {"layers": "4@1"}, {}, "layers='4@1': bottom_up needs a coarse scale"),
+        ("bottom_up", {"heads": "3@2"}, {}, r"heads='3@2'.* at the scales \[4\].*Use 3@4"),
+        ("bottom_up", {"heads": "2@4"}, {}, r"heads='2@4'.*3 in all.*Use 3@4"),
+        ("retina", {"windows": "8:64@4 0:8"}, {}, "'0:8' is not of the form .* like 256:512@16 8:256@4 0:8@1"),
+        ("retina", {"windows": "8:8@4 0:8@1"}, {}, "8:8@4 must end after its begin"),
+        ("retina", {"windows": "8:64@4 1:8@1"}, {}, "1:8@1 must .* The window of scale 1 must begin at 0"),
+        ("retina", {"windows": "1:3@4 0:8@1"}, {}, "1:3@4 must end after its begin and at 4 or later"),
+        ("retina", {"windows": "8:64@4"}, {}, r"finest scale must be 1 \(tokens\). Add something like 0:8@1"),
+        ("retina", {}, {"heads": 2}, "heads=2: each of the 3 scales needs a head"),
+        ("retina", {}, {"attention": "local"}, "attention=local: retina has its own windows"),
     ],
 )
-def test_heads_and_windows_that_cannot_be_are_told_in_a_line(kind: str, options: dict[str, object], told: str) -> None:
+def test_heads_and_windows_that_cannot_be_are_told_in_a_line(
+    kind: str, chosen: dict[str, str], token: dict[str, object], told: str
+) -> None:
+    section = {"retina": RetinaOptions(**chosen)} if kind == "retina" else {"multiscale": MultiscaleOptions(**chosen)}
     with pytest.raises(ValueError, match=rf"^model\.[^\n]*{told}[^\n]*$"):
-        made(kind, **options)
+        made(kind, replace(TOKEN, **token), **section)
 
 
 @pytest.mark.parametrize(("layers", "k"), [("2@3", 3), ("1@4 1@2", 2), ("1@4", 4)])

@@ -10,6 +10,7 @@ from haed.base import ChunkingSpec
 from haed.options import IEMOptions, ModelOptions, SpaceByteOptions, TokenOptions
 from haed.registry import make_system
 from haed.token.spacebyte import SpaceByte
+from tests.haed.conftest import move_parameters
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
@@ -22,10 +23,7 @@ def made(vocabulary: int = 5, letters: str = "0-1 3-3", width: int = 12, shift: 
     options = ModelOptions(kind="spacebyte", token=replace(TOKEN, shift=shift), spacebyte=chosen)
     system = make_system(options, IEMOptions(), ChunkingSpec(4, vocabulary, True, 8))
     assert isinstance(system, SpaceByte)
-    with torch.no_grad():
-        for parameter in system.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return system.double().eval()
+    return move_parameters(system)
 
 
 def slow(w: Weights, fed: list[int], letters: set[int], start: int, shift: bool) -> Array:
