@@ -3,7 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic.fields import FieldInfo
 
 from haed.options import SYSTEMS, IEMOptions, ModelOptions
 from pipeline.cli import main
