@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ from data.sources.source import Source, make_source, source_title
 
 log = logging.getLogger(__name__)
 _KEPT = 1000
+_FOLDER = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{12}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def collect_versions(source: Source, chunker: str) -> dict[str, str]:
@@ -197,13 +200,13 @@ class Corpora:
         """Return the notes: by digest, the name of a corpus and the stamp of the source that it was made from."""
         path = self.shards_dir / NOTES
         try:
-            notes: dict[str, list[str]] = read_json(path)
-            return notes
+            entries = read_json(path)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             log.warning("%s is ignored: %s. It is a cache and is made again", path, error)
             return {}
+        return {key: entry for key, entry in entries.items() if _is_note(key, entry)}
 
     def _write_notes(self, new: dict[str, list[str]]) -> None:
         """Add notes. If they cannot be written, warn and go on without."""
@@ -228,6 +231,12 @@ def iterate_manifests(shards_dir: Path) -> Iterator[tuple[Path, Any]]:
             yield path.parent, read_json(path, MANY)
 
 
+def _is_note(key: str, entry: Any) -> bool:
+    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(value, str) for value in entry)):
+        return False
+    return bool(_DIGEST.fullmatch(key) and _FOLDER.fullmatch(entry[0]))
+
+
 def _hash_settings(settings: dict[str, Any], content: Any) -> str:
     return hashlib.sha256(json.dumps([settings, content], sort_keys=True).encode()).hexdigest()
 
@@ -247,13 +256,19 @@ def is_piped(source: SourceOptions) -> bool:
 
 def sweep_spools(shards_dir: Path) -> None:
     """Remove leftovers of killed processes: copies of standard input, unfinished parts, and lock files."""
+    if shards_dir.is_dir():
+        with suppress(OSError), file_lock(shards_dir / ".stdin.lock"):  # it may be read-only
+            for folder in shards_dir.glob(".stdin-*/"):
+                remove_unlocked_files([folder / "stdin"])
+                if not (folder / "stdin").exists():
+                    remove_folder(folder)
+        remove_unlocked_files(shards_dir.glob(".*.lock"), _remove_halves)
 
-    def remove_halves(lock: Path) -> None:  # finished parts stay, for whoever continues
-        for half in lock.with_name(lock.name[1 : -len(".lock")]).glob(f"parts/*{UNFINISHED}"):
-            remove_folder(half)
 
-    remove_unlocked_files(shards_dir.glob(".stdin-*/stdin"), lambda spool: remove_folder(spool.parent))
-    remove_unlocked_files(shards_dir.glob(".*.lock"), remove_halves)
+def _remove_halves(lock: Path) -> None:
+    """Remove unfinished parts of a corpus that no process works on. Finished parts stay, for whoever continues."""
+    for half in lock.with_name(lock.name[1 : -len(".lock")]).glob(f"parts/*{UNFINISHED}"):
+        remove_folder(half)
 
 
 @contextmanager
@@ -268,9 +283,11 @@ def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOption
     if not is_named_pipe and (sys.stdin is None or sys.stdin.isatty()):
         raise ValueError(f"source.kind={source.kind} reads standard input. Pipe a text into the command")
     shards_dir.mkdir(parents=True, exist_ok=True)
-    spool = Path(tempfile.mkdtemp(dir=shards_dir, prefix=".stdin-")) / "stdin"
+    with file_lock(shards_dir / ".stdin.lock"):  # see `sweep_spools`
+        spool = Path(tempfile.mkdtemp(dir=shards_dir, prefix=".stdin-")) / "stdin"
+        held = acquire_lock(spool)
     try:
-        with acquire_lock(spool) as file:
+        with held as file:
             with add_path_to_errors(spool):
                 with open(str(source.path), "rb") if is_named_pipe else nullcontext(sys.stdin.buffer) as stream:
                     for block in read_blocks(stream):

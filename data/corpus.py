@@ -88,6 +88,7 @@ class Corpus:
         self.location = remote.url if remote else str(folder)
         self.folder, self.manifest, self._remote = folder, manifest, remote
         where = f"{self.location}/{MANIFEST}"
+        names = {field.name for field in fields(Shard)}
         try:
             if manifest["format"] != FORMAT:
                 raise ValueError(f"{where} has format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
@@ -104,7 +105,8 @@ class Corpus:
             self.form = TypeAdapter(dict[str, int]).validate_python(manifest.get("form", {}))
             self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
             self.parts = TypeAdapter(list[dict[str, _PartShards]]).validate_python(manifest["parts"])
-            self.shards = TypeAdapter(list[Shard]).validate_python(manifest["shards"])
+            shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
+            self.shards = TypeAdapter(list[Shard]).validate_python(shards)
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{where} is not a manifest of this version: {error} is missing or wrong") from error
@@ -112,7 +114,7 @@ class Corpus:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise ValueError(
-                f"{where} is not a manifest: {place}={first['input']!r}: {first['msg'].lower()}"
+                f"{where} is not a manifest: {place}={repr(first['input'])[:100]}: {first['msg'].lower()}"
             ) from error
         if bad:
             raise ValueError(f"{where} names a file outside its folder: {bad[0]!r}")

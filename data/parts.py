@@ -8,12 +8,14 @@ import contextvars
 import errno
 import io
 import logging
+import lzma
 import os
 import tarfile
 import threading
 import time
 import uuid
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
@@ -46,6 +48,7 @@ from data.sources.source import SPLITS, Form, Input, make_source
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
+_INFLATION = (zlib.error, lzma.LZMAError)
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
 _FINAL = {  # system errors that a retry does not help
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
@@ -212,10 +215,11 @@ def read_statistics(part: Part, split: str) -> Statistics:
         CorruptFileError: they are not what was written.
     """
     path = part.folder / f"{split}-statistics.npz"
+    content = io.BytesIO(read_bytes(path, MANY))
     try:
-        with np.load(io.BytesIO(read_bytes(path, MANY)), allow_pickle=False) as arrays:
+        with np.load(content, allow_pickle=False) as arrays:
             return Statistics.from_arrays(dict(arrays))
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError) as error:
+    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, *_INFLATION) as error:
         raise CorruptFileError(f"{path} is damaged. Remove {part.folder} and run the same command again") from error
 
 

@@ -251,7 +251,7 @@ class RunPagesMiddleware:
             }
             for each in found
         ]
-        return JSONResponse(rows)
+        return Response(json.dumps(rows), media_type="application/json")  # also of what is not UTF-8
 
     async def _redirect_to_form(self, run: str | None, flow: str, request: Request) -> Response:
         """Redirect to the form of the newest deployment of a flow, filled in for a run if one is named."""
@@ -262,8 +262,8 @@ class RunPagesMiddleware:
         values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
         values = values if run else {}
         asked = request.query_params
-        values |= {"overrides": asked.getlist("overrides")} if "overrides" in asked else {}
-        values |= {"space": asked["space"]} if "space" in asked else {}
+        given = {"overrides": [word for word in asked.getlist("overrides") if word], "space": asked.get("space")}
+        values |= {name: value for name, value in given.items() if value}
         place = f"/v2/deployments/deployment/{deployments[0]['id']}/run?{urlencode({'parameters': json.dumps(values)})}"
         return RedirectResponse(place, 303)
 

@@ -314,7 +314,7 @@ def open_decompressed(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
     if name.endswith((".gz", ".tgz")):
         stream = gzip.GzipFile(fileobj=file)
     elif name.endswith((".xz", ".txz")):
-        stream = _DecompressedStream(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW))
+        stream = _DecompressedStream(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW), 4)
     elif name.endswith(".bz2"):
         stream = _DecompressedStream(file, bz2.BZ2Decompressor)
     elif name.endswith(".zst"):
@@ -380,22 +380,20 @@ class _BoundedStream(io.RawIOBase):
 class _DecompressedStream(io.RawIOBase):
     """A stream of concatenated xz, bzip2 or zstd streams with a bound on memory, which `lzma.open` and others lack.
 
-    Zeros after a stream are padding.
-
     Args:
         file: the compressed file.
         make: makes a decompressor of one stream.
+        padding: zeros may follow a stream in multiples of this number of bytes (xz: 4); 0: only another stream may.
     """
 
-    def __init__(self, file: IO[bytes], make: Callable[[], Any]) -> None:
-        self.file, self.make, self.inflater, self.rest = file, make, make(), b""
+    def __init__(self, file: IO[bytes], make: Callable[[], Any], padding: int = 0) -> None:
+        self.file, self.make, self.inflater, self.padding = file, make, make(), padding
+        self.rest = b""
 
     def read(self, size: int = -1) -> bytes:
         while True:
             if self.inflater.eof:
-                self.rest = self.inflater.unused_data.lstrip(b"\0")
-                while not self.rest and (block := self.file.read(BLOCK)):
-                    self.rest = block.lstrip(b"\0")
+                self.rest = self._skip_padding(self.inflater.unused_data)
                 if not self.rest:
                     return b""
                 self.inflater = self.make()
@@ -407,6 +405,19 @@ class _DecompressedStream(io.RawIOBase):
             self.rest = b""
             if content:
                 return content
+
+    def _skip_padding(self, rest: bytes) -> bytes:
+        """Return the bytes after a stream and its padding; nothing at the end of the file."""
+        zeros = 0
+        while rest := rest or self.file.read(BLOCK):
+            stream = rest.lstrip(b"\0") if self.padding else rest
+            zeros += len(rest) - len(stream)
+            rest = stream
+            if stream:
+                break
+        if zeros and zeros % self.padding:
+            raise EOFError(f"{zeros:,} zeros after a stream are not padding, which is a multiple of four")
+        return rest
 
 
 def read_blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache, wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
@@ -183,7 +183,8 @@ class RunFolder:
             places = [location]
         else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
             beside = os.path.normpath(self.path.resolve() / (remembered.beside or location))
-            places = [beside, location, str(Path(options.shards_dir) / Path(location).name)]
+            kept = Path(options.shards_dir) / Path(location).name
+            places = [beside, location, str(kept), str(self.path.parent.parent / kept)]
             places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         corpora = [Corpus.open(place, options.loader) for place in places]
         if not corpora:
@@ -372,8 +373,7 @@ class RunFolder:
             OSError: the folder cannot be written.
         """
         new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
-        with acquire_lock(self.path / "lock", self._refuse, patience=1.0) as file:
+        with self._open_lock() as file:
             with add_path_to_errors(self.path / "lock"):
                 file.truncate(0)
                 file.write(process_description().encode())
@@ -422,6 +422,12 @@ class RunFolder:
 
     def _refuse(self, holder: str) -> None:
         raise BlockingIOError(f"{self.path} is in use by {holder}. Wait for it or stop it")
+
+    def _open_lock(self) -> IO[bytes]:
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
+                return acquire_lock(self.path / "lock", self._refuse, patience=1.0)
 
 
 @lru_cache(4096)

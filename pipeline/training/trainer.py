@@ -378,9 +378,10 @@ class Trainer:
                 self._validate_if_due()
                 if self._is_save_due():
                     self._save_checkpoint()
-        if self.state.saved_at.step != self.position.step:
-            self._save_checkpoint()
-        self._finish_saving()
+            # Before the batches are closed, which waits for processes that may hang at a dead disk.
+            if self.state.saved_at.step != self.position.step:
+                self._save_checkpoint()
+            self._finish_saving()
         return self.position
 
     def _take_next_step(self, batches: Iterator[object]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data.corpora import NOTES, Corpora
+from data.filesystem import write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from tests.data.conftest import shard_source as sharded
 
@@ -39,6 +40,19 @@ def test_damaged_notes_break_nothing(
     assert sharded(texts, tmp_path / "shards").folder == corpus.folder
     assert len(json.loads(path.read_text())) >= 3
     assert (f"{path} is ignored" in caplog.text) == (notes is not None)
+
+
+@pytest.mark.parametrize("note", ["texts-/../../evil", "../evil-0123456789ab", [], {}, None, 5])
+def test_notes_of_a_stranger_lead_nowhere(texts: Path, tmp_path: Path, note: object) -> None:
+    """Though their checksum is right, which anybody can make."""
+    corpus = sharded(texts, tmp_path / "shards")
+    path, before = tmp_path / "shards" / NOTES, {*tmp_path.iterdir()}
+    notes = json.loads(path.read_text())
+    notes.pop("digest", None)
+    write_json(path, {key: [note, *entry[1:]] if isinstance(note, str) else note for key, entry in notes.items()})
+    (tmp_path / "shards" / "texts-").mkdir()
+    assert sharded(texts, tmp_path / "shards").folder == corpus.folder
+    assert {*tmp_path.iterdir()} == before
 
 
 def test_notes_that_cannot_be_written_break_nothing(texts: Path, tmp_path: Path) -> None:

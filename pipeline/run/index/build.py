@@ -142,7 +142,7 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
         columns["from_mean"] = pyarrow.array(distances)
     _write_table(run, "chunks", [pyarrow.table(columns)])
     unseen = np.zeros((0, width), np.float32)
-    others = count_distinct_chunks(corpus, "valid", most=_UNSEEN)
+    others = distinct if limits.split == "valid" else count_distinct_chunks(corpus, "valid", most=_UNSEEN)
     indexed = {row.tobytes() for row in np.column_stack([tokens, lengths])}
     candidates = enumerate(np.column_stack([others.tokens, others.lengths]))
     if new := [number for number, row in candidates if row.tobytes() not in indexed]:

@@ -19,6 +19,7 @@ The module also builds approximate indexes over the vectors of a file, and tunes
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from data.filesystem import CorruptFileError, add_path_to_errors, open_file, replace_atomically
-from data.processes import available_threads
+from data.processes import available_threads, free_memory
 from pipeline.config import IndexOptions
 from pipeline.run.files import ChecksumCache
 from pipeline.run.index.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
@@ -40,6 +41,7 @@ PART = 1 << 14  # vectors at a time
 ALIGNED = 8  # coordinates: widths are filled up to a multiple with zeros, as product quantisation needs
 CANDIDATES = {"flat": 1, "hnsw": 3, "ivf": 3, "ivfpq": 20}  # for each vector that is asked for
 _FEW = 1 << 15  # rows: among so few exact search is as quick
+_LOCK = threading.Lock()  # of FAISS's number of threads, which is that of the process
 _SHARE = 8  # of all rows, among fewer than one in so many a graph finds too little
 
 
@@ -81,6 +83,10 @@ class Vectors:
         if not ChecksumCache(files.place).is_built_here(SEARCH):
             why = "was not built by you on this machine, so it is not read. Exact search is used, which is slower"
             log.warning("%s %s. %s", path, why, files.again)
+            return cls(files.vectors, meta.metric)
+        if (size := path.stat().st_size) > (free := free_memory()):
+            sizes = f"has {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB of memory are free"
+            log.warning("%s %s. Exact search is used, which is slower", path, sizes)
             return cls(files.vectors, meta.metric)
         try:
             return cls(files.vectors, meta.metric, meta.kind, read_index(path), meta.found.effort)
@@ -225,12 +231,13 @@ def limit_threads(number: int | None) -> Iterator[None]:
     """Set the number of FAISS threads for the length of the context; None is as many as this process may use."""
     import faiss
 
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(number or min(before, available_threads()))
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
+    with _LOCK:
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(number or min(before, available_threads()))
+        try:
+            yield
+        finally:
+            faiss.omp_set_num_threads(before)
 
 
 FLAT_UP_TO, GRAPH_UP_TO = 1 << 26, 1 << 33  # numbers of all vectors together: 256 MB, and 8 GB of codes

@@ -7,6 +7,7 @@ import lzma
 import os
 import pickle
 import sqlite3
+import subprocess
 import tarfile
 import zipfile
 from collections import Counter
@@ -48,11 +49,24 @@ def test_streams_one_after_the_other_lose_no_byte(tmp_path: Path, suffix: str) -
             read(tmp_path / f"a{suffix}", whole + garbage)
 
 
-@pytest.mark.parametrize("zeros", [4, 400, 2 * BLOCK + 4])
-def test_zeros_after_a_stream_are_padding(tmp_path: Path, zeros: int) -> None:
+FIRST = lzma.compress(LONG)
+
+
+@pytest.mark.parametrize(
+    "zeros", [0, 4, 400, 3, BLOCK - len(FIRST) % BLOCK, 2 * BLOCK + 4 - len(FIRST) % 4, 2 * BLOCK + 5]
+)
+@pytest.mark.parametrize("after", [0, 8, 6])
+def test_padding_of_xz_is_what_the_tool_says(tmp_path: Path, zeros: int, after: int) -> None:
     """Between streams and at the end, also where a block is nothing but padding."""
-    content = lzma.compress(LONG) + bytes(zeros) + lzma.compress(SHORT) + bytes(zeros)
-    assert read(tmp_path / "a.xz", content) == LONG + SHORT
+    content = FIRST + bytes(zeros) + lzma.compress(SHORT) + bytes(after)
+    tool = subprocess.run(["xz", "-dc"], input=content, capture_output=True) if Path("/usr/bin/xz").exists() else None
+    good = zeros % 4 == after % 4 == 0
+    assert tool is None or (tool.returncode == 0) == good
+    if good:
+        assert read(tmp_path / "a.xz", content) == LONG + SHORT
+    else:
+        with pytest.raises(ValueError, match="zeros after a stream are not padding, which is a multiple of four"):
+            read(tmp_path / "a.xz", content)
 
 
 ONE, MEMBER = tar_of(("a", b"x" * 700), ("b", b"x" * 700)), 512 + 1024
