@@ -180,7 +180,7 @@ class Metrics:
             OSError: the disk does not take the last records.
         """
         try:
-            self.sync_to_disk()
+            self._lines.sync_to_disk()
         finally:
             self._lines.close()
 
