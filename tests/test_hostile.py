@@ -198,6 +198,7 @@ def test_what_is_whole_is_taken(handed: Path, asker: Asker, tmp_path: Path) -> N
     assert not refused
 
 
+@pytest.mark.slow
 def test_no_page_waits_for_a_pipe_or_reads_a_device(handed: Path, asker: Asker, tmp_path: Path) -> None:
     for number, file in enumerate(each for each in files_of(handed) if each.startswith("runs/")):
         kind = ("pipe", "zero")[number % 2]

@@ -86,6 +86,7 @@ def test_tokens_are_read_as_the_run_scores_them_and_memory_helps(
     assert found["test, with memory"] < found["test, bits/char"]
 
 
+@pytest.mark.slow
 def test_bytes_of_a_package_are_read_once_and_memory_helps(
     text: Path, sharded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

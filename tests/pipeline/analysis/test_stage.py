@@ -89,6 +89,7 @@ def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no run 'nowhere'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pixels_have_a_map_of_their_colours(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"{pictures.runs_dir}/{pictures.name}"
     assert main(["analyse", where]) == 0

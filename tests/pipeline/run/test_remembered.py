@@ -42,6 +42,7 @@ def _logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pipeline.run.remembered.FITTED", 2048)  # a tenth, in a tenth of the time
 
 
+@pytest.mark.slow
 def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: Options) -> None:
     with_memory = evaluate_run(remembering(mixed))
     alone = evaluate_run(mixed)

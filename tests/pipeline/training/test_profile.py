@@ -22,6 +22,7 @@ from tests.conftest import TOKEN_KINDS, of_kind
 PARTS = ["data", "candidates", "encoder", "main", "decoder", "loss", "optimizer"]
 
 
+@pytest.mark.slow
 def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options.iem.extra_batches = 1
     stages.pretrain(options)
