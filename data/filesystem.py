@@ -511,10 +511,7 @@ def hold_lock_file(
     """Hold a lock file that names its holder, and remove it afterwards. See `acquire_lock`."""
     with acquire_lock(path, waiting, patience) as file:
         try:
-            with add_path_to_errors(path):
-                file.truncate(0)
-                file.write(process_description().encode())
-                file.flush()
+            write_lock_holder(path, file)
             yield file
         finally:
             if is_still(path, file.fileno()):  # else it belongs to another process
@@ -527,6 +524,14 @@ def file_lock(path: Path, waiting: Callable[[str], None] | None = None) -> Itera
     """Hold a lock file, and guard its folder. See `hold_lock_file`."""
     with hold_lock_file(path, waiting) as file, guard_folder(path.parent, (path, file)):
         yield
+
+
+def write_lock_holder(path: Path, file: IO[bytes]) -> None:
+    """Write this process's description of itself into a lock file that it holds."""
+    with add_path_to_errors(path):
+        file.truncate(0)
+        file.write(process_description().encode())
+        file.flush()
 
 
 def read_lock_holder(path: Path) -> str | None:

@@ -48,7 +48,7 @@ from data.sources.source import SPLITS, Form, Input, make_source
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
-_INFLATION = (zlib.error, lzma.LZMAError)
+_OF_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # errors of a damaged ZIP and of its decompressors
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
 _FINAL = {  # system errors that a retry does not help
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
@@ -219,7 +219,7 @@ def read_statistics(part: Part, split: str) -> Statistics:
     try:
         with np.load(content, allow_pickle=False) as arrays:
             return Statistics.from_arrays(dict(arrays))
-    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, *_INFLATION) as error:
+    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, *_OF_ZIP) as error:
         raise CorruptFileError(f"{path} is damaged. Remove {part.folder} and run the same command again") from error
 
 

@@ -147,7 +147,11 @@ class ImageSource(MediaSource):
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 
     def _check_whole(self, picture: Any, content: bytes) -> bool:
-        """Decode a picture, refuse it if a part is missing that the decoder would fill in, and tell of bytes behind it."""
+        """Decode a picture, and return whether there are bytes behind its end.
+
+        Raises:
+            ValueError: a part is missing, which the decoder would fill in.
+        """
         if picture.format == "PNG":
             palette = check_png(content)
             picture.load()

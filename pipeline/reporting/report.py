@@ -153,13 +153,13 @@ class RunReport:
         if not self.evaluation or not self.evaluation.baselines:
             return []
         better = self.evaluation.not_beaten
-        rows = [
+        rows = [RankedModel(self.name, self.evaluation.bits_per_char, "", True)]
+        if self.evaluation.remembered is not None:
+            rows.append(RankedModel(f"{self.name}, without memory", self.evaluation.alone.value, "", True))
+        rows += [
             RankedModel(each.name, each.bits_per_char, "not beaten" if each.name in better else "beaten")
             for each in self.evaluation.baselines
         ]
-        rows.append(RankedModel(self.name, self.evaluation.bits_per_char, "", True))
-        if self.evaluation.remembered is not None:
-            rows.append(RankedModel(f"{self.name}, without memory", self.evaluation.alone.value, "", True))
         return sorted(rows, key=lambda row: row.bits)
 
     def template_values(self, addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -419,14 +419,18 @@ def describe_checkpoints(folder: RunFolder, present: Checkpoint | None) -> list[
             digest, step = None, int(path.name.removeprefix("step-"))
             with suppress(OSError, ValueError):
                 digest = read_state(path)["digest"]
-            here, losses = [record for record in records if record["step"] == step], ("bits_per_token", "iem")
-            scores = [
-                (record[key], loss) for record in here for loss in losses if (key := f"validation/{loss}") in record
-            ]
-            score, unit = scores[-1] if scores else (None, "")
+            score, unit = _last_validation(records, step)
             size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
-            summaries.append(CheckpointInfo(phase, step, digest, score, unit.replace("_", " "), size / 1e6, notes))
+            summaries.append(CheckpointInfo(phase, step, digest, score, unit, size / 1e6, notes))
     return summaries
+
+
+def _last_validation(records: list[Record], step: int) -> tuple[float | None, str]:
+    """Return the last validation at a step, and its unit; None and an empty text without one."""
+    names = {"validation/bits_per_token": "bits per token", "validation/iem": "iem"}
+    here = [record for record in records if record["step"] == step]
+    scores = [(record[name], unit) for record in here for name, unit in names.items() if name in record]
+    return scores[-1] if scores else (None, "")
 
 
 @dataclass

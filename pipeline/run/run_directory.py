@@ -23,18 +23,17 @@ from data.corpus import MANIFEST, Corpus
 from data.filesystem import (
     Guard,
     acquire_lock,
-    add_path_to_errors,
     check_guards,
     guard_folder,
     hold_lock_file,
     make_folders,
     open_file,
-    process_description,
     read_lock_holder,
     remove_unlocked_files,
     stamp_file,
     write_atomically,
     write_json,
+    write_lock_holder,
 )
 from data.urls import is_remote, redact_urls
 from data.vocabulary import frequent_words
@@ -374,10 +373,7 @@ class RunFolder:
         """
         new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         with self._open_lock() as file:
-            with add_path_to_errors(self.path / "lock"):
-                file.truncate(0)
-                file.write(process_description().encode())
-                file.flush()
+            write_lock_holder(self.path / "lock", file)
             try:
                 with guard_folder(self.path, (self.path / "lock", file)) as guard:
                     try:

@@ -203,15 +203,19 @@ def log_start_checkpoint(first: Checkpoint) -> None:
 
 def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> None:
     """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
-    with suppress(FileNotFoundError, ValueError):  # it is not needed any more
-        first = load_phase_one(options) if phase == "finetune" else newest
-        if first.path.stat().st_mtime > newest.path.stat().st_mtime:
-            log.warning(
-                "phase one was trained further, to %s. finetune continues without that. To start from it, "
-                "use another name= and finetune.start_from=%s",
-                first.path,
-                options.name,
-            )
+    if phase != "finetune":
+        return
+    try:
+        first = load_phase_one(options)
+    except (FileNotFoundError, ValueError):  # it is not needed any more
+        return
+    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+        log.warning(
+            "phase one was trained further, to %s. finetune continues without that. To start from it, "
+            "use another name= and finetune.start_from=%s",
+            first.path,
+            options.name,
+        )
 
 
 log = logging.getLogger(__name__)
