@@ -28,7 +28,7 @@ from pipeline.reporting.run_state import (
     count_parameters,
     determine_state,
     phase_metrics,
-    read_setting,
+    read_settings,
     status_of,
 )
 from pipeline.reporting.terms import Footnotes
@@ -371,7 +371,7 @@ class EvaluationStatus:
 
 def evaluation_status(folder: RunFolder) -> EvaluationStatus:
     """Return the evaluation of a run, if there is one, and whether it belongs to the present checkpoint."""
-    files, stage = _RunFiles(folder, is_strict=False), read_setting(folder, "evaluate.stage")
+    files, stage = _RunFiles(folder, is_strict=False), read_settings(folder).get("evaluate.stage")
     result, present = files.read("evaluation.json", lambda path: read_as(Evaluation, path)), None
     with suppress(OSError, ValueError):
         present = folder.select_checkpoint(stage)

@@ -101,7 +101,8 @@ def _time_of_change(path: Path) -> datetime:
 
 def _share_done(folder: RunFolder, phase: Phase, last: Record) -> float:
     """Return the share of a phase that is done; 1 if it ended early because it no longer improved."""
-    settings = {name: read_setting(folder, f"{phase}.{name}") for name in _LIMITS}
+    options = read_settings(folder)
+    settings = {name: options.get(f"{phase}.{name}") for name in _LIMITS}
     limits = PhaseOptions(**_finite_numbers(settings))  # type: ignore[arg-type]
     if limits.patience and (path := resolve_pointer(folder.phase_folder(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
@@ -135,11 +136,6 @@ def _finite_numbers(record: Any) -> Record:
     """Return the finite numbers of a record, whoever wrote it."""
     pairs = record.items() if isinstance(record, dict) else ()
     return {name: value for name, value in pairs if type(value) in (int, float) and math.isfinite(value)}
-
-
-def read_setting(folder: RunFolder, key: str) -> Any:
-    """Return the option of a dotted key as `read_settings` reads it; None: the file does not set it."""
-    return read_settings(folder).get(key)
 
 
 def read_settings(folder: RunFolder) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from pipeline.reporting.charts import list_series
 from pipeline.reporting.findings import ANALYSIS, MAP, read_map_checkpoint
 from pipeline.reporting.rendering import STYLE, make_environment, render_template
 from pipeline.reporting.report import load_run_report
-from pipeline.reporting.run_state import determine_state, phase_metrics, read_history, read_setting
+from pipeline.reporting.run_state import determine_state, phase_metrics, read_history, read_settings
 from pipeline.run.files import RunNotes, read_notes
 from pipeline.run.index.queries import PIXELS
 from pipeline.run.index.storage import check_index_exists
@@ -395,7 +395,7 @@ class _Pages:
         """
         folder = self._find_run(request)
         known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _is_chunk_model(folder)}
-        known["pictures"] = read_setting(folder, "chunker.kind") == PIXELS
+        known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
             known["question"] = parse_question(kind, request.query_params)
@@ -498,7 +498,7 @@ def _draw_map(opened: Any) -> None:
 
 
 def _is_chunk_model(folder: RunFolder) -> bool:
-    family = SYSTEMS.get(str(read_setting(folder, "model.kind")))
+    family = SYSTEMS.get(str(read_settings(folder).get("model.kind")))
     return family is None or family.chunks
 
 
@@ -511,7 +511,8 @@ def _suggest_extension(folder: RunFolder) -> Suggestion | None:
     if not folder.is_trained():
         return None
     phase = folder.trained_phase()
-    limits = {f"{phase}.{unit}": read_setting(folder, f"{phase}.{unit}") for unit in (*LIMITS, "patience")}
+    options = read_settings(folder)
+    limits = {f"{phase}.{unit}": options.get(f"{phase}.{unit}") for unit in (*LIMITS, "patience")}
     overrides = [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float) and limit]
     flow = "haed" if phase == ("finetune" if _is_chunk_model(folder) else "train") else phase
     return Suggestion(flow, folder.path.name, {"overrides": overrides}) if overrides else None

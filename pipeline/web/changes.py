@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from data.filesystem import write_json
 from pipeline.config import ConfigError, check_name
-from pipeline.reporting.run_state import read_setting
+from pipeline.reporting.run_state import read_settings
 from pipeline.run.files import NOTES, RunNotes, read_notes
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.runs import ServedRuns
@@ -136,7 +136,7 @@ def _check_unused(runs: ServedRuns, folder: RunFolder) -> None:
         raise RefusedChangeError(f"{folder.path.name} is a link. Change it in its folder {folder.path.resolve()}.")
     for other in runs.list_folders()[0]:
         try:
-            start = read_setting(other, "finetune.start_from")
+            start = read_settings(other).get("finetune.start_from")
         except (OSError, ValueError):
             continue
         places = (Path(str(start)).resolve(), (folder.path.parent / str(start)).resolve())  # a path, or a run beside it
