@@ -73,7 +73,10 @@ class LSH(Attention):
         """
         length = buckets.shape[2]
         order = (buckets * length + torch.arange(length, device=buckets.device)[:, None]).argsort(2)
-        return order, (buckets * (length + self.window) + order.argsort(2) + self.window).int()
+        codes = buckets * (length + self.window) + order.argsort(2) + self.window
+        count = 2 * self.rotations.shape[-1] // self.rounds  # of buckets
+        narrow = (count + 1) * (length + self.window) <= torch.iinfo(torch.int32).max
+        return order, codes.int() if narrow else codes
 
     def _visible_mask(self, codes: Tensor, others: Tensor, each: int) -> Tensor:
         """Return a mask (…, n, m) of the positions seen in round `each`, by the codes (…, n, R) and (…, m, R)."""

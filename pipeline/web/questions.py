@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 MOST_CHUNKS = 2000  # of all samples together
 MOST_PROMPTS = 16
+_HEX = r"^\s*([0-9A-Fa-f]{2}\s*)*$"  # what bytes.fromhex reads
 _LONGER = 8  # proposed chunks that begin with a query
 _UNTYPEABLE = re.compile("[\x00\x80-\x9f]")  # HTML has no way to write these in a box
 Prompt = Annotated[str, Field(max_length=4000)]
@@ -58,7 +59,9 @@ class NeighbourQuestion:
     """
 
     query: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=16)] = field(default_factory=list)
-    hex: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=16)] = field(default_factory=list)
+    hex: Annotated[list[Annotated[str, Field(max_length=1000, pattern=_HEX)]], Field(max_length=16)] = field(
+        default_factory=list
+    )
     count: Annotated[int, Field(ge=1, le=100)] = 8
     min_count: Annotated[int, Field(ge=1, le=10**12)] | None = None
 
@@ -76,19 +79,20 @@ class PromptQuestion:
     lines: bool = False
 
     def split_prompts(self) -> list[bytes]:
-        """Return the texts.
-
-        Raises:
-            InvalidQuestionError: there are more than `MOST_PROMPTS`.
-        """
+        """Return the texts."""
         if not self.lines:
             return [self.prompt.encode(errors="replace")]
-        prompts = [_query_bytes(line) for line in self.prompt.split("\n") if line]
-        if len(prompts) > MOST_PROMPTS:
-            raise InvalidQuestionError(
-                {"prompt": f"{len(prompts)} lines were given. Ask at most {MOST_PROMPTS} at once"}
-            )
-        return prompts or [b""]
+        return [_query_bytes(line) for line in self.prompt.split("\n") if line] or [b""]
+
+    def check_size(self) -> None:
+        """Refuse more than is answered at once.
+
+        Raises:
+            InvalidQuestionError: there are more than `MOST_PROMPTS` texts.
+        """
+        if (given := len(self.split_prompts())) > MOST_PROMPTS:
+            trouble = f"{given} lines were given. Ask at most {MOST_PROMPTS} at once"
+            raise InvalidQuestionError({"prompt": trouble}, self)
 
     def answer_each(self, ask: Callable[[bytes], T]) -> T | list[T]:
         """Return the answer about the text; a list of them with `lines`."""
@@ -128,12 +132,26 @@ class SampleQuestion(PromptQuestion):
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
 
+    def check_size(self) -> None:
+        """Refuse more than is answered at once.
+
+        Raises:
+            InvalidQuestionError: there are more than `MOST_PROMPTS` texts, or more than `MOST_CHUNKS` chunks.
+        """
+        super().check_size()
+        if (wanted := len(self.split_prompts()) * self.samples * self.chunks) > MOST_CHUNKS:
+            said = (
+                f"prompts × samples × chunks is {wanted:,}. A page draws at most {MOST_CHUNKS:,}, so lower one of them"
+            )
+            raise InvalidQuestionError({"chunks": said}, self)
+
 
 def parse_question(kind: type[T], parameters: QueryParams) -> T:
     """Return the question of an address. Empty numbers have their defaults.
 
     Raises:
-        InvalidQuestionError: values are out of their bounds or of the wrong type, or hold characters that no box can.
+        InvalidQuestionError: values are out of their bounds or of the wrong type, or hold characters that no box can,
+            or it asks for more than is answered at once.
     """
     default = kind()
     given: dict[str, Any] = {}
@@ -159,6 +177,8 @@ def parse_question(kind: type[T], parameters: QueryParams) -> T:
             )
     if troubles:
         raise InvalidQuestionError(troubles, SimpleNamespace(**vars(default) | given))
+    if isinstance(question, PromptQuestion):
+        question.check_size()
     return question
 
 
@@ -177,6 +197,8 @@ def _explain_value(name: str, wrong: Any, bounds: dict[str, Any]) -> str:
         return f"{name} has {len(wrong['input']):,} characters. Use at most {most:,}"
     if bounds["type"] == "boolean":
         return f"{name}={str(wrong['input'])[:40]}: use on, or leave it out"
+    if wrong["type"] == "string_pattern_mismatch":
+        return f"{name}={wrong['input'][:40]}: this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"
     least = f"above {bounds['exclusiveMinimum']:g}" if "exclusiveMinimum" in bounds else f"from {bounds['minimum']:,}"
     whole = "whole number" if bounds["type"] == "integer" else "number"
     such = bounds["default"] if bounds["default"] is not None else 10
@@ -295,18 +317,12 @@ def answer_neighbours(question: NeighbourQuestion, opened: "LoadedRun") -> Neigh
     """Return the nearest chunks to each query, with examples from the corpus.
 
     Raises:
-        InvalidQuestionError: a query is not one of this run's chunks, or not hexadecimal.
+        InvalidQuestionError: a query is not one of this run's chunks.
     """
-    try:
-        exact = [bytes.fromhex(digits) for digits in question.hex if digits]
-    except ValueError:
-        raise InvalidQuestionError(
-            {"hex": "this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"}
-        ) from None
     run, index = opened.run, opened.run.probe.index
     pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
     queries = [query.encode(errors="replace") if pictures else _query_bytes(query) for query in question.query if query]
-    queries += [digits.encode() for digits in question.hex] if pictures else exact
+    queries += [digits.encode() if pictures else bytes.fromhex(digits) for digits in question.hex]
     with blame_box("min_count"):
         index.searched_rows(question.min_count)
     with blame_box("query"):
@@ -390,15 +406,11 @@ def answer_samples(question: SampleQuestion, opened: "LoadedRun") -> SampleResul
     """Return continuations of each prompt.
 
     Raises:
-        InvalidQuestionError: more than `MOST_CHUNKS` chunks are requested.
         ValueError: the model is of pictures.
     """
     from pipeline.inference import continue_prompt
 
     run, prompts = opened.run, question.split_prompts()
-    if (wanted := len(prompts) * question.samples * question.chunks) > MOST_CHUNKS:
-        said = f"prompts × samples × chunks is {wanted:,}. A page draws at most {MOST_CHUNKS:,}, so lower one of them"
-        raise InvalidQuestionError({"chunks": said})
     if run.chunker.name == PIXELS:
         again = format_command("sample", run.folder.path)
         raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")

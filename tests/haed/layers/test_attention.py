@@ -207,6 +207,14 @@ def test_lsh_attention_is_a_softmax_over_the_last_of_each_bucket(length: int, wi
     assert alone >= 2
 
 
+def test_codes_of_a_very_long_sequence_do_not_overflow() -> None:
+    length, options = 300_000, replace(OPTIONS, heads=1, head_width=2, width=2, window=64, hashes=1, longest=300_000)
+    made = LSH(options)
+    buckets = torch.randint(2 * (length // 64), (1, 1, length, 1), generator=torch.Generator().manual_seed(0))
+    order, codes = made._sort_positions(buckets)
+    assert bool((codes.gather(2, order).diff(dim=2) > 0).all()) and int(codes.min()) >= 64
+
+
 def test_the_rotations_of_lsh_are_saved() -> None:
     made, other = attention("lsh"), attention("lsh")
     other.rotations += torch.randn_like(other.rotations)

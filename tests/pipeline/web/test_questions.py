@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import pytest
 
@@ -84,8 +84,30 @@ def test_each_line_is_a_text_of_its_own(page: str, least: int, asked: Site) -> N
     assert [each.get("prompt", each.get("query")) for each in found] == ["import ", "def "]
     text = asked.get(f"/runs/run/{question}").text
     assert text.count("<pre>" if "samples" in page else "<table") == least and " checked" in text
-    lines = urlencode({"prompt": "\n".join("abcdefghijklmnopq"), "lines": "on"})
-    assert "17 lines were given" in asked.ask(f"{page}&{lines}", 400)["error"]
+
+
+LINES = urlencode({"prompt": "\n".join("abcdefghijklmnopq"), "lines": "on"})
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("neighbours?hex=6g", "hex=6g: this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"),
+        ("neighbours?hex=656", "Give pairs of digits"),
+        (f"next?{LINES}", "17 lines were given. Ask at most 16 at once"),
+        (f"samples?{LINES}", "17 lines were given"),
+        ("samples?prompt=a&samples=16&chunks=126", "prompts × samples × chunks is 2,016. A page draws at most 2,000"),
+    ],
+)
+def test_what_is_asked_too_much_or_wrong_is_refused_before_the_run_is_opened(
+    question: str, said: str, run: Path
+) -> None:
+    shutil.rmtree(run / "finetune")
+    shutil.rmtree(run / "pretrain")
+    site = Site(run.parent)
+    assert said in site.ask(question, 400)["error"]
+    page = html.unescape(site.get(f"/runs/run/{question}", 400).text)
+    assert said in page and all(value[0] in page for value in parse_qs(question.partition("?")[2]).values())
 
 
 def test_a_missing_index_leads_to_the_form_that_builds_it(run: Path) -> None:
