@@ -223,8 +223,14 @@ class LSTMLayer(nn.Module):
 def initialise_lstm(recurrent: Tensor, bias: Tensor) -> None:
     """Initialise the recurrent weights (4H, H) orthogonally and the forget gates' share of the bias (4H,) to 1.
 
-    The forget gates are then open at first.
+    The forget gates are then open at first. One thread does it: with more threads than free cores, MKL's QR of a
+    1536×384 matrix was seen to take 4.5 s instead of 26 ms.
     """
-    nn.init.orthogonal_(recurrent)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        nn.init.orthogonal_(recurrent)
+    finally:
+        torch.set_num_threads(threads)
     width = recurrent.shape[1]
     bias[width : 2 * width] = 1

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from haed.layers import lstm
-from haed.layers.lstm import linear_rows, packed_lstm, round_up_rows
+from haed.layers.lstm import initialise_lstm, linear_rows, packed_lstm, round_up_rows
 
 SIZES = [5, 5, 3, 1]
 
@@ -128,3 +128,19 @@ def test_rows_that_rounding_adds_are_read_by_nobody(monkeypatch: pytest.MonkeyPa
         torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(lstm, "ROW_MULTIPLE", 1)
     torch.testing.assert_close(filled, found())
+
+
+def test_initial_weights_are_the_same_with_any_number_of_threads_which_stays() -> None:
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            recurrent, bias = torch.empty(1536, 384), torch.zeros(1536)
+            initialise_lstm(recurrent, bias)
+            assert torch.get_num_threads() == threads
+            made.append(recurrent)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*made)
+    torch.testing.assert_close(made[0].T @ made[0], torch.eye(384))
