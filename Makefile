@@ -45,12 +45,12 @@ setup-peers: setup
 demo: setup
 	$(BIN)/haed run --config quickstart
 
-# Two workers more than there are cores, since many tests wait for processes of their own, and six at most. Tests of a file stay
+# Three workers more than there are cores, since many tests wait for processes of their own, and six at most. Tests of a file stay
 # together; what is slow by its nature comes first, see tests/conftest.py. The workers share the cores, so each computes with one
 # thread; what is to hold with several is tested in processes that are told how many (tests/pipeline/training/test_same_bits.py,
 # benchmarks/torture.py). Bytecode is written, whatever the environment says: some hundred processes would compile the same
 # modules.
-WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 2 : 6)))
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 3 : 6)))
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: setup

@@ -46,9 +46,8 @@ from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.run.system import build_system
 from pipeline.run.windows import as_windows
-from pipeline.signals import Interrupt, die_with_parent
+from pipeline.signals import Interrupt, TrainingInterrupted, die_with_parent
 from pipeline.training.profile import product_rate
-from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 Command = tuple[str, ...]  # a module, and its arguments

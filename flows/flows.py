@@ -74,13 +74,13 @@ from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.index.queries import PIXELS, Neighbour, Passage, QueryResult
 from pipeline.run.index.storage import IndexMetadata, IndexSummary, space_folder
 from pipeline.run.metrics import PhaseStatus, Record
-from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import SplitSize, check_split, split_sizes
 from pipeline.suggestions import name_flows
 from pipeline.web.app import served_page_url, tensorboard_url
 
 if TYPE_CHECKING:  # torch costs two seconds
+    from pipeline.run.opened import NextChunks
     from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ def next_chunks(
     prompts: Words = [],  # noqa: B006
     count: Annotated[int, Field(ge=1, le=1000)] = 10,
     overrides: Words = [],  # noqa: B006
-) -> list[NextChunks]:
+) -> "list[NextChunks]":
     """Compute the likeliest next chunks after each prompt, with their probabilities, as a table.
 
     Args:

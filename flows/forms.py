@@ -54,7 +54,6 @@ from pipeline.config import (
 from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder, list_runs
 from pipeline.run.sharding import check_corpus
-from pipeline.run.system import check_system
 from pipeline.web.listing import RunListing
 from pipeline.web.runs import ServedRuns
 
@@ -222,6 +221,8 @@ def check_all_stages(options: Options) -> None:
         ConfigError: a phase cannot be trained so, or the system cannot be built.
         ValueError: the run was trained on another corpus.
     """
+    from pipeline.run.system import check_system  # with torch, which costs two seconds and serving can do without
+
     for phase in phases_to_train(options):
         check_training(phase, options)
     check_system(options)

@@ -60,9 +60,8 @@ from pipeline.console import cut_middle, format_error, is_out_of_memory
 from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
-from pipeline.signals import StopRequested, StopSignal, die_with_parent, end_with_parent
+from pipeline.signals import StopRequested, StopSignal, TrainingInterrupted, die_with_parent, end_with_parent
 from pipeline.suggestions import name_flows
-from pipeline.training.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]

@@ -63,6 +63,10 @@ class StopRequested(BaseException):
 _is_interruptible = False
 
 
+class TrainingInterrupted(Exception):
+    """A stop of training that was requested; a checkpoint was saved first."""
+
+
 @contextmanager
 def interruptible_section() -> Iterator[None]:
     """Mark code in which nothing needs to be saved: a signal raises `StopRequested` in it at once.

@@ -23,8 +23,8 @@ from haed.distributed import Ranks, group_size
 from pipeline.config import Options, dump_options
 from pipeline.run.metrics import Listener, MetricsTail, Progress
 from pipeline.run.run_directory import RunFolder
-from pipeline.signals import RESUME_ADVICE, die_with_parent
-from pipeline.training.trainer import TrainingInterrupted, TrainingResult
+from pipeline.signals import RESUME_ADVICE, TrainingInterrupted, die_with_parent
+from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2

@@ -54,7 +54,7 @@ from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory
 from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
-from pipeline.signals import StopRequested, interruptible_section
+from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section
 from pipeline.suggestions import format_command
 from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
 from pipeline.training.optimizer import learning_rate_share
@@ -63,7 +63,6 @@ from pipeline.training.trainer import (
     PhaseProgress,
     Stop,
     Trainer,
-    TrainingInterrupted,
     TrainingResult,
     UnsavedCheckpointError,
     Validation,

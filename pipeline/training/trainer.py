@@ -44,7 +44,7 @@ from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Check
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
 from pipeline.run.windows import as_windows, split_windows
-from pipeline.signals import StopRequested, end_interruptible, interruptible_section
+from pipeline.signals import StopRequested, TrainingInterrupted, end_interruptible, interruptible_section
 from pipeline.training.optimizer import WeightAverage, learning_rate_share, make_optimizer
 
 SKIPPED = "skipped_windows"
@@ -259,10 +259,6 @@ class Validation:
 log = logging.getLogger(__name__)
 EARLY_RECORDS = (1, 2, 5, 10, 20)  # when steps take seconds, the first metrics need not wait for minutes
 Stop = Callable[[], bool]
-
-
-class TrainingInterrupted(Exception):
-    """A stop of training that was requested; a checkpoint was saved first."""
 
 
 class UnsavedCheckpointError(Exception):

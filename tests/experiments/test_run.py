@@ -35,7 +35,7 @@ from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
 from pipeline.run.files import read_as
 from pipeline.run.sharding import open_shards, shard_source
-from pipeline.training.trainer import TrainingInterrupted
+from pipeline.signals import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 
 SMALL = tuple(word for word in TINY if word.split("=")[0].startswith(("model.", "batch.")))

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,18 @@ def engine(served: Served) -> psutil.Process:
     """The process of the flow that runs now."""
     children = psutil.Process(served.process.pid).children()
     return next(child for child in children if "prefect.engine" in child.cmdline())
+
+
+@contextlib.contextmanager
+def at_rest(processes: Collection[psutil.Process]) -> Iterator[None]:
+    """Stops processes, which train and would take a core from what is waited for."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from flows.flows import FLOWS
 from flows.lifecycle import ASKS, TRAINS, acquire_device, list_training_devices
 from pipeline.config import load_options
 from pipeline.run.run_directory import RunFolder
-from pipeline.training.trainer import TrainingInterrupted
+from pipeline.signals import TrainingInterrupted
 
 
 def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

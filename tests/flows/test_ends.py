@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.run.run_directory import RunFolder
 from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
-from tests.flows.conftest import SETTINGS, Served, engine
+from tests.flows.conftest import SETTINGS, Served, at_rest, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ARGUMENTS = ("--trainings", "0")
@@ -62,7 +62,8 @@ def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one
             until(PATIENCE, lambda metrics=metrics: has_begun(metrics))
         family = psutil.Process(served.process.pid).children(recursive=True)
         if how == "kill -9":
-            runs |= evaluate(served)
+            with at_rest([engine(served)]):
+                runs |= evaluate(served)
             family = psutil.Process(served.process.pid).children(recursive=True)
         end(served.process)
         status = served.process.wait(PATIENCE)

@@ -14,7 +14,7 @@ import pytest
 from flows.deployments import deployment_suffix
 from flows.lifecycle import is_server_healthy
 from tests.flows.api import PATIENCE, call, haed, until
-from tests.flows.conftest import SETTINGS, Served, serving
+from tests.flows.conftest import SETTINGS, Served, at_rest, engine, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
@@ -79,26 +79,27 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
     labels = call(standing.address, f"/flow_runs/{run}")["labels"]
     assert labels["haed.process"] and labels["haed.host"]
 
-    short = standing.trigger("train", {"overrides": [*SETTINGS, "name=short"]})
-    unwanted = standing.trigger("train", {"overrides": [*SETTINGS, "name=unwanted"]})
-    for waiting in (short, unwanted):
-        asked, note = f"/flow_runs/{waiting}", " · waits for cpu behind train long"
-        until(PATIENCE, lambda asked=asked, note=note: note in call(standing.address, asked)["name"])
-    standing.cancel(unwanted)
-    until(PATIENCE, lambda: standing.state(unwanted) == "CANCELLED")
-    assert standing.state(run) == standing.state(short) == "RUNNING"
-    assert not (standing.folder / "runs/short").exists() and not (standing.folder / "runs/unwanted").exists()
+    with at_rest([engine(standing)]):
+        short = standing.trigger("train", {"overrides": [*SETTINGS, "name=short"]})
+        unwanted = standing.trigger("train", {"overrides": [*SETTINGS, "name=unwanted"]})
+        for waiting in (short, unwanted):
+            asked, note = f"/flow_runs/{waiting}", " · waits for cpu behind train long"
+            until(PATIENCE, lambda asked=asked, note=note: note in call(standing.address, asked)["name"])
+        standing.cancel(unwanted)
+        until(PATIENCE, lambda: standing.state(unwanted) == "CANCELLED")
+        assert standing.state(run) == standing.state(short) == "RUNNING"
+        assert not (standing.folder / "runs/short").exists() and not (standing.folder / "runs/unwanted").exists()
 
-    other = Served(tmp_path)  # another folder, which finds the server at the same port
-    other.port, other.address = standing.port, standing.address
-    other.start()
-    assert standing.state(run) == "RUNNING" and "marked as crashed" not in other.said()
-    assert (
-        deployment_suffix(tmp_path) != deployment_suffix(standing.folder)
-        and f"haed/haed-{deployment_suffix(tmp_path)}" in other.said()
-    )
-    other.process.send_signal(signal.SIGINT)
-    other.process.wait(PATIENCE)
+        other = Served(tmp_path)  # another folder, which finds the server at the same port
+        other.port, other.address = standing.port, standing.address
+        other.start()
+        assert standing.state(run) == "RUNNING" and "marked as crashed" not in other.said()
+        assert (
+            deployment_suffix(tmp_path) != deployment_suffix(standing.folder)
+            and f"haed/haed-{deployment_suffix(tmp_path)}" in other.said()
+        )
+        other.process.send_signal(signal.SIGINT)
+        other.process.wait(PATIENCE)
 
     standing.process.kill()
     standing.process.wait()

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from flows.deployments import deployment_suffix
 from flows.flows import FLOWS
 from tests.flows.api import PATIENCE, call, haed, has_begun, python, until
-from tests.flows.conftest import SETTINGS, Served, engine
+from tests.flows.conftest import SETTINGS, Served, at_rest, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -138,8 +138,9 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     below = psutil.Process(served.process.pid).children(recursive=True)
     training = [child for child in below if "pipeline" in " ".join(child.cmdline())]
     assert len(training) >= 3  # torchrun and its two
-    again = served.trigger("train", {"overrides": together})
-    second = until(PATIENCE, lambda: served.state(again) in DONE and call(served.address, f"/flow_runs/{again}"))
+    with at_rest(training):
+        again = served.trigger("train", {"overrides": together})
+        second = until(PATIENCE, lambda: served.state(again) in DONE and call(served.address, f"/flow_runs/{again}"))
     said = second["state"]["message"]
     assert second["state_type"] == "FAILED" and "is in use by process" in said and "flow run 'train together" in said
     kill_server(served)  # Cancel is heard all the same
@@ -208,13 +209,17 @@ def test_a_question_is_answered_while_there_are_more_trainings_than_prefect_has_
     served: Served, whole: Path
 ) -> None:
     shutil.copytree(whole / "runs/run", served.folder / "runs/asked")
-    waiting = [
-        served.trigger("train", {"overrides": [*SETTINGS, "train.steps=1000000", f"name=w{n}"]})
-        for n in range(1 + PREFECT_RUNNER_PROCESS_LIMIT.value())
-    ]
-    names = [f"/flow_runs/{run}" for run in waiting]
-    waits = " · waits for cpu behind "
-    until(PATIENCE, lambda: [waits in call(served.address, each)["name"] for each in names].count(False) == 1)
-    asked = served.trigger("neighbours", {"run": "asked"})
-    until(PATIENCE, lambda: served.state(asked) == "COMPLETED")
-    assert {served.state(run) for run in waiting} == {"RUNNING"}
+
+    def start(name: str) -> str:
+        return served.trigger("train", {"overrides": [*SETTINGS, "train.steps=1000000", f"name={name}"]})
+
+    trains = start("trains")
+    until(PATIENCE, lambda: has_begun(served.folder / "runs/trains/train/metrics.jsonl"))
+    with at_rest([engine(served)]):
+        waiting = [start(f"w{n}") for n in range(PREFECT_RUNNER_PROCESS_LIMIT.value())]
+        names = [f"/flow_runs/{run}" for run in waiting]
+        waits = " · waits for cpu behind "
+        until(PATIENCE, lambda: all(waits in call(served.address, each)["name"] for each in names))
+        asked = served.trigger("neighbours", {"run": "asked"})
+        until(PATIENCE, lambda: served.state(asked) == "COMPLETED")
+        assert {served.state(run) for run in (trains, *waiting)} == {"RUNNING"}

@@ -15,9 +15,10 @@ from pipeline.config.messages import explain_inapplicable_option
 from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.sharding import open_shards
+from pipeline.signals import TrainingInterrupted
 from pipeline.training.profile import SavedActivations
 from pipeline.training.stages import build_trainer, train
-from pipeline.training.trainer import Trainer, TrainingInterrupted
+from pipeline.training.trainer import Trainer
 from tests.conftest import TOKEN_KINDS, mostly_slow, of_kind
 from tests.pipeline.training.test_stages import newest, stripped
 

@@ -11,9 +11,10 @@ from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting.report import write_report
 from pipeline.run import checkpoints
 from pipeline.run.run_directory import RunFolder
+from pipeline.signals import TrainingInterrupted
 from pipeline.training import stages
 from pipeline.training.stages import finetune, format_outcome, pretrain, train
-from pipeline.training.trainer import TrainingInterrupted, Validation
+from pipeline.training.trainer import Validation
 from tests.pipeline.training.test_stages import newest, stripped
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pipeline.config import Options, dump_options
+from pipeline.signals import TrainingInterrupted
 from pipeline.training import stages
 from pipeline.training.launcher import choose_backends
-from pipeline.training.trainer import TrainingInterrupted
 from tests.pipeline.run.test_metrics import Terminal
 from tests.pipeline.training.test_stages import stripped, weights
 

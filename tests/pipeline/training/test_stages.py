@@ -19,9 +19,10 @@ from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards, shard_source
 from pipeline.run.system import build_system
+from pipeline.signals import TrainingInterrupted
 from pipeline.training import trainer
 from pipeline.training.stages import finetune, pretrain, train
-from pipeline.training.trainer import NonFiniteLossError, TrainingInterrupted
+from pipeline.training.trainer import NonFiniteLossError
 from tests.conftest import of_kind
 
 
