@@ -120,6 +120,7 @@ def main(folders: list[str]) -> None:
     results = list(load_results())
     for experiment, result in results:
         result.verdict = judge_claim(experiment, result.rows)
+        result.folder = "/".join(Path(result.folder).parts[-2:])  # where it was on somebody's machine is nobody's concern
         write_json(PLACE / f"{experiment.name}.json", asdict(result))
         if experiment.across:
             _keep_picture(experiment.name, plot_rows(experiment, result.rows, {}))

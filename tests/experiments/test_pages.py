@@ -18,6 +18,7 @@ def test_a_page_is_made_of_its_json(experiment: Experiment, result: Result) -> N
     assert page == pages.format_page(experiment, result), AGAIN
     assert result.verdict == judge_claim(experiment, result.rows), AGAIN
     assert result.command.startswith(f"haed experiment {experiment.name} ") and result.date and result.machine
+    assert Path(result.folder).parent == Path(experiment.name), AGAIN  # no path of the machine that made it
 
 
 def test_the_index_lists_all_results() -> None:
