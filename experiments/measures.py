@@ -120,7 +120,7 @@ def measure_copies(run: Run) -> Measurement:
     """
     windows = require_subset(run.folder.open_corpus(), run.options.batch.context, COPY_WINDOWS, whole=True)
     wrong = (run.system.decision_log_likelihood(windows)[..., :3] <= math.log(0.5)).float()
-    note = "wrong: given no more than half of the probability, so what is chance is always wrong; for the paper 1 in 26 is right"
+    note = "wrong: given no more than half of the probability, so what is chance is always wrong"
     metrics = {"wrong": float(wrong.mean()), "wrong, of each third": float(wrong[..., 2].mean())}
     return Measurement(metrics, notes=[note])
 
