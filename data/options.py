@@ -194,8 +194,8 @@ class SourceOptions:
     cut: Annotated[
         bool | None,
         Field(
-            description="How a text is split if its files state no split. true: each file is cut by source.valid_percent, 90/5/5 by default. false: a hash of its "
-            "contents assigns each whole file to a split. Null: files are cut only if the hash would leave a "
+            description="How a text is split if its files state no split. true: each file is cut by source.valid_percent, "
+            "90/5/5 by default. false: a hash of its contents assigns each whole file to a split. Null: files are cut only if the hash would leave a "
             "split empty."
         ),
     ] = dataclasses.field(default=None, metadata={"kinds": ("text", "stdin")})
@@ -206,7 +206,8 @@ class SourceOptions:
     offsets: Annotated[
         list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
         Field(
-            description="Positions in the file where valid and test begin. An empty list: as source.valid_percent says, 90 % and 95 % of the file by default.",
+            description="Positions in the file where valid and test begin. An empty list: as source.valid_percent says, 90 % and "
+            "95 % of the file by default.",
             max_length=2,
         ),
         Unit("bytes"),

@@ -3,8 +3,9 @@
     python -m experiments.pages             write the pages of all committed results anew
     python -m experiments.pages FOLDER…     copy results first, such as experiments/results/haed-table1/hour
 
-A page is computed from the JSON and the experiment's YAML file. So its verdict is that of the present claim, and the paper's
-figures are the present ones. Both are written into the JSON too. Pictures that need rows alone are drawn anew. The table of all results is a part of docs/results/index.md.
+A page is computed from the JSON and the experiment's YAML file. So its verdict is that of the present claim, and the
+paper's figures are the present ones. Both are written into the JSON too. Pictures that need rows alone are drawn anew.
+The table of all results is a part of docs/results/index.md.
 """
 
 import io
@@ -123,7 +124,7 @@ def main(folders: list[str]) -> None:
         papers = {variant.name: variant.paper for variant in experiment.variants}
         for row in result.rows:
             row.paper = dict(papers.get(row.variant, row.paper))
-        result.folder = "/".join(Path(result.folder).parts[-2:])  # where it was on somebody's machine is nobody's concern
+        result.folder = "/".join(Path(result.folder).parts[-2:])  # without the place on somebody's machine
         write_json(PLACE / f"{experiment.name}.json", asdict(result))
         if experiment.across:
             _keep_picture(experiment.name, plot_rows(experiment, result.rows, {}))
