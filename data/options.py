@@ -195,8 +195,8 @@ class SourceOptions:
         bool | None,
         Field(
             description="How a text is split if its files state no split. true: each file is cut by source.valid_percent, "
-            "90/5/5 by default. false: a hash of its contents assigns each whole file to a split. Null: files are cut only if the hash would leave a "
-            "split empty."
+            "90/5/5 by default. false: a hash of its contents assigns each whole file to a split. Null: files are cut only "
+            "if the hash would leave a split empty."
         ),
     ] = dataclasses.field(default=None, metadata={"kinds": ("text", "stdin")})
     newlines: Annotated[
