@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 STATE = "state.json"
 MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
 FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
+_REPLACED = ".replaced.partial"  # ends the name of a checkpoint while another of its step takes its place
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
@@ -480,15 +481,20 @@ class Checkpoints:
             content = json.dumps(state | {"digest": compute_checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
             check_guards(self.folder)
-            shutil.rmtree(path, ignore_errors=True)
+            replaced = self.folder / f".{path.name}{_REPLACED}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            with suppress(FileNotFoundError):  # the same step was saved before
+                path.rename(replaced)
             beside.rename(path)
             sync_folder(self.folder)
+            shutil.rmtree(replaced, ignore_errors=True)
             ChecksumCache(self.folder).note_sums({f"{path.name}/{name}": sum for name, sum in digests.items()})
             if best:
                 self.set_pointer("best", path)
             self.set_pointer("latest", path)
         except (OSError, SafetensorError) as error:
             check_guards(self.folder)  # what is there now may be another process's
+            self._restore_replaced()
             last = self.latest_path()
             for unfinished in (beside, path if path != last else beside):
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -497,6 +503,14 @@ class Checkpoints:
                 + (f"the last good one is {last.name}" if last else "there is no earlier one")
             ) from error
         self._remove_old()
+
+    def _restore_replaced(self) -> None:
+        """Give a checkpoint its name back if the one to replace it is not there: its writer failed or was killed."""
+        for replaced in self.folder.glob(f".*{_REPLACED}"):
+            path = self.folder / replaced.name[1:].removesuffix(_REPLACED)
+            if not path.exists():
+                with suppress(OSError):  # another rank has just done it
+                    replaced.rename(path)
 
     def set_pointer(self, pointer: str, path: Path) -> None:
         """Point `latest` or `best` to a checkpoint."""
@@ -521,13 +535,14 @@ class Checkpoints:
         return path if path is not None and path.is_dir() else None
 
     def load_newest(self) -> Checkpoint | None:
-        """Load the newest whole checkpoint; None if there never was one.
+        """Load the newest whole checkpoint to go on from; None if there never was one.
 
         Raises:
             CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.
             OSError: a checkpoint may not be read, or the pending one could not be written (see `wait_until_written`).
         """
         self.wait_until_written()
+        self._restore_replaced()
         tried: set[Path] = set()
         # A training may replace them meanwhile.
         while new := [path for path in list_checkpoints(self.folder) if path not in tried]:

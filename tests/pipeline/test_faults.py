@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -158,6 +159,36 @@ def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "no")], ids=["killed", "failed"])
+def test_a_step_that_is_saved_again_is_never_without_a_checkpoint(
+    error: BaseException, whole: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a stop within the step of a validation. Whatever is not caught leaves what a kill leaves."""
+    kept = shutil.copytree(Path(whole.runs_dir) / "whole/train/checkpoints", tmp_path / "checkpoints")
+    one, rename = Checkpoints(kept).load_newest(), Path.rename
+    assert one is not None
+    for path in checkpoints.list_checkpoints(kept)[:-1]:
+        shutil.rmtree(path)
+
+    def break_off(path: Path, target: Path) -> Path:
+        if path.name == f".{one.path.name}.partial":
+            raise error
+        return rename(path, target)
+
+    again = Checkpoints(kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", break_off)
+        again.save(one.step, {"model.safetensors": one.model, "training.safetensors": one.training}, one.state, False)
+        with pytest.raises(type(error)):
+            again.wait_until_written()
+    found = Checkpoints(kept).load_newest()
+    assert found is not None and found.digest == one.digest and found.step == one.step
+    assert [path.name for path in kept.glob("step-*")] == [one.path.name]
+    again.save(one.step, {"model.safetensors": one.model, "training.safetensors": one.training}, one.state, False)
+    again.wait_until_written()
+    assert not list(kept.glob(".*.partial")) and Checkpoints(kept).load_newest() is not None
+
+
 def test_a_limit_on_the_size_of_files(often: Options, tmp_path: Path) -> None:
     train(often)
     size = (newest(often, "train") / "training.safetensors").stat().st_size
