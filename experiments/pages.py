@@ -123,7 +123,7 @@ def main(folders: list[str]) -> None:
         result.verdict = judge_claim(experiment, result.rows)
         papers = {variant.name: variant.paper for variant in experiment.variants}
         for row in result.rows:
-            row.paper = dict(papers.get(row.variant, row.paper))
+            row.paper = papers.get(row.variant, row.paper)
         result.folder = "/".join(Path(result.folder).parts[-2:])  # without the place on somebody's machine
         write_json(PLACE / f"{experiment.name}.json", asdict(result))
         if experiment.across:

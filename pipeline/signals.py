@@ -56,15 +56,15 @@ class StopSignal:
         return False
 
 
+class TrainingInterrupted(Exception):
+    """A stop of training that was requested; a checkpoint was saved first."""
+
+
 class StopRequested(BaseException):
     """Raised when a signal comes within `interruptible`, where nothing needs to be saved."""
 
 
 _is_interruptible = False
-
-
-class TrainingInterrupted(Exception):
-    """A stop of training that was requested; a checkpoint was saved first."""
 
 
 @contextmanager

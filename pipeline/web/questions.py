@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 MOST_CHUNKS = 2000  # of all samples together
 MOST_PROMPTS = 16
-_HEX = r"^\s*([0-9A-Fa-f]{2}\s*)*$"  # what bytes.fromhex reads
+_HEX = r"^[\t-\r ]*([0-9A-Fa-f]{2}[\t-\r ]*)*$"  # what bytes.fromhex reads, white space of ASCII alone
 _LONGER = 8  # proposed chunks that begin with a query
 _UNTYPEABLE = re.compile("[\x00\x80-\x9f]")  # HTML has no way to write these in a box
 Prompt = Annotated[str, Field(max_length=4000)]

@@ -158,7 +158,6 @@ def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, env=environment, **how)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "no")], ids=["killed", "failed"])
 def test_a_step_that_is_saved_again_is_never_without_a_checkpoint(
     error: BaseException, whole: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +188,7 @@ def test_a_step_that_is_saved_again_is_never_without_a_checkpoint(
     assert not list(kept.glob(".*.partial")) and Checkpoints(kept).load_newest() is not None
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files(often: Options, tmp_path: Path) -> None:
     train(often)
     size = (newest(often, "train") / "training.safetensors").stat().st_size

@@ -94,6 +94,7 @@ LINES = urlencode({"prompt": "\n".join("abcdefghijklmnopq"), "lines": "on"})
     [
         ("neighbours?hex=6g", "hex=6g: this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"),
         ("neighbours?hex=656", "Give pairs of digits"),
+        ("neighbours?hex=65%E2%80%8366", "Give pairs of digits"),
         (f"next?{LINES}", "17 lines were given. Ask at most 16 at once"),
         (f"samples?{LINES}", "17 lines were given"),
         ("samples?prompt=a&samples=16&chunks=126", "prompts × samples × chunks is 2,016. A page draws at most 2,000"),
