@@ -309,7 +309,7 @@ class Objective(nn.Module, ABC):
             generator: generator of this step's random choices.
 
         Returns:
-            The batch that `estimate_flops` takes, and `forward` after `to_device`.
+            The batch that `estimate_flops` takes, and `forward` after `to_device`. After an error the state is as before.
         """
 
     def undo_preparation(self) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
+from haed.layers.ngram_embedding import sum_gradient_rows
+
 _PATIENCE = timedelta(days=1)  # the first rank may count a corpus or validate; torchrun ends all if one dies
 
 
@@ -151,10 +153,9 @@ class Ranks:
             return table.grad
         rows, values = table.new_empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:])
         if table.grad is not None:
-            gradient = table.grad.coalesce()
-            rows, values = gradient.indices()[0], gradient.values()
+            rows, values = sum_gradient_rows(table.grad)
         rows, values = torch.cat(self.gather_tensors(rows)), torch.cat(self.gather_tensors(values)) / self.size
-        return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False).coalesce()
+        return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False)
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have called this (a barrier)."""

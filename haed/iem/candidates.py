@@ -197,13 +197,18 @@ class Candidates:
         self.group, self._elsewhere = ranks.split_into_groups(options.group)
         self.counts = CountMin(device=device) if options.correction == "inclusion" else None
         self.windows, self.turns = 0.0, 0
-        self._before: tuple[float, int, tuple[Tensor, Tensor]] | None = None  # the last step was counted
+        self._before: tuple[float, int, tuple[Tensor, Tensor]] | None = None  # this step was counted
+
+    def begin_step(self) -> None:
+        """Keep what was counted so far; `undo_step` no longer forgets it."""
+        self._before = None
 
     def undo_step(self) -> None:
-        """Forget the windows of the last step, which is not trained on."""
+        """Forget the windows that were counted since `begin_step`."""
         if self.counts is not None and self._before is not None:
             self.windows, self.turns, replaced = self._before
             self.counts.table.scatter_(1, *replaced)
+            self._before = None
 
     def find_candidates(self, step: StepChunks, distinct: Distinct) -> CandidateSet:
         """Return the candidates of a step, the chunks of all windows of this rank's group; `distinct` are this rank's."""

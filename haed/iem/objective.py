@@ -229,6 +229,17 @@ class ChunkObjective(Objective):
         self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
     ) -> ChunkBatch:
         """Choose the chunks to decode, find and count the candidates; see `Objective.prepare_batch`."""
+        if self.candidates is not None:
+            self.candidates.begin_step()
+        try:
+            return self._prepare_batch(windows, negatives, generator)
+        except Exception:
+            self.undo_preparation()
+            raise
+
+    def _prepare_batch(
+        self, windows: TokenBatch, negatives: TokenBatch | None, generator: torch.Generator | None
+    ) -> ChunkBatch:
         device, k = self.preparation_device, self.system.cut.k
         step = StepChunks.from_windows(windows, negatives, device)
         targets = len(step.place)
@@ -323,7 +334,15 @@ class ChunkObjective(Objective):
         """Return the function's value; with several pieces, its inside is computed again for the gradient."""
         if self.pieces == 1:
             return function(*arguments)
-        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=self.has_dropout)
+        # Dropout is drawn again on the devices of the arguments that are tensors. A part of a batch is none.
+        anchor = next(self.system.parameters())
+        return checkpoint(
+            lambda _, *rest: function(*rest),
+            anchor,
+            *arguments,
+            use_reentrant=False,
+            preserve_rng_state=self.has_dropout,
+        )
 
     def predict_vectors(self, vectors: Tensor, piece: MicroBatch) -> Tensor:
         """Return ŷ (m, W) of a piece's chunks."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.base import SequenceModel
+from haed.layers.ngram_embedding import sum_gradient_rows
 from pipeline.config import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 
@@ -56,8 +57,7 @@ class AdamWAndRows(torch.optim.AdamW):
         for group in self.param_groups:
             for table in group["params"] if group["table"] else ():
                 if table.grad is not None:
-                    gradient, table.grad = table.grad.coalesce(), None
-                    rows, values = gradient.indices()[0], gradient.values()
+                    (rows, values), table.grad = sum_gradient_rows(table.grad), None
                     state = self.state[table]
                     squares = state["squares"] = state["squares"] if state else table.new_zeros(len(table))
                     squares.index_add_(0, rows, values.square().mean(1))

@@ -324,7 +324,7 @@ class Trainer:
         self.metrics: Metrics | None = None
         self.keep: Callable[[], object] = lambda: None
         self._data_position: DataPosition | None = None  # up to the last step, if reading the next batch failed
-        self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
+        self._best_before = (math.inf, 0)  # best and stale, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step
         # A profile puts its clock here, and at `SequenceModel.mark`.
@@ -381,38 +381,40 @@ class Trainer:
         return self.position
 
     def _take_next_step(self, batches: Iterator[object]) -> None:
-        """Read a batch and train on it. If the data cannot be read, or memory runs out, save the steps before first."""
-        read = self.learner.data_position()
-        try:
+        """Read a batch and train on it."""
+        with self._steps_before_saved():
             batch = next(batches)
-        except (OSError, ValueError):
-            self._save_steps_before(read, "the data of the next step cannot be read")
-            raise
-        try:
-            self.step(batch)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error) or self._is_updating:
+            try:
+                self.step(batch)
+            except Exception:
+                self.objective.undo_preparation()
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
-            self.learner.optimizer.zero_grad(set_to_none=True)
-            self.objective.undo_preparation()
-            self._save_steps_before(read, "memory ran out. Change batch.sequences or batch.pieces to resume")
-            raise
 
-    def _save_steps_before(self, read: DataPosition, reason: str) -> None:
-        """Save the steps done so far, with the position in the data up to the last of them.
+    @contextmanager
+    def _steps_before_saved(self) -> Iterator[None]:
+        """If the data cannot be read, or memory runs out, save the steps done before, with their position in the data.
 
         With several ranks nothing is saved: the others wait elsewhere.
         """
-        if self.ranks.size > 1 or not self.position.step:
-            return
-        self._data_position = read
-        if self.state.saved_at.step != self.position.step:
-            self._save_checkpoint()
-        self.checkpoints.wait_until_written()
-        log.info("saved step %s: %s", f"{self.position.step:,}", reason)
+        read = self.learner.data_position()
+        try:
+            yield
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            has_memory = not is_out_of_memory(error)
+            is_device_lost = has_memory and isinstance(error, RuntimeError)
+            if is_device_lost or self._is_updating or self.ranks.size > 1 or not self.position.step:
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
+            self.learner.optimizer.zero_grad(set_to_none=True)
+            self._data_position = read
+            if self.state.saved_at.step != self.position.step:
+                self._save_checkpoint()
+            self.checkpoints.wait_until_written()
+            why = "what comes next failed" if has_memory else "memory ran out"
+            log.info("saved step %s: %s", f"{self.position.step:,}", why)
+            raise
 
-    def _save_and_interrupt(self, best_before: float | None = None) -> NoReturn:
+    def _save_and_interrupt(self, best_before: tuple[float, int] | None = None) -> NoReturn:
         self._save_checkpoint(best_before)
         self._finish_saving()
         raise TrainingInterrupted(f"saved step {self.position.step:,}")
@@ -583,14 +585,14 @@ class Trainer:
             return
         record, score = {}, -math.inf
         if self.ranks.is_first:
-            with self.learner.average.use_average() if self.learner.average is not None else nullcontext():
+            average = self.learner.average
+            with self._steps_before_saved(), nullcontext() if average is None else average.use_average():
                 record = self.validation.score(self.objective.system, self.compute, self._is_stop_due)
             score = record.get(self.validation.metric_name, -math.inf)
             self._wait_for_checkpoint()
-        best = self.state.best if self.ranks.is_first else -math.inf
-        stop_requested = float(self.stop())
-        score, interrupted, best, stop_requested = self.ranks.max_over_ranks(
-            [score, float(self.ranks.is_first and not record), best, stop_requested]
+        best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
+        score, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
+            [score, float(self.ranks.is_first and not record), best, stale, float(self.stop())]
         )
         if interrupted:
             self._save_and_interrupt()
@@ -601,12 +603,12 @@ class Trainer:
             line, windows = format_validation(self.position.step, record), len(self.validation.windows)
             log.info("%s, on %d windows in %s", line, windows, self.compute.precision_name)
         improved = score < best
-        self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
+        self.state.best, self.state.stale = min(best, score), 0 if improved else int(stale) + 1
         if self.state.has_converged(self.phase):
             log.info("the last %d validations did not improve, so the phase ends", self.state.stale)
             if "steps" in self.state.sums:  # those since the last record
                 self._write_record(self._make_record())
-        best_before = best if improved else None
+        best_before = (best, int(stale)) if improved else None
         if stop_requested:  # the next step may be slow
             self._save_and_interrupt(best_before)
         self._save_checkpoint(best_before)
@@ -624,18 +626,18 @@ class Trainer:
         try:
             self.checkpoints.wait_until_written()
         except FolderLostError:  # the next save says so
-            self.state.best = self._best_before
+            self.state.best, self.state.stale = self._best_before
         except OSError as error:
             log.warning("%s. Training continues", error)
-            self.state.best = self._best_before
+            self.state.best, self.state.stale = self._best_before
 
-    def _save_checkpoint(self, best_before: float | None = None) -> None:
+    def _save_checkpoint(self, best_before: tuple[float, int] | None = None) -> None:
         """Start writing a checkpoint on the first rank, with the metrics of all ranks.
 
         A failed write does not end the training; `fit` raises if it was the last checkpoint.
 
         Args:
-            best_before: the best validation before this one, if this one is better; else None.
+            best_before: the best validation before this one, and how many followed it, if this one is better; else None.
         """
         self.state.saved_at = Position(**vars(self.position))
         norms = [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
@@ -646,7 +648,7 @@ class Trainer:
         if not self.ranks.is_first:
             return
         self._wait_for_checkpoint()
-        self._best_before = self.state.best if best_before is None else best_before
+        self._best_before = best_before or (self.state.best, self.state.stale)
         captured = self._capture_checkpoint([rank[0].tolist() for rank in sums])
         try:
             check_guards(self.checkpoints.folder)

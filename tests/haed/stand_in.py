@@ -23,7 +23,7 @@ class _Backend(_DummyBackendModule):
 _setup_privateuseone_for_python_backend("standin", _Backend())
 DEVICE = torch.device("standin", 0)
 WAITING = {"_local_scalar_dense", "_unique2", "equal", "masked_select", "nonzero", "repeat_interleave"}
-WAITING |= {"unique_consecutive", "unique_dim"}
+WAITING |= {"unique_consecutive", "unique_dim", "_coalesce"}
 INDEXING = {"_index_put_impl_", "index", "index_put", "index_put_"}  # they take indices on the CPU, and copy them
 SIZES = {
     "_pack_padded_sequence",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from haed.base import SequenceModel, TokenBatch, to_device
 from haed.iem.objective import ChunkObjective
+from haed.layers.ngram_embedding import sum_gradient_rows
 from haed.options import IEMOptions
 from haed.registry import make_objective, make_sampler
 from haed.sampling import Draw
@@ -139,6 +140,23 @@ def test_steps_of_a_chunk_model_are_the_same_on_a_device_and_wait_once(
             values |= {f"{name} {number}": as_plain(torch.as_tensor(x)) for name, x in shown.items()}
         found.append(values | {name: as_plain(x) for name, x in made.system.state_dict().items()})
     check_same(*found)
+
+
+@pytest.mark.parametrize("rows", [[7, 0, 7, 3, 0, 0], [0, 3, 7], [3, 7, 0], []])
+def test_rows_of_a_gradient_are_summed_without_a_wait(rows: list[int], device: ComputeDevice) -> None:
+    """Whatever is padded adds nothing, and a row has one sum."""
+    values = torch.randn(len(rows), 4)
+    gradient = torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.long), values, (9, 4), check_invariants=True)
+    for place in (CPU, device.place):
+        sparse = torch.sparse_coo_tensor(
+            gradient._indices().to(place), values.to(place), (9, 4), check_invariants=False
+        )
+        with device.refuse_waits(is_first=False) if place != CPU else nullcontext():
+            found, sums = sum_gradient_rows(sparse)
+        found, sums = found.cpu(), sums.cpu()
+        assert sums.any(1).sum() == len({*rows}) and torch.equal(
+            sums.new_zeros(9, 4).index_add(0, found, sums), gradient.to_dense()
+        )
 
 
 SAMPLED = [

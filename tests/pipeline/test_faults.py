@@ -1,4 +1,4 @@
-"""What happens to training when the disk is full, read-only or failing."""
+"""What happens to training when the disk is full, read-only or failing, and when a step fails."""
 
 import errno
 import itertools
@@ -17,14 +17,17 @@ import pytest
 import safetensors.torch
 import torch
 
+from haed.chunk.encoder import Encoder
+from haed.iem.candidates import Candidates, StepChunks
+from haed.iem.objective import ChunkObjective
 from pipeline.config import Options, dump_options, load_options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.metrics import Metrics
 from pipeline.training import trainer
-from pipeline.training.stages import train
+from pipeline.training.stages import pretrain, train
 from pipeline.training.trainer import Validation
-from tests.conftest import TINY
+from tests.conftest import TINY, mostly_slow
 from tests.pipeline.training.test_stages import newest, stripped, weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,9 +77,9 @@ def break_disk(monkeypatch: pytest.MonkeyPatch, place: str, number: int, broken:
     monkeypatch.setattr(trainer.Trainer, "fit", fit_then)
 
 
-def assert_same(ours: Options, theirs: Options) -> None:
-    assert stripped(ours, "train") == stripped(theirs, "train") != []
-    one, other = weights(ours, "train"), weights(theirs, "train")
+def assert_same(ours: Options, theirs: Options, phase: str = "train") -> None:
+    assert stripped(ours, phase) == stripped(theirs, phase) != []
+    one, other = weights(ours, phase), weights(theirs, phase)
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
@@ -133,21 +136,76 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
     assert_same(often, whole)
 
 
-def test_a_best_checkpoint_that_is_lost_is_no_longer_the_best(often: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scores", "lost", "best"),
+    [([10.0, 8.0, 9.0, 9.5], 4, (6, 9.0, 1)), ([10.0, 11.0, 8.0, 12.0], 6, (2, 10.0, 2))],
+)
+def test_a_best_checkpoint_that_is_lost_is_no_longer_the_best(
+    scores: list[float], lost: int, best: tuple[int, float, int], often: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation counts as if it had not been made."""
     often.validation.times, often.checkpoint.every_steps = 4, 1
-    scores, write = iter([10.0, 8.0, 9.0, 9.5]), Checkpoints._write_checkpoint
+    left, write = iter(scores), Checkpoints._write_checkpoint
 
     def broken(self: Checkpoints, step: int, tensors: Any, state: Any, best: bool) -> None:
-        if step == 4:
+        if step == lost:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, step, tensors, state, best)
 
     monkeypatch.setattr(Checkpoints, "_write_checkpoint", broken)
-    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.metric_name: next(scores)})
+    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.metric_name: next(left)})
     train(often)
     folder = Path(often.runs_dir) / often.name / "train" / "checkpoints"
-    assert (folder / "best").read_text().strip() == "step-00000006"
-    assert Checkpoints(folder).load_newest().state["best"] == 9.0
+    found = Checkpoints(folder).load_newest()
+    assert found is not None
+    assert (int((folder / "best").read_text().strip()[5:]), found.state["best"], found.state["stale"]) == best
+
+
+def fail_after(patch: pytest.MonkeyPatch, step: int, owner: type, name: str, error: Exception) -> None:
+    """Once a step is done, a method fails when it has done its work."""
+    method, is_stop_due, done = getattr(owner, name), trainer.Trainer._is_stop_due, [0]
+
+    def count(self: trainer.Trainer) -> bool:
+        done[0] = self.position.step
+        return is_stop_due(self)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        result = method(*arguments, **named)
+        if done[0] == step:
+            raise error
+        return result
+
+    patch.setattr(trainer.Trainer, "_is_stop_due", count)
+    patch.setattr(owner, name, call)
+
+
+BROKEN = {
+    "reading": (StepChunks, "from_windows", MemoryError()),
+    "counting": (Candidates, "_log_inclusion", MemoryError()),
+    "inputs": (Encoder, "prepare_inputs", ValueError("of a user's own encoder")),
+    "forward": (ChunkObjective, "forward", ValueError("of a user's own decoder")),
+    "backward": (torch.Tensor, "backward", RuntimeError("CUDA out of memory")),
+    "clipping": (trainer.Trainer, "_record_diagnosis", MemoryError()),
+    "validation": (Validation, "score", MemoryError()),
+}
+
+
+@pytest.mark.parametrize("place", mostly_slow(BROKEN, "counting", "inputs", "forward", "validation"))
+def test_a_step_that_fails_is_as_if_it_had_not_begun(
+    place: str, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps before it are saved, and a resumed phase has the same bits."""
+    monkeypatch.setattr(trainer, "EARLY_RECORDS", (4, 5))
+    options.log_steps, options.pretrain.steps, options.checkpoint.every_steps = 2, 6, 99
+    options.validation.times, options.optimizer.ema, options.pretrain.decode_fraction = 2, 0.5, 0.5
+    undisturbed, step = replace(options, name="undisturbed"), 3 if place == "validation" else 4
+    pretrain(undisturbed)
+    with monkeypatch.context() as patch, pytest.raises(type(BROKEN[place][2])):
+        fail_after(patch, step, *BROKEN[place])
+        pretrain(options)
+    assert newest(options, "pretrain").name == f"step-{step:08}"
+    pretrain(options)
+    assert_same(options, undisturbed, "pretrain")
 
 
 def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProcess[str]":
