@@ -157,6 +157,12 @@ class Ranks:
         rows, values = torch.cat(self.gather_tensors(rows)), torch.cat(self.gather_tensors(values)) / self.size
         return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False)
 
+    def average_gradient(self, parameter: Tensor) -> None:
+        """Average a parameter's gradient, which all ranks have, over the ranks."""
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, group=self._devices)
+            parameter.grad /= self.size
+
     def wait_for_all(self) -> None:
         """Wait until all ranks have called this (a barrier)."""
         if self.size > 1:
@@ -182,6 +188,52 @@ def group_size(group: int | None, size: int, what: str = "processes") -> int:
             f"of {size}, or null"
         )
     return group
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Return whether a tensor is sharded over ranks; see `haed.sharding`."""
+    return hasattr(x, "full_tensor")  # DTensor takes a second to import
+
+
+def local_part(x: Any) -> Tensor:
+    """Return this rank's share of a sharded tensor, which shares its memory; any other tensor as it is."""
+    return x.to_local() if is_sharded(x) else x
+
+
+def copy_to_cpu(x: Any) -> Tensor:
+    """Return a copy of a tensor on the CPU. If it is sharded, all ranks must call this, and each has it as a whole."""
+    copy: Tensor = x.detach().full_tensor().cpu() if is_sharded(x) else x.detach().to("cpu", copy=True)
+    return copy.contiguous()
+
+
+def shard_like(x: Tensor, like: Any) -> Tensor:
+    """Return a tensor that all ranks have as a whole, sharded as another one is."""
+    if not is_sharded(like):
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Load whole weights into a module, sharded or not.
+
+    Raises:
+        RuntimeError: they are of another model.
+    """
+    own = module.state_dict()
+    module.load_state_dict({name: shard_like(value, own.get(name)) for name, value in weights.items()})
+
+
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of tensors together. If some are sharded, all ranks must call this."""
+    sharded = [x for x in tensors if is_sharded(x)]
+    if not sharded:
+        return torch.nn.utils.get_total_norm(tensors)
+    norm: Any = torch.nn.utils.get_total_norm(sharded)
+    norm = norm.full_tensor()
+    whole = torch.nn.utils.get_total_norm([x for x in tensors if not is_sharded(x)])
+    return torch.linalg.vector_norm(torch.stack([norm, whole.to(norm)]))
 
 
 def single_process() -> Ranks:

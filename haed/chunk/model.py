@@ -261,7 +261,7 @@ class HAED(SequenceModel):
     def main_flops(self, windows: int, context: int) -> int:
         """Return the FLOPs of a forward pass of the main model over windows of `context` chunks."""
         if ("main", context) not in self._flops:
-            inputs = torch.zeros(1, context, self.encoder.width, device=self.device)
+            inputs = next(self.parameters()).new_zeros(1, context, self.encoder.width)
             starts = torch.zeros(1, context, dtype=torch.bool, device=self.device)
             self._flops["main", context] = count_flops(self.main, inputs, starts)
         return windows * self._flops["main", context]
@@ -288,9 +288,16 @@ class HAED(SequenceModel):
                 self._flops[part, length] = count_flops(self.encode, chunks)
             else:
                 packed = to_device(self.decoder.pack_chunks(chunks, chunks, True), self.device)
-                prediction = torch.zeros(count, self.width, device=self.device)
+                prediction = next(self.parameters()).new_zeros(count, self.width)
                 self._flops[part, length] = count_flops(self.score_decisions, prediction, packed)
         return self._flops[part, length]
+
+    def count_all_flops(self) -> None:
+        """Count the FLOPs of every length of a chunk and of whole windows now, before the model is sharded."""
+        self.main_flops(1, self.cut.context)
+        for length in range(self.cut.k + 1):
+            self._count_equal_chunks("encoder", length)
+            self._count_equal_chunks("decoder", length)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the groups: encoder, main model by layer, decoder, and what only the IEM loss trains (`head`)."""

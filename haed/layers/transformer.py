@@ -90,7 +90,7 @@ class TransformerBlock(nn.Module):
                 ignored.
         """
         if not sizes:  # nothing to do on this rank; the gradients must still exist, as zeros
-            return self(x[:, None], cache).squeeze(1)
+            return self.forward(x[:, None], cache).squeeze(1).clone()  # a sharded block may return no view
         qkv = PackedSequence(self.attention.qkv(self.norm(x)), torch.tensor(sizes, dtype=torch.long))
         grid, lengths = pad_packed_sequence(qkv, batch_first=True)
         q, k, v = self.attention.split_heads(grid)

@@ -574,6 +574,11 @@ def check_phase(phase: Phase, options: Options) -> None:
             f"finetune.trains={limits.trains} trains only the decoder, and finetune.decode_fraction=0 decodes "
             "nothing. Raise finetune.decode_fraction"
         )
+    if isinstance(limits, FinetuneOptions) and limits.trains == "decoder_first" and options.launcher.shard:
+        raise ConfigError(
+            "launcher.shard=true: weights that are sharded cannot begin to be trained within a phase, as "
+            "finetune.trains=decoder_first asks for. Use finetune.trains=everything or launcher.shard=false"
+        )
     if is_mixed(options, limits):
         try:
             options.iem.check_calibrated()

@@ -258,6 +258,13 @@ class LauncherOptions:
         Field(ge=1, le=1024, description="Training processes on this machine, started by torchrun, with one GPU each."),
         Unit("processes"),
     ] = 1
+    shard: Annotated[
+        bool,
+        Field(
+            description="Shard weights, gradients and the optimizer's moments over the processes (FSDP), for a model that "
+            "does not fit one GPU. It takes more communication."
+        ),
+    ] = False
     dask: Annotated[
         str | None,
         Field(

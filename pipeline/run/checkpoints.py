@@ -413,8 +413,10 @@ def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
     Raises:
         ValueError: they are of another model.
     """
+    from haed import distributed
+
     try:
-        system.load_state_dict(checkpoint.model)
+        distributed.load_weights(system, checkpoint.model)
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise ValueError(
@@ -431,11 +433,11 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def save(self, step: int, tensors: "dict[str, dict[str, Tensor]]", state: State, best: bool) -> None:
-        """Copy a checkpoint's tensors and start writing them in a thread; see `wait_until_written`.
+        """Start writing a checkpoint in a thread; see `wait_until_written`.
 
         Args:
             step: training step.
-            tensors: for each file its tensors by name, on any device; they may change as soon as this returns.
+            tensors: for each file its tensors by name, on the CPU; they may not change any more.
             state: everything else, as JSON.
             best: point `best` to this checkpoint, not only `latest`.
 
@@ -443,8 +445,7 @@ class Checkpoints:
             OSError: the previous checkpoint could not be written.
         """
         self.wait_until_written()
-        copies = {file: {name: _copy_to_cpu(tensor) for name, tensor in of.items()} for file, of in tensors.items()}
-        self._pending = self._writer.submit(self._write_checkpoint, step, copies, state, best)
+        self._pending = self._writer.submit(self._write_checkpoint, step, tensors, state, best)
 
     def wait_until_written(self) -> None:
         """Wait until the pending checkpoint is written.
@@ -641,10 +642,6 @@ def _open_tensors(path: Path, framework: str = "np") -> Iterator[Any]:
             yield tensors
     except SafetensorError as error:
         raise CorruptFileError(f"{path} is damaged: {error}") from error
-
-
-def _copy_to_cpu(tensor: "Tensor") -> "Tensor":
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _write_tensors(path: Path, tensors: "dict[str, Tensor]") -> str:

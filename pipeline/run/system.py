@@ -67,13 +67,16 @@ def check_system(options: Options) -> None:
             build_system(options, make_chunker(options.chunker))
 
 
-def estimate_memory(options: Options, chunker: Chunker, phase: PhaseOptions | None = None) -> dict[str, int]:
+def estimate_memory(
+    options: Options, chunker: Chunker, phase: PhaseOptions | None = None, shards: int = 1
+) -> dict[str, int]:
     """Estimate the least bytes that a run needs on its device, by the options that determine them.
 
     Args:
         options: options of the run.
         chunker: chunker of its corpus.
         phase: the phase that is trained; None if the model is only read.
+        shards: number of devices over which the weights are sharded.
     """
     with _on_meta_device():
         system = build_system(options, chunker)
@@ -81,7 +84,8 @@ def estimate_memory(options: Options, chunker: Chunker, phase: PhaseOptions | No
     needed = {"model.*": 0}
     for group in system.parameter_groups():
         frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
-        needed["model.*"] += (_PLAIN if frozen or group.table else _ADAM) * sum(x.numel() for x in group.parameters)
+        each = (_PLAIN if frozen or group.table else _ADAM) / (1 if group.table else shards)
+        needed["model.*"] += int(each * sum(x.numel() for x in group.parameters))
     if phase is not None:
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
         tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
@@ -89,7 +93,9 @@ def estimate_memory(options: Options, chunker: Chunker, phase: PhaseOptions | No
     return needed
 
 
-def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
+def check_memory(
+    options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None, shards: int = 1
+) -> None:
     """Raise ValueError naming the options that need more memory than is free.
 
     Args:
@@ -97,8 +103,9 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
         chunker: chunker of its corpus.
         machine: device and precision.
         phase: the phase that is trained; None if the model is only read.
+        shards: number of devices over which the weights are sharded.
     """
-    needed = estimate_memory(options, chunker, phase)
+    needed = estimate_memory(options, chunker, phase, shards)
     available = free_memory(machine.device)
     if sum(needed.values()) > available:
         parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.base import SequenceModel
+from haed.distributed import is_sharded, load_weights, local_part, total_norm
 from haed.layers.ngram_embedding import sum_gradient_rows
 from pipeline.config import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
@@ -98,6 +99,19 @@ def make_optimizer(system: SequenceModel, rates: OptimizerOptions, layer_decay: 
     )
 
 
+def clip_gradients(parameters: list[Tensor], limit: float) -> Tensor:
+    """Clip the gradients so that their norm together is at most `limit`, and return the norm before.
+
+    If some are sharded, all ranks must call this.
+    """
+    gradients = [x.grad for x in parameters if x.grad is not None]
+    if not any(is_sharded(x) for x in gradients):
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+    norm = total_norm(gradients)
+    torch._foreach_mul_([local_part(x) for x in gradients], (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
 class WeightAverage:
     """Exponential moving average of a model's weights, which evaluation uses in their place.
 
@@ -112,12 +126,13 @@ class WeightAverage:
     def update(self, step: int) -> None:
         """Update the average with the model's weights after `step` updates."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.weights.values()), list(self.model.state_dict().values()), 1 - decay)
+        averages, weights = ([local_part(x) for x in each.values()] for each in (self.weights, self.model.state_dict()))
+        torch._foreach_lerp_(averages, weights, 1 - decay)
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Continue from these averaged weights."""
         with self.use_average():
-            self.model.load_state_dict(weights)
+            load_weights(self.model, weights)
             self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @contextmanager

@@ -386,11 +386,16 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
-    check_memory(options, corpus.build_chunker(), machine, limits)
+    check_memory(options, corpus.build_chunker(), machine, limits, ranks.size if options.launcher.shard else 1)
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
     for remark in system.option_warnings if ranks.is_first else ():
         log.warning("%s", remark)
+    is_sharded = options.launcher.shard and ranks.size > 1
+    if is_sharded:
+        from haed.sharding import ShardedModule, shard_blocks  # takes a second
+
+        mesh = shard_blocks(system, machine.device)
     objective = make_objective(
         system.to(machine.device),
         options.iem,
@@ -400,7 +405,9 @@ def build_trainer(
         ranks=ranks,
         lexicon=known,
     )
-    if options.compile and not objective.compile_training() and ranks.is_first:
+    if is_sharded and options.compile and ranks.is_first:
+        log.warning("compile=true compiles nothing with launcher.shard=true")
+    elif not is_sharded and options.compile and not objective.compile_training() and ranks.is_first:
         log.warning(
             "compile=true compiles nothing here, because shapes differ from step to step. It compiles a main transformer "
             "with batch.pieces=1, and models of tokens other than spacebyte with chunks of a fixed size"
@@ -435,6 +442,7 @@ def build_trainer(
         stop,
         Validation(windows, limits.decode_fraction > 0, known) if windows is not None else None,
         alone[limits.trains] if isinstance(limits, FinetuneOptions) else 0,
+        ShardedModule(objective, mesh) if is_sharded else None,
     )
 
 

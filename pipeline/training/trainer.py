@@ -4,8 +4,9 @@ A step reads a batch, prepares it, and minimises an `Objective`. The learning ra
 progress, and of steps during warm-up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,
 seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
 
-With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel. The first
-rank alone keeps the clock, writes metrics and saves; see `haed.distributed`. On a GPU the next batch is read while the
+With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel, or with
+sharded weights (`haed.sharding`) by FSDP. The first rank alone keeps the clock, writes metrics and saves; see
+`haed.distributed`. On a GPU the next batch is read while the
 device still computes; it is waited for once a step, in the preparation of the batch.
 
 Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
@@ -26,7 +27,8 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from typing import NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ from haed.base import Objective, SequenceModel, StepOutput, TokenBatch, to_devic
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import find_distinct
+from haed.distributed import copy_to_cpu, local_part, shard_like, total_norm
 from pipeline.config import Options, PhaseOptions
 from pipeline.console import is_out_of_memory
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State, load_weights
@@ -45,7 +48,10 @@ from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
 from pipeline.run.windows import as_windows, split_windows
 from pipeline.signals import StopRequested, TrainingInterrupted, end_interruptible, interruptible_section
-from pipeline.training.optimizer import WeightAverage, learning_rate_share, make_optimizer
+from pipeline.training.optimizer import WeightAverage, clip_gradients, learning_rate_share, make_optimizer
+
+if TYPE_CHECKING:
+    from haed.sharding import ShardedModule
 
 SKIPPED = "skipped_windows"
 
@@ -178,7 +184,9 @@ def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
         if parameter.requires_grad and all(x is not None for x in moments.values()):
             learner.optimizer.state[parameter] = {
                 # also the step: a fused update reads it where the weights are
-                key: x.to(parameter.device, x.dtype if key == "step" else parameter.dtype, copy=True)
+                key: x.to(parameter.device, copy=True)
+                if key == "step"
+                else shard_like(x.to(parameter.device, parameter.dtype, copy=True), parameter)
                 for key, x in moments.items()
                 if x is not None
             }
@@ -205,13 +213,21 @@ class Validation:
 
     @torch.no_grad()
     def score(
-        self, system: SequenceModel, compute: Compute, stop: Callable[[], bool] = lambda: False
+        self,
+        system: SequenceModel,
+        compute: Compute,
+        stop: Callable[[], bool] = lambda: False,
+        is_interruptible: bool = True,
     ) -> dict[str, float]:
-        """Return the metric and its standard error over windows; empty if `stop` became true before the end."""
+        """Return the metric and its standard error over windows; empty if `stop` became true before the end.
+
+        `is_interruptible` lets a signal end it within a part of the windows, which would part the ranks of a sharded model.
+        """
         training = system.training
         system.eval()
         losses_of_parts: list[Tensor] = []
-        with compute.use_precision(), suppress(StopRequested), interruptible_section(), self._lend_known_chunks(system):
+        section = interruptible_section() if is_interruptible else nullcontext()
+        with compute.use_precision(), suppress(StopRequested), section, self._lend_known_chunks(system):
             for losses in self._exact_bits(system) if self.exact else self._iem_nats(system):
                 losses_of_parts.append(losses)
                 if stop():
@@ -288,6 +304,7 @@ class Trainer:
         stop: called after every step; true makes the phase save and raise `TrainingInterrupted`.
         validation: scores the model at intervals, or None.
         decoder_alone: number of first steps in which only the decoder is trained.
+        sharded: the objective, if it is sharded over the ranks.
     """
 
     def __init__(
@@ -303,10 +320,11 @@ class Trainer:
         stop: Stop,
         validation: Validation | None,
         decoder_alone: float = 0,
+        sharded: "ShardedModule | None" = None,
     ) -> None:
         self.phase, self.options, self.objective = phase, options, objective
         self.checkpoints, self.compute, self.identity = checkpoints, compute, identity
-        self.stop, self.validation, self.decoder_alone = stop, validation, decoder_alone
+        self.stop, self.validation, self.decoder_alone, self.sharded = stop, validation, decoder_alone, sharded
         system, self.ranks = objective.system, objective.ranks
         self.learner = TrainingState(
             objective,
@@ -318,7 +336,7 @@ class Trainer:
         others = [x for group in system.parameter_groups() if group.role != "decoder" for x in group.parameters]
         self.others = [parameter for parameter in others if parameter.requires_grad]
         self.tables = [x for group in self.learner.optimizer.param_groups if group["table"] for x in group["params"]]
-        self.module: torch.nn.Module | None = None
+        self.module: Callable[[Any, bool], StepOutput] | None = None
         self.state = PhaseProgress()
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
@@ -476,7 +494,7 @@ class Trainer:
             self.end_part("candidates")
             torch.manual_seed(_derive_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
             with self.compute.use_precision():
-                losses: StepOutput = self.module(there, diagnose)
+                losses = self.module(there, diagnose)
             losses.total.backward()
             self.end_part("backward")
             if diagnose:
@@ -502,7 +520,11 @@ class Trainer:
         for table in self.tables:
             table.grad = self.ranks.average_sparse_gradient(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(clipped, self.options.optimizer.clip_norm)
+        if self.sharded is not None:
+            for parameter in self.sharded.replicated:
+                if not any(parameter is table for table in self.tables):
+                    self.ranks.average_gradient(parameter)
+        norm = clip_gradients(clipped, self.options.optimizer.clip_norm)
         self._is_updating = True
         self.learner.optimizer.step()
         self.learner.optimizer.zero_grad(set_to_none=True)
@@ -519,7 +541,10 @@ class Trainer:
         if self.module is None or (self.others and self.others[0].requires_grad == alone):
             for parameter in self.others:
                 parameter.requires_grad_(not alone)
-            self.module = self.ranks.wrap_data_parallel(self.objective, self.tables)
+            if self.sharded is not None:
+                self.module = self.sharded.compute_losses
+            else:
+                self.module = self.ranks.wrap_data_parallel(self.objective, self.tables)
 
     def _record_diagnosis(self, losses: StepOutput) -> None:
         """Record metrics of this step alone: the objective's own, and the gradient norms of the system's parts."""
@@ -528,7 +553,7 @@ class Trainer:
             parameters = getattr(self.objective.system, name).parameters()
             gradients = [x.grad for x in parameters if x.grad is not None and not x.grad.is_sparse]
             if gradients:
-                self.diagnosis[f"gradient_norm_{name}"] = torch.nn.utils.get_total_norm(gradients)
+                self.diagnosis[f"gradient_norm_{name}"] = total_norm(gradients)
 
     def _add_sum(self, name: str, value: Tensor | float) -> None:
         value = value.detach().double() if isinstance(value, Tensor) else value
@@ -584,10 +609,9 @@ class Trainer:
         if self.validation is None or now <= last:
             return
         record, score = {}, -math.inf
+        if self.ranks.is_first or self.sharded is not None:
+            record = self._score(self.validation)
         if self.ranks.is_first:
-            average = self.learner.average
-            with self._steps_before_saved(), nullcontext() if average is None else average.use_average():
-                record = self.validation.score(self.objective.system, self.compute, self._is_stop_due)
             score = record.get(self.validation.metric_name, -math.inf)
             self._wait_for_checkpoint()
         best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
@@ -612,6 +636,18 @@ class Trainer:
         if stop_requested:  # the next step may be slow
             self._save_and_interrupt(best_before)
         self._save_checkpoint(best_before)
+
+    def _score(self, validation: Validation) -> dict[str, float]:
+        """Return the scores of the averaged weights, or of the weights; of a sharded model all ranks compute them."""
+        average, sharded, system = self.learner.average, self.sharded, self.objective.system
+        with self._steps_before_saved(), nullcontext() if average is None else average.use_average():
+            if sharded is None:
+                return validation.score(system, self.compute, self._is_stop_due)
+            together = lambda: bool(self.ranks.max_over_ranks([float(self._is_stop_due())])[0])  # noqa: E731
+            record: dict[str, float] = sharded.evaluate(
+                partial(validation.score, system, self.compute, together, False)
+            )
+            return record
 
     def _is_save_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at
@@ -640,12 +676,15 @@ class Trainer:
             best_before: the best validation before this one, and how many followed it, if this one is better; else None.
         """
         self.state.saved_at = Position(**vars(self.position))
-        norms = [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
+        own = [local_part(x.detach()) for x in self.objective.parameters()]
+        norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in own if x.numel()])
         mine = {name: float(value) for name, value in self.state.sums.items()}
-        self._check_finite(mine | {"weights": float(torch.stack(norms).max())})
+        self._check_finite(mine | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
         counted = [*mine.values(), float(self.data_position().skipped)]
         sums = self.ranks.gather_tensors(torch.tensor([counted], dtype=torch.float64))
         if not self.ranks.is_first:
+            if self.sharded is not None:
+                self._capture_tensors()
             return
         self._wait_for_checkpoint()
         self._best_before = best_before or (self.state.best, self.state.stale)
@@ -670,16 +709,8 @@ class Trainer:
         Args:
             sums: each rank's unwritten metrics, in the order of `state.sums`, and its number of skipped windows.
         """
-        state, learner, system, read = self.state, self.learner, self.objective.system, self.data_position()
-        training = dict(self.objective.extra_state())
-        names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
-        for parameter, moments in learner.optimizer.state.items():
-            training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
-        training["random/torch"] = torch.get_rng_state()
-        files = {MODEL: system.state_dict(), TRAINING: training}
-        if learner.average is not None:
-            files[AVERAGE] = learner.average.weights
-        return files, {
+        state, read = self.state, self.data_position()
+        return self._capture_tensors(), {
             "identity": self.identity,
             "options": asdict(self.options),
             "threads": torch.get_num_threads(),
@@ -691,6 +722,23 @@ class Trainer:
             "stale": state.stale,
             "best": state.best if math.isfinite(state.best) else None,
         }
+
+    def _capture_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of a checkpoint's tensors by file, on the CPU.
+
+        If the model is sharded, all ranks must call this, and the first one alone has the tensors.
+        """
+        learner, system = self.learner, self.objective.system
+        training = dict(self.objective.extra_state())
+        names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
+        for parameter, moments in learner.optimizer.state.items():
+            training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
+        training["random/torch"] = torch.get_rng_state()
+        files = {MODEL: system.state_dict(), TRAINING: training}
+        if learner.average is not None:
+            files[AVERAGE] = learner.average.weights
+        copy = copy_to_cpu if self.ranks.is_first else lambda x: copy_to_cpu(x).new_empty(0)
+        return {file: {name: copy(value) for name, value in each.items()} for file, each in files.items()}
 
 
 def _derive_seed(*parts: int) -> int:

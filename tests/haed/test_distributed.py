@@ -15,9 +15,10 @@ import torch.distributed as dist
 from haed.base import Likelihood, Objective, TokenBatch
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.packing import Chunks
-from haed.distributed import Ranks
+from haed.distributed import Ranks, copy_to_cpu
 from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
+from haed.sharding import ShardedModule, shard_blocks
 from tests.flows.api import PATIENCE
 
 # kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
@@ -80,7 +81,13 @@ class Meeting:
 
 
 def train(
-    case: str, ranks: Ranks, place: int, places: int, windows: int = 4, others: Meeting | None = None
+    case: str,
+    ranks: Ranks,
+    place: int,
+    places: int,
+    windows: int = 4,
+    others: Meeting | None = None,
+    is_sharded: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Two steps on one of so many shares of the windows: means of the losses, and gradients of the second."""
     with MAKING:
@@ -89,7 +96,8 @@ def train(
     if others is not None:
         made.candidates._elsewhere = others
     tables = [x for group in made.system.parameter_groups() if group.table for x in group.parameters]
-    module = ranks.wrap_data_parallel(made, tables)
+    sharded = ShardedModule(made, shard_blocks(made.system, torch.device("cpu"))) if is_sharded else None
+    module = sharded.compute_losses if sharded is not None else ranks.wrap_data_parallel(made, tables)
     generator = torch.Generator().manual_seed(4)
     for _ in range(2):
         lengths = torch.randint(1, 4, (windows, 6), generator=generator)
@@ -108,6 +116,9 @@ def train(
         losses.total.backward()
     for table in tables:
         table.grad = ranks.average_sparse_gradient(table)
+    for parameter in sharded.replicated if sharded is not None else ():
+        if parameter.ndim == 0:
+            ranks.average_gradient(parameter)
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
     if not (CASES | GROUPED).get(case, ("", 1.0))[1]:
         del values["candidates"]  # each rank's own, where none are shared
@@ -117,7 +128,8 @@ def train(
     found = {
         name: torch.tensor(value / ranks.size, dtype=torch.float64) for name, value in zip(values, means, strict=True)
     }
-    return found | {name: p.grad.to_dense() for name, p in made.system.named_parameters() if p.grad is not None}
+    gradients = {name: copy_to_cpu(p.grad) for name, p in made.system.named_parameters() if p.grad is not None}
+    return found | {name: gradient.to_dense() for name, gradient in gradients.items()}
 
 
 Found = dict[str, dict[str, torch.Tensor]]
@@ -134,6 +146,8 @@ def all_cases(rank: int, meetings: Path) -> dict[int, Found]:
             dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)
             try:
                 found[size] = {case: train(case, Ranks(), rank, size, windows) for case in cases}
+                sharded = [case for case in cases if case not in GROUPED]
+                found[-size] = {case: train(case, Ranks(), rank, size, windows, None, True) for case in sharded}
             finally:
                 dist.destroy_process_group()
     return found
@@ -141,7 +155,7 @@ def all_cases(rank: int, meetings: Path) -> dict[int, Found]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
-    """By the number of ranks. The first rank is this process, the others are processes of their own."""
+    """By the number of ranks, negative of sharded models. The first rank is this process, the others are processes of their own."""
     meetings = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", __name__, str(meetings)]
     with ExitStack() as stack:
@@ -171,10 +185,17 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("case", "size"), [*((case, 2) for case in [*CASES, *OF_TOKENS]), *((case, 8) for case in EIGHT)]
+    ("case", "size"),
+    [
+        (case, sign * size)
+        for size, cases in ((2, [*CASES, *OF_TOKENS]), (8, EIGHT))
+        for case in cases
+        for sign in (1, -1)
+    ],
 )
 def test_ranks_are_one_with_the_joined_batch(case: str, size: int, together: dict[int, Found]) -> None:
-    found, alone = together[size][case], train(case, Ranks(), 0, 1, 8 if size == 8 else 4)
+    """Also if the model is sharded over them."""
+    found, alone = together[size][case], train(case, Ranks(), 0, 1, 8 if abs(size) == 8 else 4)
     assert found.keys() == alone.keys() and len(alone) > 20
     for name, value in alone.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
