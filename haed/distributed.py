@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from haed.layers.ngram_embedding import sum_gradient_rows
+from haed.layers.ngram_embedding import SparseLookup
 
 _PATIENCE = timedelta(days=1)  # the first rank may count a corpus or validate; torchrun ends all if one dies
 
@@ -188,6 +188,19 @@ def group_size(group: int | None, size: int, what: str = "processes") -> int:
             f"of {size}, or null"
         )
     return group
+
+
+def sum_gradient_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row indices (R,) of a table's sparse gradient, and the sum (R, D) of each row's values.
+
+    On the CPU they are distinct and sorted. On a device they are padded as in `SparseLookup`; unlike `coalesce`, this
+    waits for none. PyTorch forgets that a gradient's rows are distinct when it accumulates it.
+    """
+    rows, values = gradient._indices()[0], gradient._values()
+    lookup = SparseLookup.from_rows(rows)
+    if rows.device.type == "cpu" and torch.equal(rows, lookup.rows):
+        return rows, values
+    return lookup.rows, values.new_zeros(len(lookup.rows), *values.shape[1:]).index_add_(0, lookup.inverse, values)
 
 
 def is_sharded(x: Tensor) -> bool:

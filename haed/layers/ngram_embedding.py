@@ -77,19 +77,6 @@ class SortedIntegers:
         return self.is_new.sum()
 
 
-def sum_gradient_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row indices (R,) of a table's sparse gradient, and the sum (R, D) of each row's values.
-
-    On the CPU they are distinct and sorted. On a device they are padded as in `SparseLookup`; unlike `coalesce`, this
-    waits for none. PyTorch forgets that a gradient's rows are distinct when it accumulates it.
-    """
-    rows, values = gradient._indices()[0], gradient._values()
-    lookup = SparseLookup.from_rows(rows)
-    if rows.device.type == "cpu" and torch.equal(rows, lookup.rows):
-        return rows, values
-    return lookup.rows, values.new_zeros(len(lookup.rows), *values.shape[1:]).index_add_(0, lookup.inverse, values)
-
-
 @dataclass
 class SparseLookup:
     """Row indices of a table look-up.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.base import SequenceModel
-from haed.distributed import is_sharded, load_weights, local_part, total_norm
-from haed.layers.ngram_embedding import sum_gradient_rows
+from haed.distributed import is_sharded, load_weights, local_part, sum_gradient_rows, total_norm
 from pipeline.config import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 

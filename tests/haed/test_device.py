@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from haed.base import SequenceModel, TokenBatch, to_device
+from haed.distributed import sum_gradient_rows
 from haed.iem.objective import ChunkObjective
-from haed.layers.ngram_embedding import sum_gradient_rows
 from haed.options import IEMOptions
 from haed.registry import make_objective, make_sampler
 from haed.sampling import Draw
