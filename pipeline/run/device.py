@@ -148,7 +148,9 @@ def setup_compute(options: Options, precision: str | None = None) -> Compute:
         torch.cuda.set_device(device)
     if device.type == "cpu":
         keep_memory()
-        torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
+        # Probabilities near 1e-40 would take a hundred times as long as others. This holds for this thread, and for those
+        # that it starts afterwards: whoever computed with several threads before keeps theirs.
+        torch.set_flush_denormal(True)
     torch.backends.cudnn.allow_tf32 = False  # convolutions in float32; PyTorch's default for products is that already
     return Compute(device, _choose_autocast(device, precision or options.precision), deterministic)
 
