@@ -22,7 +22,9 @@ from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.files import Environment, Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 
-NOISE = 0.02  # bits, or a share of other metrics: with a single seed, smaller differences are not told apart
+# With a single seed, smaller differences are not told apart. Half of the range of three seeds is up to 0.026 bits a row.
+SEED_NOISE = 0.05  # bits
+NOISE = 0.02  # a share of other metrics; and in bits, how far a model that is no better may lead
 HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
 
@@ -191,7 +193,7 @@ def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
         models = "models of this project, not packages" if packages else "models"
         notes.append(f"for all {models}: {' '.join(plan.overrides)}")
     if plan.seeds == 1:
-        notes.append(f"one seed: differences below {NOISE} are not told apart")
+        notes.append(f"one seed: differences below {SEED_NOISE} bits are not told apart")
     return notes
 
 
@@ -266,7 +268,7 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     for name, bound in experiment.below.items():
         metrics = {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
         missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment)]
-        signs += [_sign(bound - metric.mean, _noise([metric], bound)) for metric in metrics.values()]
+        signs += [_sign(bound - metric.mean, _noise([metric], NOISE * bound)) for metric in metrics.values()]
         signs += [0] * (len(missing) if metrics else 1)
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
         values += [f"{variant} is missing" for variant in missing]
@@ -292,7 +294,7 @@ def _judge_pair(
     if first is None or second is None:
         return 0, f"{pair[0]} or {pair[1]} is missing"
     lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-    noise, suffix = _noise([first, second], unit), "" if experiment.by == ("bits",) else f" in {name}"
+    noise, suffix = _noise([first, second], SEED_NOISE if name == "bits" else NOISE * unit), "" if experiment.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
     if better:
         margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
@@ -302,10 +304,10 @@ def _judge_pair(
     return sign, f"{text} (no more than {bound:.3f} ahead was asked)"
 
 
-def _noise(metrics: Sequence[Metric], unit: float) -> float:
-    """Return the bound of noise: the sum of the spreads, and at least `NOISE` units if a metric is of a single run."""
+def _noise(metrics: Sequence[Metric], of_one_seed: float) -> float:
+    """Return the bound of noise: the sum of the spreads, and at least `of_one_seed` if a metric is of a single run."""
     spread = sum(each.spread for each in metrics)
-    return spread if min(each.runs for each in metrics) > 1 else max(spread, NOISE * unit)
+    return spread if min(each.runs for each in metrics) > 1 else max(spread, of_one_seed)
 
 
 def _sign(lead: float, noise: float) -> int:
