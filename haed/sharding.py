@@ -48,22 +48,22 @@ class ShardedModule(nn.Module):
         mesh: the ranks.
 
     Attributes:
-        replicated: the parameters that are whole on each rank.
+        scalars: the scalar parameters, which are whole on each rank.
     """
 
     def __init__(self, objective: Objective, mesh: DeviceMesh) -> None:
         super().__init__()
         self.objective = objective
-        tables = {id(x) for group in objective.system.parameter_groups() if group.table for x in group.parameters}
-        self.replicated = [x for x in objective.parameters() if not x.ndim or id(x) in tables]
-        fully_shard(self, mesh=mesh, ignored_params=set(self.replicated))
+        self.scalars = [x for x in objective.parameters() if not x.ndim]
+        tables = [x for group in objective.system.parameter_groups() if group.table for x in group.parameters]
+        fully_shard(self, mesh=mesh, ignored_params={*self.scalars, *tables})
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function while the weights outside of blocks are whole."""
         return function(*arguments)
 
     def compute_losses(self, batch: object, diagnose: bool) -> StepOutput:
-        """Return the objective's losses, whose gradients are averaged over ranks, each rank with its share of them."""
+        """Return the objective's losses. A backward pass averages the gradients, and leaves each rank its share of them."""
 
         def total_first() -> tuple[Tensor, StepOutput]:  # a hook at this tensor starts the backward pass
             losses = self.objective(batch, diagnose)
@@ -71,6 +71,11 @@ class ShardedModule(nn.Module):
 
         losses: StepOutput = self(total_first)[1]
         return losses
+
+    def average_scalars(self) -> None:
+        """Average the gradients of the scalars over ranks, after a backward pass."""
+        for scalar in self.scalars:
+            self.objective.ranks.average_gradient(scalar)
 
     def evaluate(self, function: Callable[[], Any]) -> Any:
         """Return the value of a function of the system that needs no gradient."""

@@ -6,8 +6,8 @@ seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps
 
 With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel, or with
 sharded weights (`haed.sharding`) by FSDP. The first rank alone keeps the clock, writes metrics and saves; see
-`haed.distributed`. On a GPU the next batch is read while the
-device still computes; it is waited for once a step, in the preparation of the batch.
+`haed.distributed`. On a GPU the next batch is read while the device still computes; it is waited for once a step, in the
+preparation of the batch.
 
 Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
 decodes is validated by the exact loss, in bits per token. A phase one without a decoded share is validated by the IEM
@@ -418,9 +418,10 @@ class Trainer:
         try:
             yield
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
-            has_memory = not is_out_of_memory(error)
-            is_device_lost = has_memory and isinstance(error, RuntimeError)
-            if is_device_lost or self._is_updating or self.ranks.size > 1 or not self.position.step:
+            memory_ran_out = is_out_of_memory(error)
+            if isinstance(error, RuntimeError) and not memory_ran_out:  # of a device that may be unusable
+                raise
+            if self._is_updating or self.ranks.size > 1 or not self.position.step:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
             self.learner.optimizer.zero_grad(set_to_none=True)
@@ -428,7 +429,7 @@ class Trainer:
             if self.state.saved_at.step != self.position.step:
                 self._save_checkpoint()
             self.checkpoints.wait_until_written()
-            why = "what comes next failed" if has_memory else "memory ran out"
+            why = "memory ran out" if memory_ran_out else "what comes next failed"
             log.info("saved step %s: %s", f"{self.position.step:,}", why)
             raise
 
@@ -496,6 +497,8 @@ class Trainer:
             with self.compute.use_precision():
                 losses = self.module(there, diagnose)
             losses.total.backward()
+            if self.sharded is not None:
+                self.sharded.average_scalars()
             self.end_part("backward")
             if diagnose:
                 self._record_diagnosis(losses)
@@ -520,10 +523,6 @@ class Trainer:
         for table in self.tables:
             table.grad = self.ranks.average_sparse_gradient(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
-        if self.sharded is not None:
-            for parameter in self.sharded.replicated:
-                if not any(parameter is table for table in self.tables):
-                    self.ranks.average_gradient(parameter)
         norm = clip_gradients(clipped, self.options.optimizer.clip_norm)
         self._is_updating = True
         self.learner.optimizer.step()
@@ -676,8 +675,8 @@ class Trainer:
             best_before: the best validation before this one, and how many followed it, if this one is better; else None.
         """
         self.state.saved_at = Position(**vars(self.position))
-        own = [local_part(x.detach()) for x in self.objective.parameters()]
-        norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in own if x.numel()])
+        weights = [local_part(x.detach()) for x in self.objective.parameters()]
+        norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()])
         mine = {name: float(value) for name, value in self.state.sums.items()}
         self._check_finite(mine | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
         counted = [*mine.values(), float(self.data_position().skipped)]

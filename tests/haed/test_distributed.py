@@ -116,9 +116,8 @@ def train(
         losses.total.backward()
     for table in tables:
         table.grad = ranks.average_sparse_gradient(table)
-    for parameter in sharded.replicated if sharded is not None else ():
-        if parameter.ndim == 0:
-            ranks.average_gradient(parameter)
+    if sharded is not None:
+        sharded.average_scalars()
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
     if not (CASES | GROUPED).get(case, ("", 1.0))[1]:
         del values["candidates"]  # each rank's own, where none are shared
