@@ -127,8 +127,8 @@ def train(
     found = {
         name: torch.tensor(value / ranks.size, dtype=torch.float64) for name, value in zip(values, means, strict=True)
     }
-    gradients = {name: copy_to_cpu(p.grad) for name, p in made.system.named_parameters() if p.grad is not None}
-    return found | {name: gradient.to_dense() for name, gradient in gradients.items()}
+    gradients = {name: p.grad for name, p in made.system.named_parameters() if p.grad is not None}
+    return found | {name: copy_to_cpu(x.to_dense() if x.is_sparse else x) for name, x in gradients.items()}
 
 
 Found = dict[str, dict[str, torch.Tensor]]
