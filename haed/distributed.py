@@ -213,10 +213,15 @@ def local_part(x: Any) -> Tensor:
     return x.to_local() if is_sharded(x) else x
 
 
-def copy_to_cpu(x: Any) -> Tensor:
-    """Return a copy of a tensor on the CPU. If it is sharded, all ranks must call this, and each has it as a whole."""
-    copy: Tensor = x.detach().full_tensor().cpu() if is_sharded(x) else x.detach().to("cpu", copy=True)
-    return copy.contiguous()
+def copy_to_cpu(x: Any, is_wanted: bool = True) -> Tensor:
+    """Return a copy of a tensor on the CPU, or an empty one if it is not wanted here.
+
+    If the tensor is sharded, all ranks must call this. The copy is whole.
+    """
+    whole: Tensor = x.detach().full_tensor() if is_sharded(x) else x.detach()
+    if not is_wanted:
+        return torch.empty(0)
+    return (whole.cpu() if is_sharded(x) else whole.to("cpu", copy=True)).contiguous()
 
 
 def shard_like(x: Tensor, like: Any) -> Tensor:

@@ -21,6 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from haed.base import Objective, SequenceModel, StepOutput
 from haed.chunk.model import HAED
 from haed.layers.transformer import CrossBlock, TransformerBlock
+from haed.token.multiscale import Aggregation
+from haed.token.retina import RetinaLayer
 
 
 def shard_blocks(system: SequenceModel, device: torch.device) -> DeviceMesh:
@@ -33,10 +35,11 @@ def shard_blocks(system: SequenceModel, device: torch.device) -> DeviceMesh:
         system.count_all_flops()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in system.modules():
-        if isinstance(block, TransformerBlock | CrossBlock):
+        if isinstance(block, TransformerBlock | CrossBlock | RetinaLayer | Aggregation):
             fully_shard(block, mesh=mesh)
-            if isinstance(block, TransformerBlock):
-                register_fsdp_forward_method(block, "forward_packed")
+        if isinstance(block, TransformerBlock):
+            for method in ("forward_packed", "project"):
+                register_fsdp_forward_method(block, method)
     return mesh
 
 

@@ -222,7 +222,8 @@ class TransformerDecoder(Decoder):
         x = self.dropout(self.tokens(before.tokens) + self.positions_before.weight)
         mask, caches = length_mask(before.lengths, x.shape[1]), []
         for block in self.blocks:
-            _, key, value = block.attention.split_heads(block.attention.qkv(block.norm(x)))
+            projected = block.project(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            _, key, value = block.attention.split_heads(projected)
             caches.append(KeyValueCache(key, value, mask))
         return caches
 

@@ -261,26 +261,25 @@ class Candidates:
                 "with one window per step, only the chunks before are candidates. Raise batch.sequences or "
                 "iem.extra_batches"
             )
-        before = self.windows, self.turns
         if self._elsewhere.size == 1:
-            replaced = self.counts.update(keys, holders)
+            self._before = self.windows, self.turns, self.counts.update(keys, holders)
             self.windows += windows
             seen, of = self.counts(keys), self.windows
         else:
             seen, of = self.counts(keys) + holders, self.windows + windows
-            replaced = self._take_turns(keys, holders, windows)
-        self._before = *before, replaced
+            self._take_turns(keys, holders, windows)
         presence = (seen + self.options.smoothing) / (of + self.options.smoothing)
         return log_inclusion(presence.clamp(max=1), windows - 1)
 
-    def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> tuple[Tensor, Tensor]:
+    def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
         """Count the chunks of the group whose turn it is, on all ranks; see `CountMin.update`."""
         assert self.counts is not None
         own = torch.cat([torch.stack([keys, holders], 1), keys.new_tensor([[0, windows]])])
         told = self._elsewhere.broadcast(own, self.turns % self._elsewhere.size)
-        self.windows += float(told[-1, 1])
+        counted = float(told[-1, 1])
+        self._before = self.windows, self.turns, self.counts.update(*told[:-1].unbind(1))
+        self.windows += counted
         self.turns += 1
-        return self.counts.update(*told[:-1].unbind(1))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint."""

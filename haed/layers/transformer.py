@@ -101,6 +101,11 @@ class TransformerBlock(nn.Module):
         mixed = pack_padded_sequence(mixed, lengths, batch_first=True).data
         return self.feed_forward(x + self.dropout(self.attention.out(mixed)))
 
+    def project(self, x: Tensor) -> Tensor:
+        """Return the queries, keys and values (S, 3·W) of vectors (S, W) together; `Attention.split_heads` parts them."""
+        projected: Tensor = self.attention.qkv(self.norm(x))
+        return projected
+
     @property
     def saved_values(self) -> int:
         """The number of values that a position saves for the backward pass at least.

@@ -68,7 +68,7 @@ def save_beside(
 
 def _save_checkpoint(run: RunFolder, unsaved: UnsavedCheckpointError, phase: Phase, options: Options) -> None:
     with closing(Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)) as checkpoints:
-        best = not checkpoints.folder.is_dir()  # in a new run it is the best there is
+        best = unsaved.is_best or not checkpoints.folder.is_dir()  # in a new run it is the best there is
         checkpoints.save(unsaved.step, *unsaved.captured, best=best)
         checkpoints.wait_until_written()
 

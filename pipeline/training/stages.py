@@ -299,6 +299,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             listeners: list[Listener] = [listener] if is_launched() else [progress, listener]
             trackers = held.enter_context(open_trackers(noted, phase, resumed))
             metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners)
+        ranks.wait_for_all()  # with patience: others may begin with an exchange that has less of it
         try:
             position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
         except TrainingInterrupted as error:

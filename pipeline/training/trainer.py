@@ -278,11 +278,18 @@ Stop = Callable[[], bool]
 
 
 class UnsavedCheckpointError(Exception):
-    """Loss of the run's folder, in which nothing was written; `step` and `captured` are the unsaved checkpoint."""
+    """Loss of the run's folder, in which nothing was written.
 
-    def __init__(self, why: FolderLostError, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
+    Attributes:
+        step, captured: the unsaved checkpoint.
+        is_best: whether it has the best validation.
+    """
+
+    def __init__(
+        self, why: FolderLostError, step: int, captured: tuple[dict[str, dict[str, Tensor]], State], is_best: bool
+    ) -> None:
         super().__init__(str(why))
-        self.step, self.captured = step, captured
+        self.step, self.captured, self.is_best = step, captured, is_best
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -443,7 +450,8 @@ class Trainer:
         with suppress(FolderLostError):
             self.checkpoints.wait_until_written()
         if any(self.ranks.max_over_ranks([float(self._is_lost())])):
-            self._save_checkpoint()
+            is_best = self.state.best < self._best_before[0]  # that of the lost checkpoint
+            self._save_checkpoint(self._best_before if is_best else None)
 
     def _is_stop_due(self) -> bool:
         """Return whether a stop was requested, or the run's folder was lost."""
@@ -676,16 +684,17 @@ class Trainer:
         """
         self.state.saved_at = Position(**vars(self.position))
         weights = [local_part(x.detach()) for x in self.objective.parameters()]
-        norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()])
+        norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()] or [torch.zeros(())])
         mine = {name: float(value) for name, value in self.state.sums.items()}
         self._check_finite(mine | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
+        if self.ranks.is_first:
+            self._wait_for_checkpoint()
         counted = [*mine.values(), float(self.data_position().skipped)]
         sums = self.ranks.gather_tensors(torch.tensor([counted], dtype=torch.float64))
         if not self.ranks.is_first:
             if self.sharded is not None:
                 self._capture_tensors()
             return
-        self._wait_for_checkpoint()
         self._best_before = best_before or (self.state.best, self.state.stale)
         captured = self._capture_checkpoint([rank[0].tolist() for rank in sums])
         try:
@@ -694,7 +703,7 @@ class Trainer:
             if self.metrics is not None:
                 self.metrics.sync_to_disk()
         except FolderLostError as error:
-            raise UnsavedCheckpointError(error, self.position.step, captured) from None
+            raise UnsavedCheckpointError(error, self.position.step, captured, best_before is not None) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
             why = f"step {self.position.step:,} has no checkpoint, because its files could not be written: {error}"
             self.checkpoints.fail_next_wait(OSError(why))
@@ -736,8 +745,10 @@ class Trainer:
         files = {MODEL: system.state_dict(), TRAINING: training}
         if learner.average is not None:
             files[AVERAGE] = learner.average.weights
-        copy = copy_to_cpu if self.ranks.is_first else lambda x: copy_to_cpu(x).new_empty(0)
-        return {file: {name: copy(value) for name, value in each.items()} for file, each in files.items()}
+        is_first = self.ranks.is_first
+        return {
+            file: {name: copy_to_cpu(value, is_first) for name, value in each.items()} for file, each in files.items()
+        }
 
 
 def _derive_seed(*parts: int) -> int:

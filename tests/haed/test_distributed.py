@@ -28,6 +28,7 @@ CASES = {
     "unequal batches, pieces": ("transformer", 1.0, 1.0, {"correction": "none"}, 2, 2),
     "a rank without chunks": ("transformer", 1.0, 1.0, {"similarity": "cosine"}, 0, 1),
     "phase two": ("lstm", 0.0, 1.0, {}, 3, 2),
+    "the chunk before, pieces": ("previous", 1.0, 1.0, {}, 3, 2),
     "HRED": ("hred", 1.0, 1.0, {}, 2, 1),
     "patches": ("megabyte", 1.0, 1.0, {}, 6, 1),
     "a transformer encoder with a table, a rank without chunks": ("reader", 1.0, 1.0, {}, 0, 2),

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from haed.chunk.encoder import Encoder
-from haed.iem.candidates import Candidates, StepChunks
+from haed.iem.candidates import Candidates, CountMin, StepChunks
 from haed.iem.objective import ChunkObjective
 from pipeline.config import Options, dump_options, load_options
 from pipeline.run import checkpoints
@@ -182,6 +182,7 @@ def fail_after(patch: pytest.MonkeyPatch, step: int, owner: type, name: str, err
 BROKEN = {
     "reading": (StepChunks, "from_windows", MemoryError()),
     "counting": (Candidates, "_log_inclusion", MemoryError()),
+    "counts": (CountMin, "__call__", MemoryError()),
     "inputs": (Encoder, "prepare_inputs", ValueError("of a user's own encoder")),
     "forward": (ChunkObjective, "forward", ValueError("of a user's own decoder")),
     "backward": (torch.Tensor, "backward", RuntimeError("CUDA out of memory")),
@@ -190,7 +191,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("place", mostly_slow(BROKEN, "counting", "inputs", "forward", "validation"))
+@pytest.mark.parametrize("place", mostly_slow(BROKEN, "counts", "inputs", "forward", "validation"))
 def test_a_step_that_fails_is_as_if_it_had_not_begun(
     place: str, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:

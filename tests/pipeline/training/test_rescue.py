@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from pipeline.cli import main
 from pipeline.config import Options, dump_options
 from pipeline.reporting import report
 from pipeline.run import opened
+from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.run_directory import RunFolder
 from pipeline.training import stages
+from pipeline.training.trainer import Validation
 
 
 def remove(run: Path) -> None:
@@ -119,6 +122,36 @@ def test_a_run_that_is_moved_is_saved_where_it_lies_now(change: Callable[[Path],
     assert open_run(run.with_name("moved")).step == 3
     assert content(run.with_name("other")) == before
     assert run.is_symlink() == (change is swap_for_a_link) and run.exists() == run.is_symlink()
+
+
+@pytest.mark.parametrize("at", ["validation", "saving"])
+def test_a_moved_run_keeps_its_best_step(at: str, lasting: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its folder is moved when the validation that improved is done, or while its checkpoint is written."""
+    run, scores = RunFolder.from_options(lasting).path, iter([9.0, 8.0])
+    lasting.validation.times, lasting.checkpoint.every_steps = 2, 99
+    write = Checkpoints._write_checkpoint
+
+    def move_at(place: str, step: int) -> None:
+        if place == at and step == 12 and run.exists():
+            move(run)
+
+    def score(validation: Validation, *_: object) -> dict[str, float]:
+        value = next(scores)
+        move_at("validation", 12 if value == 8.0 else 6)
+        return {validation.metric_name: value}
+
+    def write_then(self: Checkpoints, step: int, *rest: Any) -> None:
+        move_at("saving", step)
+        write(self, step, *rest)
+
+    monkeypatch.setattr(Validation, "score", score)
+    monkeypatch.setattr(Checkpoints, "_write_checkpoint", write_then)
+    with pytest.raises(FolderLostError, match="step 12 was saved in"):
+        stages.train(lasting)
+    folder = run.with_name("moved") / "train" / "checkpoints"
+    newest = Checkpoints(folder).load_newest()
+    assert newest is not None and (newest.step, newest.state["best"]) == (12, 8.0)
+    assert (folder / "best").read_text().strip() == "step-00000012"
 
 
 def test_files_that_a_cleaner_took_are_written_again(lasting: Options, caplog: pytest.LogCaptureFixture) -> None:
