@@ -294,7 +294,8 @@ def _judge_pair(
     if first is None or second is None:
         return 0, f"{pair[0]} or {pair[1]} is missing"
     lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-    noise, suffix = _noise([first, second], SEED_NOISE if name == "bits" else NOISE * unit), "" if experiment.by == ("bits",) else f" in {name}"
+    noise = _noise([first, second], SEED_NOISE if name == "bits" else NOISE * unit)
+    suffix = "" if experiment.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
     if better:
         margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
