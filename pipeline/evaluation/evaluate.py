@@ -18,6 +18,8 @@ import torch
 
 from data.corpus import Corpus
 from data.filesystem import encode_checked_json, write_json
+from data.sources.file_type import HEAD, detect_foreign_format
+from data.sources.source import as_lf
 from data.vocabulary import Occurrences, VocabularyOverflowError, count_distinct_chunks
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
@@ -53,6 +55,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
         name = "standard input" if piped else str(text)
         if not content:
             raise ValueError(f"{name} is empty, so there is nothing to score")
+        content = _read_as_source(run, name, content)
         return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
     corpus, split = run.folder.open_corpus(), options.evaluate.split
     check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
@@ -62,7 +65,9 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     limits = options.evaluate
     # A mixture is scored on the whole split, with the chunks known to training.
     has_iem = options.pretrain.iem_weight and run.phase != "train" and not max_known_chunks(options)
-    tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
+    tally = (
+        Tally(run.chunker.k, Occurrences(corpus, "train", split), not run.chunker.fixed) if limits.breakdown else None
+    )
     chunks = corpus.split_counts(split).chunks
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
     progress = ProgressCounter("evaluate", chunks, "chunks")
@@ -82,6 +87,22 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     if write_or_log(path, encode_checked_json(asdict(result))):
         publish_results(options)
     return result
+
+
+def _read_as_source(run: Run, name: str, content: bytes) -> bytes:
+    """Return the bytes of a file as the run's source would hand them to the model.
+
+    Raises:
+        ValueError: the file is not a text, or the model is not of text.
+    """
+    if run.of_values:
+        raise ValueError(
+            f"{name}: this run's model is of pictures or sound, and `--text` reads text alone. Score values in Python: "
+            "`open_run(RUN).score(values)`"
+        )
+    if foreign := detect_foreign_format(content[:HEAD]):
+        raise ValueError(f"{name} is {foreign[0]}, not a text. Unpack it or save it as text")
+    return as_lf(content) if run.options.source.newlines == "lf" else content
 
 
 def _score_documents(
@@ -205,10 +226,11 @@ class Tally:
     Args:
         k: maximum number of tokens in a chunk.
         train: counts of the scored chunks in the train split.
+        ends: whether the end of a chunk is decided, which it is not if chunks have a fixed size.
     """
 
-    def __init__(self, k: int, train: Occurrences) -> None:
-        self._train = train
+    def __init__(self, k: int, train: Occurrences, ends: bool) -> None:
+        self._train, self._decided = train, ends
         self._position, self._length = np.zeros((2, 3, k + 1))
         self._frequency, self._decoder, self._known = np.zeros((3, 3, len(_FREQUENCIES)))
 
@@ -217,7 +239,7 @@ class Tally:
         new = scored.part.new
         tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
         decisions, bits = scored.decisions.numpy(), scored.bits.numpy()
-        reached = np.arange(decisions.shape[1]) <= lengths[:, None]
+        reached = np.arange(decisions.shape[1]) < lengths[:, None] + self._decided
         self._position += np.stack(
             [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]
         )

@@ -59,6 +59,8 @@ class Row:
         remembering: the same metric with memory, or None without one. Runs are compared without it.
         fallback: why a checkpoint other than the best is used, or None.
         stale: true if an earlier checkpoint than the present one was evaluated.
+        scoring: how it was evaluated: the share of a window that is newly scored, the length of a window relative to
+            that of training, and the precision.
     """
 
     run: str
@@ -81,10 +83,12 @@ class Row:
     remembering: float | None = None
     fallback: str | None = None
     stale: bool = False
+    scoring: tuple[float, float, str] | None = None
 
 
 def _format_validation(row: Row) -> str | None:
-    return None if row.validation is None else f"{row.validation:.4f} ± {row.validation_error or 0:.4f}"
+    error = "" if row.validation_error is None else f" ± {row.validation_error:.4f}"
+    return None if row.validation is None else f"{row.validation:.4f}{error}"
 
 
 def _format_evaluation(row: Row) -> str | None:
@@ -279,6 +283,8 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
         fallback=present.fallback if present else None,
     )
     if evaluation and present is not None:
+        windows = (evaluation.stride / evaluation.context, evaluation.context / options.batch.context)
+        row.scoring = (*windows, evaluation.precision)
         row.stale = evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
     return row, points
 
@@ -320,6 +326,17 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
         return (
             f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` "
             "again to compare."
+        )
+    if len({row.scoring for row in rows if row.scoring}) > 1:
+        each = "; ".join(
+            f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, "
+            f"{row.scoring[2]}"
+            for row in rows
+            if row.scoring
+        )
+        return (
+            f"The runs were not evaluated in the same way ({each}). Run `haed evaluate` again with one evaluate.stride, "
+            "batch.context and evaluate.precision."
         )
     return None
 

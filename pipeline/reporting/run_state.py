@@ -187,14 +187,17 @@ def read_history(folder: RunFolder) -> dict[str, Path] | None:
 def phase_metrics(folder: RunFolder, history: Mapping[str, Path] | None = None) -> dict[str, list[Record]]:
     """Return the metrics of each phase that has any, in the order of training.
 
+    If the run is not being trained, they end at the newest checkpoint, since training would resume there.
+
     Args:
         folder: folder of the run.
         history: folders of the phases behind the model, see `RunFolder.phase_history`; None: those of this run.
     """
     folders = history or {phase: folder.phase_folder(phase) for phase in LATEST_FIRST}
-    metrics = {}
+    metrics, is_held = dict[str, list[Record]](), folder.lock_holder() is not None
     for phase in sorted(folders, key=lambda name: PHASES.index(name.split()[0])):
         path = folders[phase] / "metrics.jsonl"
         if (status := status_of(path)) and (records := _read_records(path, status.st_mtime_ns, status.st_size)):
-            metrics[phase] = records
-    return metrics
+            saved = {} if is_held else read_position(folders[phase] / "checkpoints")
+            metrics[phase] = [each for each in records if each.get("step", 0.0) <= saved.get("step", math.inf)]
+    return {phase: records for phase, records in metrics.items() if records}

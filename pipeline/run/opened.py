@@ -386,7 +386,7 @@ class Run:
             raise ConfigError(
                 f"model.kind={system.kind} predicts tokens, not chunks. Use `haed sample` to continue prompts"
             )
-        prompt = to_bytes(prompt, 'run.next("import ")')
+        prompt = self._encode_document(prompt, 'run.next("import ")')
         kind = self.chunker.name
         if prompt and kind == PIXELS:
             raise ValueError(

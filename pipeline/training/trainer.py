@@ -219,7 +219,7 @@ class Validation:
         stop: Callable[[], bool] = lambda: False,
         is_interruptible: bool = True,
     ) -> dict[str, float]:
-        """Return the metric and its standard error over windows; empty if `stop` became true before the end.
+        """Return the metric and, of several windows, its standard error; empty if `stop` became true before the end.
 
         `is_interruptible` lets a signal end it within a part of the windows, which would part the ranks of a sharded model.
         """
@@ -239,7 +239,8 @@ class Validation:
         size = (self.windows.lengths if self.exact else self.windows.chunk_mask).double().sum(1)
         mean = total.sum() / size.sum()
         deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
-        return {self.metric_name: float(mean), "validation/standard_error": float(deviation)}
+        error = {"validation/standard_error": float(deviation)} if len(total) > 1 else {}
+        return {self.metric_name: float(mean)} | error
 
     @contextmanager
     def _lend_known_chunks(self, system: SequenceModel) -> Iterator[None]:

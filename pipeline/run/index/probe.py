@@ -172,7 +172,10 @@ class Probe:
             raise ValueError("`--minus` needs `--like` or `--plus`")
         signs = [sign for sign, part in zip((1.0, -1.0, 1.0), parts, strict=True) for _ in part]
         chunks = self._parse_chunks([text for part in parts for text in part])
-        vector = np.array([signs], np.float32) @ self._embed_chunks(chunks)
+        vectors = self._embed_chunks(chunks)
+        vector = np.array([signs], np.float32) @ vectors
+        if np.linalg.norm(vector) < 1e-6 * np.linalg.norm(vectors):
+            raise ValueError("what is added and what is subtracted is the same, so nothing is left to look for")
         words = [f" {'-' if sign < 0 else '+'} {self._display(x)}" for sign, x in zip(signs, chunks, strict=True)]
         label = "".join(words).removeprefix(" + ")
         return self.index.find_neighbours([(label, b"".join(chunks))], vector, count, min_count, [chunks])
@@ -214,12 +217,12 @@ class Probe:
     def _parse_chunks(self, queries: Sequence[bytes], skip_invalid: bool = False) -> list[bytes]:
         chunks = []
         for query in queries:
-            text = query.decode(errors="replace")
+            text = query.decode(errors="surrogateescape")
             plain = unescape_query(text)
-            if is_copied := plain != text and self.index.find_row(text.encode(errors="replace")) is None:
-                log.info("%s is read as %r: signs for white space are replaced", text, plain)
+            if is_copied := plain != text and self.index.find_row(query) is None:
+                log.info("%s is read as %r: signs for white space are replaced", query.decode(errors="replace"), plain)
             try:
-                meant = plain if is_copied else query
+                meant = plain.encode(errors="surrogateescape") if is_copied else query
                 chunks.append(parse_chunk(meant, self._chunker, lambda: self._corpus, self.index.meta.split))
             except ValueError as error:
                 if not skip_invalid:

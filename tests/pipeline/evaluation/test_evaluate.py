@@ -1,5 +1,6 @@
 """Evaluation: where the bits are spent, beside the exact likelihood of documents scored by hand."""
 
+import gzip
 import json
 import wave
 from collections import Counter, defaultdict
@@ -165,3 +166,22 @@ def test_pictures_in_bits_per_value(pictures: Options) -> None:
     error = np.std(each, ddof=1) / 48 / np.sqrt(len(each))
     assert found.standard_error == pytest.approx(error, abs=1e-6)
     assert "bits/dim ± " in format_evaluation(found) and f"{found.characters:,} values" in format_evaluation(found)
+
+
+def test_a_file_is_scored_as_the_source_would_read_it(run: Path, tmp_path: Path) -> None:
+    lines, packed = tmp_path / "lines.txt", tmp_path / "packed.gz"
+    options = RunFolder(run).load_options()
+    lines.write_bytes(b"def f(x):\r\n    return x\r\n")
+    kept = evaluate_run(options, lines)
+    options.source.newlines = "lf"
+    converted = evaluate_run(options, lines)
+    assert (kept.bytes, converted.bytes) == (25, 23) and kept.text != converted.text
+    packed.write_bytes(gzip.compress(b"def f(x):"))
+    with pytest.raises(ValueError, match="packed.gz is .*, not a text"):
+        evaluate_run(options, packed)
+
+
+def test_a_model_of_values_scores_no_files(pictures: Options, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ValueError, match="this run's model is of pictures or sound, and `--text` reads text alone"):
+        evaluate_run(pictures, tmp_path / "a.png")

@@ -17,7 +17,7 @@ from pipeline.reporting import comparison
 from pipeline.reporting.comparison import Comparison, Row, compare_runs, format_comparison, format_markdown
 from pipeline.reporting.rendering import Column
 from pipeline.reporting.report import write_report
-from pipeline.reporting.run_state import determine_state
+from pipeline.reporting.run_state import determine_state, phase_metrics
 from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
@@ -240,6 +240,21 @@ def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     assert compared(two[0], capsys)[0]["verdict"]
 
 
+def test_no_run_wins_by_another_way_of_being_scored(
+    two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate_run(two[0])
+    evaluate_run(replace(two[1], evaluate=replace(two[1].evaluate, stride=1)))
+    found, text, page = compared(two[0], capsys)
+    assert found["verdict"] is None
+    for shown in (text, page):
+        assert (
+            "The runs were not evaluated in the same way (" in shown and "other: 0.0625 of a window at a time" in shown
+        )
+    evaluate_run(two[1])  # the advice is taken
+    assert compared(two[0], capsys)[0]["verdict"]
+
+
 def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Options, Options]) -> None:
     """Its metrics go on; the same command begins at the checkpoint."""
     path = Path(two[0].runs_dir) / "tiny" / "train" / "metrics.jsonl"
@@ -253,8 +268,10 @@ def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Option
     path.write_bytes(path.read_bytes() + encode_record(later))
     assert row() == before and before.steps == 4
     assert determine_state(RunFolder.from_options(two[0])).step == 4
+    assert phase_metrics(RunFolder.from_options(two[0]))["train"][-1]["step"] == 4
     with RunFolder.from_options(two[0]).lock():
         assert determine_state(RunFolder.from_options(two[0])).step == 7
+        assert phase_metrics(RunFolder.from_options(two[0]))["train"][-1]["step"] == 7
 
 
 def test_a_column_is_one_line_of_the_list(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,3 +69,8 @@ def test_the_iem_loss_has_the_prior(run: Run, windows: TokenBatch) -> None:
     target = torch.tensor([names.index(name) for name in own], device=model.device)
     assert 0 < sum(name in counts for name in names) < len(names)
     assert found == pytest.approx(float(torch.nn.functional.cross_entropy(scores, target)), rel=1e-5)
+
+
+def test_one_window_has_no_standard_error(run: Run, windows: TokenBatch) -> None:
+    alone = Validation(windows[:1]).score(run.system, run.compute)
+    assert list(alone) == ["validation/bits_per_token"] and len(Validation(windows).score(run.system, run.compute)) == 2

@@ -155,6 +155,9 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
     np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(summed, words[:3]), atol=1e-5)
     assert opened.probe.analogy("for ", minus=["zq"], plus="import ", count=4, min_count=1)[0].hex == item["hex"]
 
+    with pytest.raises(ValueError, match="nothing is left to look for"):
+        opened.probe.analogy("for ", minus="for ")
+
     assert main(["neighbours", str(run), "--after", "import ", *ask]) == 0
     (item,) = last_json(capsys)
     expected = opened.expected(b"import ").astype(np.float64)
