@@ -155,7 +155,7 @@ _ELSEWHERE = {
     "json": "it is an argument: `--json`",
     "gradient_checkpointing activation_checkpointing": "there is none. `batch.pieces=4` saves memory with the same step",
     "shuffle": "the data is always shuffled. `seed=0` sets its order",
-    "deepspeed fsdp zero zero_stage": "weights are sharded over processes by `launcher.processes=2 launcher.shard=true`",
+    "deepspeed fsdp zero zero_stage": "`launcher.shard=true` shards the weights over `launcher.processes=2`",
     "model_parallel tensor_parallel": "only data parallelism is available: `launcher.processes=2`",
     "port host": "it is an argument: `haed serve --port 4300`, `haed explore RUN --port 4300`",
     "lr_decay_iters lr_decay_steps lr_decay": (
