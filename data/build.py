@@ -314,6 +314,10 @@ def shard(
         ValueError: the source is empty or not of its kind.
     """
     check_folder(shards_dir, "shards_dir")
+    if source.path and os.path.realpath(source.path) == os.path.realpath(shards_dir):
+        raise ValueError(
+            f"shards_dir={shards_dir} is the folder of the source itself. Choose another, such as shards_dir=shards"
+        )
     check_chunker(source, chunker)
     sweep_spools(shards_dir)
     with save_stdin(source, shards_dir) as readable:

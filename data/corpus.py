@@ -17,7 +17,7 @@ from data.filesystem import MANY, CorruptFileError, OpenedFile, open_file, parse
 from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions, restore_options
 from data.remote import RemoteFolder
 from data.shards import CorruptShardError, Sample, Shard, read_shard
-from data.sources.source import make_source
+from data.sources.source import Source, make_source
 from data.sources.splits import Allotted
 from data.statistics import Summary
 from data.urls import check_folder, check_url, is_remote
@@ -238,7 +238,10 @@ class Corpus:
         """
         import webdataset
 
-        shards = webdataset.SimpleShardList([shard.file for shard in self.shards_of(split)])
+        files = [shard.file for shard in self.shards_of(split)]
+        if not files:
+            raise ValueError(f"the {split} split of {self.location} is empty, so it has no samples")
+        shards = webdataset.SimpleShardList(files)
         return webdataset.DataPipeline(
             shards, webdataset.split_by_node, webdataset.split_by_worker, self._read_for_webdataset
         )
@@ -282,19 +285,21 @@ class Corpus:
 
     def iterate_originals(self, split: str) -> Iterator[bytes]:
         """Yield the original bytes of each document of a split."""
-        chunker, original = self.build_chunker(), self._original_decoder()
+        chunker, source = self.build_chunker(), self._make_source()
         for tokens, lengths in self.iterate_documents(split):
-            yield original(chunker.join(tokens, lengths))
+            yield source.restore_original(chunker.join(tokens, lengths))
 
     def iterate_original_blocks(self, split: str) -> Iterator[bytes]:
         """Yield the original bytes of a split, in blocks of any size."""
-        chunker, original = self.build_chunker(), self._original_decoder()
+        chunker, source, rest = self.build_chunker(), self._make_source(), b""
         for _, tokens, lengths in self.iterate_slices(split):
-            yield original(chunker.join(tokens, lengths))
+            data = rest + chunker.join(tokens, lengths)
+            whole = len(data) - len(data) % source.value_bytes  # a slice may end within a value
+            rest = data[whole:]
+            yield source.restore_original(data[:whole])
 
-    def _original_decoder(self) -> Any:
-        source = restore_options(self.manifest["source"], SourceOptions, SOURCES)
-        return make_source(source).restore_original
+    def _make_source(self) -> Source:
+        return make_source(restore_options(self.manifest["source"], SourceOptions, SOURCES))
 
 
 def _read_content(opened: OpenedFile, size: int, shard: Shard) -> bytes:

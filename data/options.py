@@ -303,7 +303,8 @@ class LoaderOptions:
         Literal["stop", "skip"],
         Field(
             description="What happens at a damaged or missing shard. stop: an error. skip: its windows are empty and "
-            "counted."
+            "counted. What is read before the first step needs whole shards: "
+            "known chunks, frequent words and the windows of validation."
         ),
     ] = "stop"
     cache_dir: Annotated[str, Field(description="Folder in which a folder haed-cache keeps fetched shards.")] = (

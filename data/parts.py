@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from data.chunkers import make_chunker
 from data.corpus import Manifest
@@ -123,7 +123,10 @@ class PartRecord:
             FileNotFoundError: the part is not finished.
             CorruptFileError: its record is damaged.
         """
-        return TypeAdapter(cls).validate_python(read_json(part.folder / RECORD))
+        try:
+            return TypeAdapter(cls).validate_python(read_json(part.folder / RECORD))
+        except ValidationError as error:  # of another version
+            raise CorruptFileError(f"{part.folder / RECORD} cannot be read: {error.errors()[0]['msg']}") from error
 
     def write_record(self, folder: Path) -> None:
         """Write the record into the folder of the part."""

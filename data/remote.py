@@ -95,6 +95,8 @@ class ShardCache:
                     partial.unlink()
                     written.close()
                     continue
+                with suppress(FileNotFoundError):  # the folder was emptied meanwhile, or deleted
+                    (self.folder / _MARK).write_bytes(_MARKED)
                 self._make_room(size)
                 fill(written)
                 written.flush()

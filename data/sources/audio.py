@@ -168,6 +168,11 @@ class AudioSource(MediaSource):
         if bits != 16:
             self.remarks[_CONVERTED["PCM_U8" if bits == 8 else "PCM_24"]] += 1
 
+    @property
+    def value_bytes(self) -> int:
+        """Number of bytes of a sample."""
+        return 1 if self.options.encoding == "mulaw" else 2
+
     def restore_original(self, data: bytes) -> bytes:
         """Return samples as WAV files store them: 16 bits little-endian for pcm16; µ-law codes are unchanged."""
         if self.options.encoding == "mulaw":

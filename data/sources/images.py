@@ -171,8 +171,14 @@ class ImageSource(MediaSource):
     def _count_conversions(self, picture: Any, size: tuple[int, int]) -> None:
         """Count conversions that make the raster differ from the picture that people see."""
         side = self.options.image_size
-        turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) != 1
+        turned = unreadable = False
+        if "exif" in picture.info:
+            try:
+                turned = picture.getexif().get(_ORIENTATION, 1) != 1
+            except (SyntaxError, ValueError, OSError):  # the raster is whole
+                unreadable = True
         for note, holds in {
+            "pictures have EXIF data that cannot be read": unreadable,
             "grey pictures became RGB": picture.mode in ("1", "L", "LA"),
             "CMYK pictures became RGB": picture.mode == "CMYK",
             "pictures lost their transparency": picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info,

@@ -53,7 +53,9 @@ def read_rows(path: str, number: int) -> Iterator[np.ndarray]:
                 raise ValueError(f"not a pickled batch: {reason[-300:]}")
             rows, width = _HEAD.unpack(head)
             for first in range(0, rows, number):
-                content = child.stdout.read(min(number, rows - first) * width)
+                content = child.stdout.read(size := min(number, rows - first) * width)
+                if len(content) < size:
+                    raise ValueError("reading it was ended before the last row. Is there enough memory?")
                 yield np.frombuffer(content, np.uint8).reshape(-1, width)
         finally:
             child.kill()

@@ -158,6 +158,11 @@ class Source(ABC):
             ValueError: something in it cannot be read; the message names the file.
         """
 
+    @property
+    def value_bytes(self) -> int:
+        """Number of bytes of a value, of which `restore_original` takes whole ones."""
+        return 1
+
     def restore_original(self, data: bytes) -> bytes:
         """Return the source bytes from which the bytes of a document were made; by default they are the same."""
         return data
@@ -458,4 +463,6 @@ def source_title(options: SourceOptions) -> str:
     if options.kind == "stdlib" and options.path is None:
         return f"stdlib-{sys.version_info.major}.{sys.version_info.minor}"
     name = Path(options.path or "").resolve().name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or options.kind
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:200] or options.kind
+    )  # a file's name has at most 255 bytes

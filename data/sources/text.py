@@ -5,6 +5,7 @@ Plain files are divided into ranges, so that many workers share one file. Compre
 
 import codecs
 import json
+import math
 import os
 import re
 import reprlib
@@ -109,7 +110,8 @@ class TextSource(Texts):
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
         """Return the splits as every source does, or nothing if files are to be cut."""
         wanted = {split for file in files for split in places[file.name]}
-        cut, enough = self.options.cut, len(files) >= len(wanted) or not self.options.valid_percent
+        cut = self.options.cut
+        enough = cut is False or len(files) >= len(wanted) or not self.options.valid_percent
         shared = super().share_out(files, places) if enough and not cut else {}
         if cut or (cut is None and self.options.valid_percent and wanted > {split for (split,) in shared.values()}):
             shared = {}
@@ -150,21 +152,29 @@ class TextSource(Texts):
         percent = self.options.valid_percent
         return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
 
-    def find_cut(self, window: bytes) -> int:
+    def find_cut(self, window: bytes, left: int) -> int:
         """Return the exact place to cut in the bytes from a target on.
 
-        It is after the first of these that the window has: a blank line, a line, a word, a character.
+        It is after the first of these that the window has before the end: a blank line, a line, a word, a character.
+
+        Args:
+            window: the bytes from the target on, or the first of them.
+            left: number of bytes from the target to the end of the file.
         """
+        if len(window) >= left:
+            left = len(window[:left].rstrip())  # nothing but blanks is no text for the next split
         blank = _BLANK.search(window)
-        return blank.end() if blank else _after_line(window)
+        return blank.end() if blank and blank.end() < left else _after_line(window, left)
 
     def _split_parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
         """Yield split, start and end of the parts of a plain file."""
         start = 0
         with open(file.path, "rb") as stream:
             for split, target in zip(splits, (*self.split_targets(file.size, splits), file.size), strict=True):
-                stream.seek(max(start, target))
-                stop = max(start, target) + self.find_cut(stream.read(_WINDOW)) if target < file.size else file.size
+                stop = file.size
+                if target < file.size:
+                    stop = stream.seek(max(start, target))
+                    stop += self.find_cut(stream.read(_WINDOW), file.size - stop)
                 if stop > start:
                     yield split, start, stop
                 start = stop
@@ -184,20 +194,23 @@ class TextSource(Texts):
                         continues, position = True, position + len(block)
                 if target < total:
                     rest += stream.read(_WINDOW - len(rest))
-                    cut = self.find_cut(rest)
+                    cut = self.find_cut(rest, total - position)
                     if cut:
                         yield Piece(title, split, rest[:cut], continues)
                     rest, position = rest[cut:], position + cut
 
 
-def _after_line(window: bytes) -> int:
-    """Return the end of the first line, else of the first word, else of a UTF-8 character that was cut at the beginning."""
+def _after_line(window: bytes, left: float = math.inf) -> int:
+    """Return the end of the first line, else of the first word, else of a UTF-8 character that was cut at the beginning.
+
+    The end of a line or word counts only if it is less than `left`.
+    """
     line = window.find(b"\n")
     if line < 0:
         line = window.find(b"\r", 0, -1)  # an old Mac's; an LF may follow the last byte
-    if line >= 0:
+    if 0 <= line and line + 1 < left:
         return line + 1
-    if word := _WORD.search(window):
+    if (word := _WORD.search(window)) and word.end() < left:
         return word.end()
     rest = len(window) - len(window.lstrip(CONTINUATION_BYTES))
     return rest if rest < 4 else 0  # four in a row are no UTF-8
@@ -281,7 +294,7 @@ class Enwik8Source(TextSource):
             raise ValueError(f"source.offsets={positions}: expected two ascending offsets in a text of {total:,} bytes")
         return positions or super().split_targets(total, splits)
 
-    def find_cut(self, window: bytes) -> int:
+    def find_cut(self, window: bytes, left: int) -> int:
         """Return 0: the cut is exactly at the target."""
         return 0
 

@@ -300,3 +300,10 @@ def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
         sharded(folder, shards_dir, mapper=removing)
     assert not list(shards_dir.glob("*/manifest.json")) and shards_dir.exists() == (what != "all corpora")
     assert sharded(folder, shards_dir).split_counts("train").documents == 5
+
+
+def test_shards_are_not_made_among_the_texts(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(b"a text\n")
+    with pytest.raises(ValueError, match="shards_dir=.* is the folder of the source itself. Choose another"):
+        shard_source(tmp_path, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.txt"]

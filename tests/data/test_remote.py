@@ -376,6 +376,19 @@ def test_a_cache_that_is_deleted_meanwhile_is_made_anew(corpus: Corpus, server: 
     assert Corpus.open(server, options(tmp_path)).read(first)[0].tokens.tobytes() == before
 
 
+def test_a_cache_that_is_emptied_meanwhile_is_one_again(corpus: Corpus, server: str, tmp_path: Path) -> None:
+    remote = Corpus.open(server, options(tmp_path))
+    first, second, *_ = remote.shards
+    remote.read(first)
+    (folder,) = (tmp_path / "cache").iterdir()
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert remote.read(second)[0].tokens.tobytes() == corpus.read(second)[0].tokens.tobytes()
+    assert (
+        Corpus.open(server, options(tmp_path)).read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
+    )
+
+
 def test_a_cache_that_is_deleted_while_a_shard_is_fetched_does_no_harm(
     corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

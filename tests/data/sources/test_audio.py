@@ -334,3 +334,11 @@ def test_wave_is_wav(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.wave").write_bytes(wav(np.arange(99, dtype=np.int16)))
     assert sharded(tmp_path / "source", tmp_path / "shards").split_counts("train").documents == 1
+
+
+@pytest.mark.parametrize("k", [5, 16])
+def test_blocks_of_samples_are_whole_wherever_chunks_end(k: int, tmp_path: Path) -> None:
+    (tmp_path / "train.wav").write_bytes(wav(np.tile(SAMPLES, 40)))
+    corpus = sharded(tmp_path, tmp_path / "made", encoding="pcm16", chunker=ChunkerOptions(kind="fixed", k=k))
+    blocks = list(corpus.iterate_original_blocks("train"))
+    assert len(blocks) > 1 and b"".join(blocks) == np.tile(SAMPLES, 40).astype("<i2").tobytes()

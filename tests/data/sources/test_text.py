@@ -146,6 +146,27 @@ def test_a_large_document_is_cut_into_ranges_where_that_does_no_harm(tmp_path: P
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n\nhere it ends\n"])
+@pytest.mark.parametrize("paragraphs", [1, 2, 20])
+def test_every_split_has_text_however_long_the_last_line_is(
+    paragraphs: int, end: str, suffix: str, tmp_path: Path
+) -> None:
+    content = ("\n\n".join(["the quick brown fox jumps over the lazy dog " * 200] * paragraphs) + end).encode()
+    (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](content))
+    found = documents(source("text", tmp_path))
+    parts = [joined(found, split) for split in ("train", "valid", "test")]
+    assert b"".join(parts) == content and all(part.strip() for part in parts)
+
+
+def test_a_hash_alone_may_leave_splits_empty(tmp_path: Path) -> None:
+    """As `source.cut=false` asks for, also of two files."""
+    for name in range(2):
+        (tmp_path / f"{name}.txt").write_bytes(b"text %d alone\n" % name * 9)
+    found = documents(source("text", tmp_path, cut=False))
+    assert sorted(name for each in found.values() for name, _ in each) == ["0.txt", "1.txt"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, suffix: str) -> None:
     text = "漢字é🙂".encode() * 8_001
     (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](text))
