@@ -386,12 +386,12 @@ class Run:
             raise ConfigError(
                 f"model.kind={system.kind} predicts tokens, not chunks. Use `haed sample` to continue prompts"
             )
-        prompt = self._encode_document(prompt, 'run.next("import ")')
         kind = self.chunker.name
         if prompt and kind == PIXELS:
             raise ValueError(
                 "this run's model is of pictures and takes no prompt. Leave it empty for the first chunks of a picture"
             )
+        prompt = self._encode_document(prompt, 'run.next("import ")')
         window = self._make_window(*self.chunker.split(prompt))
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1
         closed = TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole])

@@ -199,7 +199,7 @@ def test_the_smallest_corpora(
     for name, text in texts.items():
         (folder / f"{name}.txt").write_text(text)
     more = [f"source.path={folder}", "name=small", "evaluate.baselines=false", "validation.times=0"]
-    options = load_options("quickstart", [*tiny, *more])
+    options = load_options("quickstart", [*tiny, *more, *([] if fitted else ["source.valid_percent=0"])])
     shard_source(options)
     train(options)
     result = evaluate_run(remembering(options))
