@@ -204,7 +204,7 @@ def sum_gradient_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_sharded(x: Tensor) -> bool:
-    """Return whether a tensor is sharded over ranks; see `haed.sharding`."""
+    """Return whether a tensor is sharded over ranks; see `haed.fsdp`."""
     return hasattr(x, "full_tensor")  # DTensor takes a second to import
 
 

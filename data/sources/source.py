@@ -463,6 +463,5 @@ def source_title(options: SourceOptions) -> str:
     if options.kind == "stdlib" and options.path is None:
         return f"stdlib-{sys.version_info.major}.{sys.version_info.minor}"
     name = Path(options.path or "").resolve().name
-    return (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:200] or options.kind
-    )  # a file's name has at most 255 bytes
+    title = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    return title[:200] or options.kind  # a digest follows, and a file's name has at most 255 bytes

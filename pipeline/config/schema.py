@@ -261,8 +261,7 @@ class LauncherOptions:
     shard: Annotated[
         bool,
         Field(
-            description="Shard weights, gradients and the optimizer's moments over the processes (FSDP), for a model that "
-            "does not fit one GPU. It takes more communication."
+            description="Shard weights, gradients and moments over processes (FSDP), for models too large for a GPU."
         ),
     ] = False
     dask: Annotated[

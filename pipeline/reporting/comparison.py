@@ -15,10 +15,10 @@ from pipeline.config import PHASES, Options, applies_to, applies_to_part, check_
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
-from pipeline.reporting.run_state import count_parameters
+from pipeline.reporting.run_state import count_parameters, phase_metrics
 from pipeline.run.checkpoints import read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
-from pipeline.run.metrics import Record, read_metrics
+from pipeline.run.metrics import Record
 from pipeline.run.run_directory import CORPUS, RunFolder
 from pipeline.suggestions import name_flows
 
@@ -237,9 +237,8 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
 
     If the run is not being trained, a phase counts only up to its newest checkpoint, since training would resume there.
     """
-    where, holder = folder.phase_history(options), folder.lock_holder()
-    metrics = {phase: read_metrics(path / "metrics.jsonl") for phase, path in where.items()}
-    metrics = {phase: records for phase, records in metrics.items() if records}
+    where = folder.phase_history(options)
+    metrics = phase_metrics(folder, where)
     if not metrics:
         raise FileNotFoundError(f"{folder.path} is not trained, so it has no metrics to compare")
     if len(metrics) == 3:  # an end-to-end baseline in the folder of a two-phase run
@@ -249,8 +248,6 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     last: Record = {}
     for phase, records in metrics.items():
         saved = read_position(where[phase] / "checkpoints")
-        if saved and holder is None:
-            records = [record for record in records if record.get("step", 0.0) <= saved["step"]]
         for record in records:
             if BITS in record:
                 points.append(Point(**{key: totals[key] + record.get(key, 0.0) for key in totals}, bits=record[BITS]))

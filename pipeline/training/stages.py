@@ -387,14 +387,14 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
-    check_memory(options, corpus.build_chunker(), machine, limits, ranks.size if options.launcher.shard else 1)
+    is_sharded = options.launcher.shard and ranks.size > 1
+    check_memory(options, corpus.build_chunker(), machine, limits, ranks.size if is_sharded else 1)
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
     for remark in system.option_warnings if ranks.is_first else ():
         log.warning("%s", remark)
-    is_sharded = options.launcher.shard and ranks.size > 1
     if is_sharded:
-        from haed.sharding import ShardedModule, shard_blocks  # takes a second
+        from haed.fsdp import ShardedModule, shard_blocks  # takes a second
 
         mesh = shard_blocks(system, machine.device)
     objective = make_objective(

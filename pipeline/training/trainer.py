@@ -5,7 +5,7 @@ progress, and of steps during warm-up or with `schedule=inverse_root`. Progress 
 seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
 
 With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel, or with
-sharded weights (`haed.sharding`) by FSDP. The first rank alone keeps the clock, writes metrics and saves; see
+sharded weights (`haed.fsdp`) by FSDP. The first rank alone keeps the clock, writes metrics and saves; see
 `haed.distributed`. On a GPU the next batch is read while the device still computes; it is waited for once a step, in the
 preparation of the batch.
 
@@ -51,7 +51,7 @@ from pipeline.signals import StopRequested, TrainingInterrupted, end_interruptib
 from pipeline.training.optimizer import WeightAverage, clip_gradients, learning_rate_share, make_optimizer
 
 if TYPE_CHECKING:
-    from haed.sharding import ShardedModule
+    from haed.fsdp import ShardedModule
 
 SKIPPED = "skipped_windows"
 

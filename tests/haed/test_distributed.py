@@ -16,9 +16,9 @@ from haed.base import Likelihood, Objective, TokenBatch
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.packing import Chunks
 from haed.distributed import Ranks, copy_to_cpu
+from haed.fsdp import ShardedModule, shard_blocks
 from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
-from haed.sharding import ShardedModule, shard_blocks
 from tests.flows.api import PATIENCE
 
 # kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
