@@ -260,9 +260,7 @@ class LauncherOptions:
     ] = 1
     shard: Annotated[
         bool,
-        Field(
-            description="Shard weights, gradients and moments over processes (FSDP), for models too large for a GPU."
-        ),
+        Field(description="Shard weights, gradients and moments over processes (FSDP), for models larger than a GPU."),
     ] = False
     dask: Annotated[
         str | None,
