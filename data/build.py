@@ -311,6 +311,7 @@ def shard(
     Raises:
         FileNotFoundError: the source is not there, and no whole corpus of it exists.
         FolderLostError: the folder of the corpus, or its lock file, was removed or replaced meanwhile.
+        PermissionError: the corpus is to be made or mended, and its folder may not be written to.
         ValueError: the source is empty or not of its kind.
     """
     check_folder(shards_dir, "shards_dir")
@@ -333,6 +334,12 @@ def shard(
         # Parts beside a whole corpus were left by a process that was killed at its very end.
         if corpus is None or (parts.is_dir() and os.access(folder, os.W_OK)):
             shards_dir.mkdir(parents=True, exist_ok=True)
+            if not all(os.access(each, os.W_OK) for each in (shards_dir, folder) if each.exists()):
+                state = "has missing or damaged files" if folder.exists() else "would have to be made"
+                raise PermissionError(
+                    f"{folder} {state}, and this user may not write there. Use a folder of yours, such as "
+                    "shards_dir=shards"
+                )
 
             def waiting(holder: str) -> None:
                 log.info("%s is being sharded by %s. Waiting for it", folder, holder)
@@ -385,21 +392,21 @@ def _build_corpus(corpora: Corpora, mapper: Mapper | None, listener: Listener | 
         largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # else a large one may come last
         reporting = ProgressMonitor(place, {part.folder.name: part.size for part in parts}).report_to(listener)
         todo = tuple(part for part in largest_first if not part.is_done)
-        error: ValueError | None = None
+        error: Exception | None = None
         try:
             if mapper is None or not todo:
                 write_parts(todo, options.workers, reporting)
             else:
                 with reporting:
                     mapper(write_part, todo)
-        except ValueError as caught:  # perhaps since the source is being changed
+        except (FileNotFoundError, ValueError) as caught:  # perhaps since the source is being changed
             error = caught
         if changed := corpora.find_changed_file():
             remove_folder(place)
             with suppress(OSError):
                 work.folder.rmdir()  # unless it has shards, which were being rebuilt
             raise ValueError(
-                f"{changed} changed during sharding, so nothing is kept. Run `haed shard` again"
+                f"{changed} changed or was removed during sharding, so nothing is kept. Run `haed shard` again"
             ) from error
         if error:
             raise error

@@ -128,7 +128,10 @@ class Corpora:
     def find_changed_file(self) -> str | None:
         """Return the name of a file that changed in the source since `folder` hashed it; None if nothing did."""
         reader = make_source(self.source)
-        different = set(self._fingerprint) ^ set(reader.fingerprint())
+        try:
+            different = set(self._fingerprint) ^ set(reader.fingerprint())
+        except (FileNotFoundError, ValueError):  # all of it was removed
+            return self.source_name
         settings = self._digest_settings() | {"versions": self.versions}
         if not different or self.folder.name.endswith(
             _hash_settings(settings, reader.compute_digest(self.options.workers))[:12]

@@ -24,7 +24,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.filesystem import MANY, acquire_lock, is_still, open_file, remove_unlocked_files
+from data.filesystem import MANY, CorruptFileError, acquire_lock, is_still, open_file, remove_unlocked_files
 from data.shards import CorruptShardError, Shard
 from data.sources.files import read_blocks
 from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
@@ -180,9 +180,10 @@ class RemoteFolder:
             self._how = {"block_size": 0, "size": 1}  # one response, read as a stream, whatever its length
         try:
             scheme, _, rest = self.url.partition("://")
+            self._is_local = scheme == "file"
             self.files = fsspec.filesystem(scheme, **options)
             self.path = (
-                self.url if scheme in ("http", "https") else path_of_file_url(self.url) if scheme == "file" else rest
+                self.url if scheme in ("http", "https") else path_of_file_url(self.url) if self._is_local else rest
             )
         except (ImportError, ValueError) as error:
             raise ValueError(f"{self.url} cannot be opened: {redact_urls(str(error))}") from None
@@ -239,7 +240,8 @@ class RemoteFolder:
 
     def _read_blocks(self, name: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most one more than the limit."""
-        with closing(self.files.open(f"{self.path}/{name}", "rb", **self._how)) as file:
+        path = f"{self.path}/{name}"
+        with open_file(path) if self._is_local else closing(self.files.open(path, "rb", **self._how)) as file:
             yield from read_blocks(file, limit + 1)
 
 
@@ -257,6 +259,8 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
             return once()
         except FileNotFoundError:
             raise FileNotFoundError(f"{where} does not exist") from None
+        except CorruptFileError:  # of file://, a pipe or a device
+            raise
         except Exception as error:  # each protocol has its own errors
             status = getattr(error, "status", None)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:

@@ -48,7 +48,10 @@ class DatasetsSource(Source):
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             message = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in message or "BatchSize must be" in message:
-                raise ValueError(f"source.path={path} has no document: its files have no rows") from error
+                raise ValueError(
+                    f"source.path={path} has no rows, or a split without rows, which datasets cannot load. Remove such "
+                    "a split: `del data['valid']`, then `data.save_to_disk(…)`, or delete its files"
+                ) from error
             raise
         for name, rows in splits.items():
             if not _holds_strings(rows.features.get(self.options.field)):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,12 @@ def test_what_is_not_there_is_said_at_once(server: str, tmp_path: Path) -> None:
         Corpus.open(f"{server}/nowhere", options(tmp_path))
     with pytest.raises(ValueError, match="is not opened"):
         Corpus.open("nonsense://somewhere", options(tmp_path))
+
+
+def test_a_pipe_in_place_of_a_manifest_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match="manifest.json is a named pipe, not a file"):
+        Corpus.open(f"file://{tmp_path}", options(tmp_path))
 
 
 def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,23 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def test_a_damaged_corpus_of_somebody_else_is_named_with_what_to_do(source: SourceOptions, tmp_path: Path) -> None:
+    corpus = sharded(source, tmp_path / "shards")
+    (corpus.folder / "train-00001.tar").unlink()
+    for folder in (corpus.folder, tmp_path / "shards"):
+        folder.chmod(0o555)
+    # Root may write anywhere, unless it gives these rights up.
+    plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"] if os.geteuid() == 0 else []
+    if plain and not shutil.which("setpriv"):
+        pytest.skip("this is root, and there is no setpriv")
+    command = [*plain, sys.executable, "-m", "pipeline", "shard", "source.kind=text", f"source.path={source.path}"]
+    command += [f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=1"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    for folder in (tmp_path / "shards", corpus.folder):
+        folder.chmod(0o755)
+    assert f"{corpus.folder} has missing or damaged files, and this user may not write" in told.stderr
+
+
 def test_only_what_is_missing_or_damaged_is_made_anew(
     source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

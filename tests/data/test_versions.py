@@ -52,12 +52,27 @@ def test_a_file_that_changes_while_sharding(folder: Path, tmp_path: Path, number
         path.write_bytes(b"short") if shrinks else rewritten(path, path.read_bytes()[::-1])
         write(second)
 
-    with pytest.raises(ValueError, match=f"train-{number}.txt changed during sharding, so nothing is kept"):
+    with pytest.raises(ValueError, match=f"train-{number}.txt changed or was removed during sharding"):
         sharded(folder, tmp_path / "shards", mapper=mapper)
     assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
     assert b"".join(sharded(folder, tmp_path / "shards").iterate_originals("train")) == b"".join(
         each.read_bytes() for each in sorted(folder.iterdir())
     )
+
+
+@pytest.mark.parametrize("removed", ["train-1.txt", ""])
+def test_a_file_that_is_removed_while_sharding_is_named_and_nothing_is_kept(
+    folder: Path, tmp_path: Path, removed: str
+) -> None:
+    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        first, second = sorted(parts, key=lambda part: part.folder)
+        write(first)
+        (folder / removed).unlink() if removed else shutil.rmtree(folder)
+        write(second)
+
+    with pytest.raises(ValueError, match=f"{folder / removed} changed or was removed during sharding"):
+        sharded(folder, tmp_path / "shards", mapper=mapper)
+    assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
 
 
 def test_files_that_are_only_touched_are_the_same(folder: Path, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
     [
         ("a.csv", "text\nné à\n".encode("latin-1"), "cannot be read as a data set: 'utf-8' codec.*iconv -f"),
         ("a.csv", "text\nwords\n".encode("utf-16"), "cannot be read as a data set: 'utf-8' codec.*iconv -f"),
-        ("a.parquet", None, "has no document: its files have no rows"),
+        ("a.parquet", None, "has no rows, or a split without rows, which datasets cannot load"),
         ("a.bin", b"words", "has no data set files .*.parquet, "),
         ("a.csv", b"text;id\nwords;1\n", "Set 'source.field=text;id'"),
     ],
