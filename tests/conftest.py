@@ -96,10 +96,20 @@ settings.register_profile(
 settings.load_profile("haed")
 
 
+# Files whose tests take minutes, the longest first.
+LONGEST = [
+    *("experiments/test_run.py", "flows/test_ends.py", "flows/test_serve.py", "pipeline/training/test_same_bits.py"),
+    *("test_hostile.py", "flows/test_operator.py", "flows/test_browser.py", "pipeline/run/test_trackers.py"),
+    *("haed/test_compile.py", "flows/test_cli.py", "flows/test_bounds.py", "test_readme.py", "flows/test_pictures.py"),
+    *("pipeline/training/test_stages.py", "pipeline/config/test_presets.py", "pipeline/web/test_browser.py"),
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: with several workers, none of them is then left alone at the end."""
+    """Order files by how long they take: with several workers, none of them is then left alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (item.path not in slow, places.get(item.path, len(places))))
 
 
 _imported = 0  # modules, when what is imported was frozen
