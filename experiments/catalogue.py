@@ -38,6 +38,7 @@ Measure = Literal[
     "copies",
     "distance",
     "frequency",
+    "layer",
     "memory",
     "passages",
     "phase one",
@@ -46,7 +47,7 @@ Measure = Literal[
     "samples",
     "speed",
 ]
-Data = Literal["text", "pictures", "copies"]
+Data = Literal["text", "articles", "pictures", "copies"]
 Clock = Literal["wall", "process"]
 Size = Literal["small", "full"]
 _STRICT = ConfigDict(extra="forbid", strict=True)

@@ -1,6 +1,7 @@
 """Corpora of experiments: folders below `--data`, or replacements for missing ones."""
 
 import hashlib
+import lzma
 import math
 import shutil
 import tempfile
@@ -16,9 +17,14 @@ from data.sources.files import File
 from data.sources.source import make_source
 from experiments.catalogue import Data, Variant
 
-CORPORA: dict[Data, tuple[str, tuple[str, ...]]] = {  # folder below --data, and how it is read
-    "text": ("wikitext-2", ("source.kind=wikitext",)),
-    "pictures": ("imagenette32", ("source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels")),
+CORPORA: dict[Data, tuple[str, str, tuple[str, ...]]] = {  # folder below --data, its files, and how they are read
+    "text": ("wikitext-2", "*.txt", ("source.kind=wikitext",)),
+    "articles": ("wikipedia-en-2015", "*[!1-9].txt.xz", ("source.kind=wikitext",)),  # the first of four parts of train
+    "pictures": (
+        "imagenette32",
+        "*.npz",
+        ("source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels"),
+    ),
 }
 EMBEDDED = ("source.kind=stdlib",)
 COPIES = ("source.kind=text", "source.pattern=*.txt", "chunker.kind=fixed", "chunker.k=3")
@@ -64,10 +70,10 @@ def prepare_source(kind: Data, data: Path, scored: int | None, place: Path) -> t
     """
     if kind == "copies":
         return (f"source.path={_fill_once(place / 'copies', _write_copies)}", *COPIES)
-    name, how = CORPORA[kind]
+    name, pattern, how = CORPORA[kind]
     if not (data / name).is_dir():
         return EMBEDDED if scored is None else _prepare_library(scored, place)
-    paths = sorted((data / name).resolve().glob("*.npz" if kind == "pictures" else "*.txt"))
+    paths = sorted((data / name).resolve().glob(pattern))
     known = [(path.name, _digest_file(path)) for path in paths]
     folder = place / _name_with_digest(name, [*known, scored])
     return (f"source.path={_fill_once(folder, lambda whole: _copy_truncated(paths, scored, whole))}", *how)
@@ -97,6 +103,10 @@ def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None
         target = folder / path.name
         if "train" in path.name or scored is None:
             shutil.copyfile(path, target)
+        elif path.suffix == ".xz":
+            with lzma.open(path) as file:
+                text = file.read(scored)
+            target.write_bytes(lzma.compress(text[: text.rindex(b"\n") + 1]))
         elif path.suffix == ".npz":
             np.savez(target, data=np.load(path)["data"][: max(1, scored // _PICTURE)])
         else:

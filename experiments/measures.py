@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from data.corpus import Corpus
 from data.filesystem import write_json
@@ -24,6 +25,7 @@ from data.vocabulary import Occurrences
 from experiments import activation_memory, memory_for_tokens
 from experiments.catalogue import Measure
 from haed.base import TokenBatch, length_mask
+from haed.layers.transformer import TransformerBlock
 from haed.options import SYSTEMS
 from haed.token.base import TokenModel
 from pipeline.config import SampleOptions
@@ -34,9 +36,14 @@ from pipeline.run.opened import Run
 from pipeline.run.remembered import choose_held_out
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import DocumentWindows, WindowScorer, fixed_subset, split_windows
-from pipeline.training.profile import profile_phase
+from pipeline.training.profile import SavedActivations, profile_phase
 
-PER_VARIANT = {"profile", "memory", "speed"}  # time and memory, which depend on no seed: of one run of a variant
+PER_VARIANT = {
+    "layer",
+    "memory",
+    "profile",
+    "speed",
+}  # time and memory, which depend on no seed: of one run of a variant
 
 
 def require_subset(
@@ -344,6 +351,41 @@ def measure_memory(run: Run) -> Measurement:
     return Measurement(metrics, ("scale", "MB a layer"), line, rows)
 
 
+LENGTHS, LAYER_SECONDS = (256, 512, 1024, 2048, 4096), 0.3  # tokens; of timing each length
+
+
+def measure_layer(run: Run) -> Measurement:
+    """Measure a layer of the coarsest scale alone on a batch: the MB that it saves, and its forward time, by length.
+
+    See Subramanian et al. 2020, Figure 2. A length is in tokens, of which a layer at 4x sees a fourth.
+
+    Raises:
+        ValueError: the model has no scales.
+    """
+    levels = {
+        int(name.removeprefix("scale_")): module for name, module in run.system.named_children() if "scale_" in name
+    }
+    if not levels:
+        raise ValueError(f"model.kind={run.system.kind} has no scales, so none of its layers is measured")
+    scale, level = max(levels.items())
+    block = next(each for each in level.modules() if isinstance(each, TransformerBlock))
+    rows, line = [["tokens", "MB", "milliseconds"]], []
+    for length in LENGTHS:
+        shape = run.options.batch.sequences, length // scale, run.options.model.token.width
+        vectors = torch.randn(shape, device=run.system.device)
+        with run.compute.use_precision(), (saved := SavedActivations(block)):
+            block.train()(vectors.requires_grad_())
+        block.eval()
+        with run.compute.use_precision(), torch.no_grad():
+            timer = Timer("block(vectors)", globals={"block": block, "vectors": vectors})
+            seconds = timer.blocked_autorange(min_run_time=LAYER_SECONDS).median
+        line.append((float(length), saved.total_bytes / 1e6))
+        rows.append([f"{length:,}", f"{line[-1][1]:.3f}", f"{1000 * seconds:.3f}"])
+    at = f"at {length:,} tokens"
+    metrics = {f"MB {at}": line[-1][1], f"milliseconds {at}": 1000 * seconds}
+    return Measurement(metrics, ("tokens", "MB that a layer saves"), line, rows)
+
+
 QUERIES, CANDIDATES, NEAREST, PASSAGE_EXAMPLES, PASSAGE_LETTERS = 48, 512, 3, 2, 280
 
 
@@ -551,6 +593,7 @@ MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
     "copies": measure_copies,
     "distance": measure_distance,
     "frequency": measure_frequency,
+    "layer": measure_layer,
     "memory": measure_memory,
     "passages": measure_passages,
     "phase one": measure_phase_one,

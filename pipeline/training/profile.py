@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from haed.base import SequenceModel
 from pipeline.config import Options, check_phase
@@ -95,7 +95,7 @@ class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
     computes again are not saved (Subramanian et al. 2020 break memory down so by scale, appendix, Table 8).
     """
 
-    def __init__(self, system: SequenceModel) -> None:
+    def __init__(self, system: nn.Module) -> None:
         super().__init__(self._count_storage, lambda tensor: tensor)
         self.bytes, self.pending = dict[str, int](), 0
         self.seen = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in system.parameters())}

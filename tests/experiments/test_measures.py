@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments import measures
-from experiments.activation_memory import compute_saved_bytes, measure_saved_bytes
+from experiments.activation_memory import SavedBytes, compute_saved_bytes, measure_saved_bytes
 from experiments.measures import measure_memory
 from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
@@ -195,6 +195,22 @@ def test_a_run_has_its_table(scaled: Run) -> None:
     assert [row[0] for row in rows] == [f"{part}, {how}" for part in parts for how in ("measured", "computed")]
     assert all(measured[1:] == computed[1:] for measured, computed in zip(rows[::2], rows[1::2], strict=True))
     assert all(len(row) == len(head) for row in rows)
+
+
+def test_a_layer_saves_what_a_layer_of_its_scale_saves_in_a_step(scaled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "LENGTHS", (64, 128))
+    monkeypatch.setattr(measures, "LAYER_SECONDS", 0.01)
+    found = measures.measure_layer(scaled)
+    assert found.metrics["milliseconds at 128 tokens"] > 0 and [row[0] for row in found.examples] == [
+        "tokens",
+        "64",
+        "128",
+    ]
+    sequences, width = scaled.options.batch.sequences, scaled.options.model.token.width
+    saved = SavedBytes(scaled.options.model.token, sequences)
+    saved.add_scale(2, 64, 1, top_down=False, coarsest=True)
+    expected = sum(saved.table.values()) - 4 * sequences * 64 * (width + 2)  # without the norm after all layers
+    assert found.line[-1][1] == pytest.approx(expected / 1e6, rel=1e-3) and found.line[0][1] < found.line[1][1]
 
 
 def test_models_whose_sizes_are_not_told_have_no_count() -> None:

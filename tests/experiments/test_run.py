@@ -2,6 +2,7 @@
 
 import csv
 import json
+import lzma
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from data.corpus import Corpus
 from experiments import catalogue, external_models, timing
 from experiments.catalogue import BUDGETS, Budget, Experiment, Plan, Variant, load_experiment
+from experiments.corpora import prepare_source
 from experiments.external_models import PACKAGES, Package
 from experiments.pages import format_page
 from experiments.plots import PlottedModel, plot_experiment
@@ -251,6 +253,19 @@ def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan
         each.options.model for each in alone
     ]  # none has another's
     assert "standard library" in notes[0] and "left out" in notes[1]
+
+
+def test_articles_are_read_compressed_and_what_is_scored_is_cut_at_a_line(plan: Plan) -> None:
+    folder = plan.data / "wikipedia-en-2015"
+    folder.mkdir()
+    lines = "".join(f" = Title {n} = \n and its article .\n" for n in range(200)).encode()
+    for name in ("train-0", "train-1", "valid", "test"):
+        (folder / f"{name}.txt.xz").write_bytes(lzma.compress(name.encode() + b"\n" + lines))
+    where = prepare_source("articles", plan.data, 2000, plan.runs_dir / "corpora")
+    corpus = Corpus.open(shard_source(load_options(None, [*where, f"shards_dir={plan.runs_dir}"])).location)
+    train, valid = (b"".join(corpus.iterate_originals(split)) for split in ("train", "valid"))
+    assert train.startswith(b"train-0") and b"train-1" not in train and len(train) > len(lines)
+    assert valid.startswith(b"valid") and 1900 < len(valid) <= 2000 and valid.endswith(b"\n")
 
 
 def test_the_papers_sizes_have_the_papers_limits_and_the_corpus_that_is_given(plan: Plan) -> None:
