@@ -4,7 +4,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -55,12 +55,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, such: str = "evaluate.stage=pretrain") -> None:
     """Add the arguments of a command that reads a trained run."""
     add_run_argument(parser)
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="Options to change, such as evaluate.split=valid."
-    )
+    parser.add_argument("words", nargs="*", metavar="key=value", help=f"Options to change, such as {such}.")
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +175,15 @@ class _ArgumentParser(argparse.ArgumentParser):
         self._print_message(f"{self.prog}: error: {message}\n", sys.stderr)
         raise UsageError(message)
 
+    def leave_out_values(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield the words but for the values of flags, such as the text after `--prompt`."""
+        is_value = False
+        for word in words:
+            if not is_value:
+                yield word
+            action = None if is_value else self._option_string_actions.get(word)
+            is_value = action is not None and action.nargs != 0
+
     def _suggest_argument(self, named: str) -> str:
         """Return a suggestion in place of an unknown argument, or an empty text if nothing is similar."""
         word, equals, value = named.split()[0].partition("=")
@@ -246,7 +253,8 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
         return parser.parse_args(argv)
     sub, end = subparsers.choices[argv[0]], argv.index("--") if "--" in argv else len(argv)
     sub.typed = tuple(argv[1:end])
-    if mistake := _explain_misplaced_word(argv[1:end], argv[0] in ("neighbours", "next")):
+    words = list(sub.leave_out_values(argv[1:end]))
+    if mistake := _explain_misplaced_word(words, argv[0] in ("neighbours", "next")):
         sub.error(mistake)
     arguments = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
     if "run" in arguments:

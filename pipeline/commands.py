@@ -450,7 +450,7 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser)
+    add_run_arguments(parser, "batch.context=64")
     parser.add_argument(
         "--phase", choices=PHASES, help="Phase to measure. Default: pretrain, or train for models of tokens."
     )

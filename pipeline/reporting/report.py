@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from data.filesystem import PICTURE, read_bytes, write_atomically
 from data.statistics import Summary
-from pipeline.config import Difference, Options, Phase, flatten_options, list_presets, load_options
+from pipeline.config import PHASES, Difference, Options, Phase, flatten_options, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text
 from pipeline.reporting.charts import draw_corpus, draw_curves
 from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, precision_table
@@ -372,6 +372,7 @@ class EvaluationStatus:
 def evaluation_status(folder: RunFolder) -> EvaluationStatus:
     """Return the evaluation of a run, if there is one, and whether it belongs to the present checkpoint."""
     files, stage = _RunFiles(folder, is_strict=False), read_settings(folder).get("evaluate.stage")
+    stage = stage if stage in PHASES else None
     result, present = files.read("evaluation.json", lambda path: read_as(Evaluation, path)), None
     with suppress(OSError, ValueError):
         present = folder.select_checkpoint(stage)

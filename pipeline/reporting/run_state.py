@@ -69,7 +69,7 @@ def determine_state(folder: RunFolder) -> RunState:
     seconds, phase = max(written) if holder else written[0]  # a copied run has no meaningful times
     saved = _finite_numbers(read_position(folder.phase_folder(phase) / "checkpoints"))
     # A training in progress is at the step of its metrics. A stopped one resumes from its checkpoint, though it went further.
-    most = math.inf if holder or not saved else saved["step"]
+    most = math.inf if holder else saved.get("step", 0)
     last = _newest_metrics(folder.phase_folder(phase) / "metrics.jsonl", most)
     if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
@@ -157,9 +157,19 @@ _LIMITS = ("steps", "seconds", "epochs", "patience")
 def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
     try:
         tree = yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return dict(flatten_tree(tree)) if isinstance(tree, dict) else {}
+        pairs = flatten_tree(tree) if isinstance(tree, dict) else ()
+        return {str(key): _as_option(value) for key, value in pairs}
     except (RecursionError, yaml.YAMLError) as error:
         raise CorruptFileError(f"{path} is not valid YAML: {error}") from error
+
+
+def _as_option(value: Any) -> Any:
+    """Return a value that JSON can hold; others, such as a date or infinity, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [_as_option(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 @lru_cache(64)

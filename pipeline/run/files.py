@@ -85,6 +85,11 @@ class RunNotes:
     )
     archived: bool = False
 
+    @property
+    def digest(self) -> str:
+        """A hash of the note and the tags, by which a form tells whether they are those that it showed."""
+        return hashlib.sha256(json.dumps([self.note, self.tags]).encode()).hexdigest()
+
 
 def read_notes(run: Path) -> RunNotes:
     """Return the notes of a run, empty if there are none.

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from haed.base import SequenceModel
 from pipeline.config import Options, check_phase
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, setup_compute

@@ -9,11 +9,11 @@ import asyncio
 import csv
 import hashlib
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from pipeline.suggestions import Suggestion, mark_commands
 from pipeline.web import changes, questions
 from pipeline.web.changes import RefusedChangeError
 from pipeline.web.host_check import add_headers
-from pipeline.web.listing import RunListing, rows_to_json, state_facts
+from pipeline.web.listing import RunListing, encode_json, rows_to_json, state_facts
 from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.questions import InvalidQuestionError, describe_bounds, parse_question
 from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files
@@ -66,6 +66,7 @@ _QUESTIONS: dict[str, tuple[type, Callable[[Any, Any], Any]]] = {
     "score": (questions.ScoreQuestion, questions.answer_score),
 }
 _OF_CHUNKS = ("neighbours", "next", "map")  # tools that models of tokens do not have
+_OF_TEXT = ("samples", "score")  # tools that models of pictures and sound do not have
 
 
 def run_page_url(name: str, page: str = "", **question: Any) -> str:
@@ -101,7 +102,6 @@ def make_templates(links: dict[str, str]) -> Environment:
         links: addresses by name, shown at the head of every page.
     """
     made = make_environment(
-        tools=TOOLS,
         links=links,
         address=run_page_url,
         form=_form_url,
@@ -318,27 +318,29 @@ class _Pages:
 
     async def edit_run(self, request: Request) -> Response:
         """Show the name, tags and note of a run as a form, or write them."""
-        folder, status = self._find_run(request), 200
+        folder = self._find_run(request)
+        notes = await run_in_threadpool(changes.read_or_empty, folder)
         shown: dict[str, Any] = {"name": folder.path.name, "new_name": folder.path.name, "single": self._runs.single}
-        if request.method == "GET":
-            notes = await run_in_threadpool(changes.read_or_empty, folder)
-            return self._render_page("edit.html", **shown, note=notes.note, tags=" ".join(notes.tags))
-        form = await self._read_form(request)
-        shown |= {key: form.get(key, [""])[-1].replace("\r\n", "\n") for key in ("tags", "note")}
-        shown["new_name"] = form.get("name", [folder.path.name])[-1]
+        shown |= {"note": notes.note, "tags": " ".join(notes.tags), "seen": notes.digest}
+        if request.method != "POST":
+            return self._render_page("edit.html", **shown)
+        form = {key: values[-1].replace("\r\n", "\n") for key, values in (await self._read_form(request)).items()}
+        shown |= {key: form[key] for key in ("tags", "note") if key in form}
+        shown["new_name"] = form.get("name", folder.path.name)
+        values = shown["new_name"], shown["tags"], shown["note"]
         try:
-            await run_in_threadpool(
-                changes.edit_run, self._runs, folder, shown["new_name"], shown["tags"], shown["note"]
-            )
+            await run_in_threadpool(changes.edit_run, self._runs, folder, *values, form.get("seen", notes.digest))
         except (RefusedChangeError, OSError) as error:
-            status, shown["error"] = 409, format_error(error)
+            shown["error"] = format_error(error)
             if field := getattr(error, "field", ""):
                 shown["troubles"] = {field: shown.pop("error")}
-            return self._render_page("edit.html", status, **shown)
+            return self._render_page("edit.html", 409, **shown)
         return RedirectResponse(run_page_url(shown["new_name"].strip()), 303)
 
     async def _read_form(self, request: Request) -> dict[str, list[str]]:
-        body = b""
+        kind, body = request.headers.get("content-type", ""), b""
+        if kind and not kind.startswith("application/x-www-form-urlencoded"):
+            raise HTTPException(415, f"The form is sent as {kind[:100]}. Send application/x-www-form-urlencoded")
         async for part in request.stream():
             body += part
             if len(body) > _LONGEST_FORM:
@@ -364,7 +366,7 @@ class _Pages:
         folder = self._find_run(request)
         state = await run_in_threadpool(determine_state, folder)
         html = render_template(self._templates, "live.html", state=state)
-        return _json_response(state_facts(folder.path.name, state) | {"html": html})
+        return _json_response(state_facts(folder.path.name, state) | {"trained": folder.is_trained(), "html": html})
 
     async def serve_file(self, request: Request) -> Response:
         """Serve a file of a run, if it is one of those that are served."""
@@ -382,9 +384,7 @@ class _Pages:
                 return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=how)
         raise NotFoundError(f"{folder.path.name} has no served file {name!r}")
 
-    async def answer_tool(
-        self, tool: str, kind: type[T], answer: Callable[[T, Any], Any], request: Request
-    ) -> Response:
+    async def answer_tool(self, tool: str, kind: Any, answer: Callable[[Any, Any], Any], request: Request) -> Response:
         """Show the form of a question, with the answer if the question was asked. One for neighbours always is.
 
         Args:
@@ -394,12 +394,12 @@ class _Pages:
             request: the request.
         """
         folder = self._find_run(request)
-        known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _is_chunk_model(folder)}
+        known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "tools": _tools_of(folder)}
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
             known["question"] = parse_question(kind, request.query_params)
-            if not known["of_chunks"] and tool in _OF_CHUNKS:
+            if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
             if tool == "neighbours" or "prompt" in request.query_params or _wants_json(request):
                 asking = self._warm.ask_run(folder, partial(answer, known["question"]))
@@ -414,8 +414,7 @@ class _Pages:
             status, known["troubles"] = 400, error.troubles
             known["question"] = error.typed or known["question"]
         except (ValueError, OSError, FloatingPointError, ServerBusyError) as error:
-            status = 503 if isinstance(error, ServerBusyError) else 409 if isinstance(error, OSError) else 400
-            known["error"] = format_error(error)
+            status, known["error"] = _status_of(error), format_error(error)
         if not _wants_json(request):
             return self._render_page(f"{tool}.html", status, **known)
         if "answer" in known:
@@ -446,18 +445,16 @@ class _Pages:
             making.result()
             making = None
         if making is None:
+            if os.path.islink(folder.path / ANALYSIS):
+                raise ValueError(
+                    f"{folder.path / ANALYSIS} is a link, so its files are not served. Replace it by a folder"
+                )
             self._maps[folder.path] = self._warm.start_work(folder, _draw_map)
-        return self._render_page("map.html", 202, name=folder.path.name, tool="map", of_chunks=True)
+        return self._render_page("map.html", 202, name=folder.path.name, tool="map", tools=_tools_of(folder))
 
     async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
-        kinds = {
-            NotFoundError: 404,
-            ValueError: 400,
-            FileNotFoundError: 409,
-            HTTPException: getattr(error, "status_code", 0),
-        }
-        status = next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
+        status = _status_of(error)
         said = error.detail if isinstance(error, HTTPException) else format_error(error)
         if _wants_json(request):
             return _json_response({"error": said}, status)
@@ -467,6 +464,14 @@ class _Pages:
 
     def _find_run(self, request: Request) -> RunFolder:
         return self._runs.find_folder(request.path_params["name"])
+
+
+def _status_of(error: Exception) -> int:
+    """Return the status of the answer to a request that ended in an error."""
+    if isinstance(error, HTTPException):
+        return error.status_code
+    kinds = {NotFoundError: 404, ServerBusyError: 503, OSError: 409}
+    return next((status for kind, status in kinds.items() if isinstance(error, kind)), 400)
 
 
 async def _wait_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -484,7 +489,7 @@ async def _wait_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T
 
 
 def _json_response(value: Any, status: int = 200) -> Response:
-    return Response(json.dumps(value) + "\n", status, media_type="application/json")
+    return Response(encode_json(value), status, media_type="application/json")
 
 
 def _wants_json(request: Request) -> bool:
@@ -500,6 +505,14 @@ def _draw_map(opened: Any) -> None:
 def _is_chunk_model(folder: RunFolder) -> bool:
     family = SYSTEMS.get(str(read_settings(folder).get("model.kind")))
     return family is None or family.chunks
+
+
+def _tools_of(folder: RunFolder) -> dict[str, str]:
+    """Return the titles of the tools that answer questions about a run, by name."""
+    absent: tuple[str, ...] = () if _is_chunk_model(folder) else _OF_CHUNKS
+    with suppress(OSError, ValueError):  # else what is damaged is named by the tool
+        absent += _OF_TEXT if folder.read_corpus_record().form else ()
+    return {tool: title for tool, title in TOOLS.items() if tool not in absent}
 
 
 def _suggest_extension(folder: RunFolder) -> Suggestion | None:
@@ -521,9 +534,10 @@ def _suggest_extension(folder: RunFolder) -> Suggestion | None:
 def _unless_known(request: Request, response: Response) -> Response:
     """Return a response, or 304 if the client has it already."""
     digest = f'"{hashlib.blake2b(bytes(response.body), digest_size=16).hexdigest()}"'
-    if request.headers.get("if-none-match") == digest:
-        return Response(status_code=304, headers={"ETag": digest})
     response.headers["ETag"] = digest
+    if request.headers.get("if-none-match") == digest:
+        kept = {name: response.headers[name] for name in ("ETag", "Cache-Control") if name in response.headers}
+        return Response(status_code=304, headers=kept)
     return response
 
 
@@ -562,6 +576,8 @@ def _run_page_values(folder: RunFolder) -> dict[str, Any]:
     return values | {
         "files": files,
         "of_chunks": _is_chunk_model(folder),
+        "tools": _tools_of(folder),
+        "trained": folder.is_trained(),
         "extension": _suggest_extension(folder),
         "tensorboard": tensorboard_url(name),
         "place": folder.path.resolve(),

@@ -34,7 +34,7 @@ class RefusedChangeError(ValueError):
         self.field = field
 
 
-def edit_run(runs: ServedRuns, folder: RunFolder, name: str, tags: str, note: str) -> None:
+def edit_run(runs: ServedRuns, folder: RunFolder, name: str, tags: str, note: str, seen: str) -> None:
     """Rename a run, and write its note and its tags. If one is refused, nothing is changed.
 
     Args:
@@ -43,9 +43,10 @@ def edit_run(runs: ServedRuns, folder: RunFolder, name: str, tags: str, note: st
         name: its new name, or the present one.
         tags: its tags, with blanks or commas between them.
         note: its note.
+        seen: digest of the notes that these replace; see `RunNotes.digest`.
 
     Raises:
-        RefusedChangeError: a value is not allowed, or the run cannot be renamed.
+        RefusedChangeError: a value is not allowed, the run cannot be renamed, or somebody changed the notes meanwhile.
         OSError: a file cannot be written.
     """
     words = list(dict.fromkeys(tags.replace(",", " ").split()))
@@ -53,10 +54,16 @@ def edit_run(runs: ServedRuns, folder: RunFolder, name: str, tags: str, note: st
         raise RefusedChangeError("Use at most 20 tags of at most 50 characters each.", "tags")
     if len(note) > 10_000:
         raise RefusedChangeError(f"The note has {len(note):,} characters. Use at most 10,000.", "note")
-    if name.strip() != folder.path.name:
-        folder = rename_run(runs, folder, name)
     with _notes:
-        write_json(folder.path / NOTES, asdict(RunNotes(note, words, read_or_empty(folder).archived)))
+        now = read_or_empty(folder)
+        if seen != now.digest and (note, words) != (now.note, now.tags):
+            raise RefusedChangeError(
+                f"Somebody saved other notes meanwhile. The tags are now {' '.join(now.tags) or 'none'}, and the note is "
+                f"{now.note or 'empty'}. Save again to replace them."
+            )
+        if name.strip() != folder.path.name:
+            folder = rename_run(runs, folder, name)
+        write_json(folder.path / NOTES, asdict(RunNotes(note, words, now.archived)))
 
 
 def archive_run(folder: RunFolder, archived: bool) -> None:

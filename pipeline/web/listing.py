@@ -5,6 +5,7 @@ rows of the last look, and the next look goes on behind it.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -115,6 +116,22 @@ def rows_to_json(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     return [row.to_json() | {"options": {key: row.read_option(key) for key in keys}} for row in rows]
 
 
+def encode_json(value: Any) -> str:
+    """Return a line of JSON, in which infinity and what is not a number are null: a browser would refuse them."""
+    try:
+        return json.dumps(value, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_replace_infinite(value)) + "\n"
+
+
+def _replace_infinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_infinite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_infinite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class RunListing:
     """A cache of the rows of runs."""
 
@@ -144,13 +161,15 @@ class RunListing:
         rows, _ = self.list_rows()
         known = self._json
         if known is None or known[0] is not rows:
-            self._json = known = rows, json.dumps(rows_to_json(rows)) + "\n"
+            self._json = known = rows, encode_json(rows_to_json(rows))
         return known[1]
 
     def _read_rows(self, reading: "Future[tuple[list[RunRow], list[str]]]") -> None:
         try:
             folders, elsewhere = self._runs.list_folders()
             rows = sorted(map(self.get_row, folders), key=lambda row: row.state.changed, reverse=True)
+            for gone in self._rows.keys() - {folder.path for folder in folders}:
+                del self._rows[gone]
             if self._last is None or elsewhere != self._last[1] or list(map(id, rows)) != list(map(id, self._last[0])):
                 self._last = rows, elsewhere
             reading.set_result(self._last)

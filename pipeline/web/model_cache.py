@@ -19,11 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pipeline.console import warn_once
 from pipeline.run.run_directory import CORPUS, RunFolder
 from pipeline.signals import AbandonedError, abandon_when, check_abandoned
 from pipeline.web.corpus_examples import ExampleFinder
 
 if TYPE_CHECKING:  # torch costs two seconds
+    from pipeline.config import Options
     from pipeline.run.opened import Run
 
 T = TypeVar("T")
@@ -42,10 +44,12 @@ class LoadedRun:
     Attributes:
         run: the run.
         stamp: identifies the files that it was opened from.
+        warnings: warnings that were logged when it was opened.
     """
 
     run: "Run"
     stamp: Any
+    warnings: list[str]
 
     @cached_property
     def corpus_examples(self) -> ExampleFinder:
@@ -68,7 +72,7 @@ class QueryResult(Generic[T]):
         checkpoint: digest of that checkpoint.
         seconds: duration of the question, without opening the run.
         opening: seconds that opening the run took; 0: it was open.
-        warnings: warnings that were logged during the question.
+        warnings: warnings that were logged when the run was opened, and during the question.
     """
 
     value: T
@@ -129,10 +133,7 @@ class ModelCache:
             FileNotFoundError: nothing was trained in the run.
             ValueError: a file of the run is damaged or was changed. The question may raise further exceptions.
         """
-        if self._closed:
-            raise ServerBusyError(_STOPPING)
-        if self.waiting >= MOST_WAITING:
-            raise ServerBusyError(f"{self.waiting} questions are waiting. Try again in a moment")
+        self._check_room()
         self.waiting += 1
         future, gone = self._submit(folder, question)
         answer = self._asked[gone] = asyncio.wrap_future(future)
@@ -146,6 +147,12 @@ class ModelCache:
             gone.set()
             del self._asked[gone]
             self.waiting -= 1
+
+    def _check_room(self) -> None:
+        if self._closed:
+            raise ServerBusyError(_STOPPING)
+        if self.waiting >= MOST_WAITING:
+            raise ServerBusyError(f"{self.waiting} questions are waiting. Try again in a moment")
 
     def _submit(
         self, folder: RunFolder, question: Callable[[LoadedRun], T]
@@ -183,7 +190,12 @@ class ModelCache:
             self.start_work(folder, _load_lazy_parts)
 
     def start_work(self, folder: RunFolder, work: Callable[[LoadedRun], T]) -> "Future[QueryResult[T]]":
-        """Start work with a run that goes on if the client leaves; shutdown drops it."""
+        """Start work with a run that goes on if the client leaves; shutdown drops it.
+
+        Raises:
+            ServerBusyError: too many questions wait, or the server shuts down.
+        """
+        self._check_room()
         future, gone = self._submit(folder, work)
         self._asked[gone] = future
         future.add_done_callback(lambda _: self._asked.pop(gone, None))
@@ -191,7 +203,10 @@ class ModelCache:
 
     def present_digest(self, folder: RunFolder) -> str:
         """Return the digest of the checkpoint of a run that answers its questions."""
-        return folder.select_checkpoint(folder.load_options(self._overrides, "neighbours").evaluate.stage).digest
+        return folder.select_checkpoint(self._load_options(folder).evaluate.stage).digest
+
+    def _load_options(self, folder: RunFolder) -> "Options":
+        return folder.load_options(self._overrides, "neighbours")
 
     def _answer_question(self, folder: RunFolder, question: Callable[[LoadedRun], T]) -> QueryResult[T]:
         began = time.perf_counter()
@@ -202,15 +217,14 @@ class ModelCache:
         self._said.lines.clear()
         self.begun += question is not _load_lazy_parts
         value = question(found)
+        warnings = list(dict.fromkeys([*found.warnings, *self._said.lines]))
         opening = begun - began if self.opened > before else 0.0
         seconds = time.perf_counter() - begun
-        return QueryResult(
-            value, folder.path.name, run.phase, run.step, run.digest, seconds, opening, list(self._said.lines)
-        )
+        return QueryResult(value, folder.path.name, run.phase, run.step, run.digest, seconds, opening, warnings)
 
     def _load_run(self, folder: RunFolder) -> LoadedRun:
         kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
-        stage = kept.run.options.evaluate.stage if kept else folder.load_options().evaluate.stage
+        stage = kept.run.options.evaluate.stage if kept else self._load_options(folder).evaluate.stage
         stamp = (folder.select_checkpoint(stage).digest, *_file_stamps(folder.path))
         if kept is None or kept.stamp != stamp:
             from pipeline.run.device import release_memory
@@ -221,7 +235,10 @@ class ModelCache:
                 self._kept.popitem(last=False)
             release_memory()
             self.opened += 1
-            kept = LoadedRun(Run(folder, folder.load_options(self._overrides, "neighbours")), stamp)
+            self._said.lines.clear()
+            warn_once.cache_clear()  # what was said of another run, or of this one before
+            run = Run(folder, self._load_options(folder))
+            kept = LoadedRun(run, stamp, list(self._said.lines))
         self._kept[folder.path] = kept
         return kept
 

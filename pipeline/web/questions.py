@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -146,7 +147,7 @@ class SampleQuestion(PromptQuestion):
             raise InvalidQuestionError({"chunks": said}, self)
 
 
-def parse_question(kind: type[T], parameters: QueryParams) -> T:
+def parse_question(kind: Any, parameters: QueryParams) -> Any:
     """Return the question of an address. Empty numbers have their defaults.
 
     Raises:
@@ -162,7 +163,7 @@ def parse_question(kind: type[T], parameters: QueryParams) -> T:
         elif values and (values[-1] or isinstance(value, str)):
             given[name] = values[-1]
     try:
-        question = TypeAdapter(kind).validate_python(given)
+        question = _type_adapter(kind).validate_python(given)
         wrong: dict[str, Any] = {}
     except ValidationError as error:
         wrong = {str(each["loc"][0]): each for each in reversed(error.errors(include_url=False))}
@@ -182,9 +183,15 @@ def parse_question(kind: type[T], parameters: QueryParams) -> T:
     return question
 
 
-def describe_bounds(kind: type) -> dict[str, dict[str, Any]]:
+@cache
+def _type_adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@cache
+def describe_bounds(kind: Any) -> dict[str, dict[str, Any]]:
     """Return the type, bounds and default of each box of a question, as in JSON Schema."""
-    fields = TypeAdapter(kind).json_schema()["properties"]
+    fields = _type_adapter(kind).json_schema()["properties"]
     return {name: {**each, **each.get("anyOf", [{}])[0]} for name, each in fields.items()}
 
 
@@ -217,11 +224,17 @@ def blame_box(name: str) -> Iterator[None]:
 
 
 @dataclass
-class LongerChunk:
-    """A chunk of the index that begins with a query, and its count."""
+class ShownChunk:
+    """A chunk as text for people, and its exact bytes in hexadecimal."""
 
     text: str
     hex: str
+
+
+@dataclass
+class LongerChunk(ShownChunk):
+    """A chunk of the index that begins with a query, and its count."""
+
     count: int
 
 
@@ -248,7 +261,7 @@ class QueryResponse:
     query: str
     hex: str
     count: int | None
-    pieces: list[str]
+    pieces: list[ShownChunk]
     longer: list[LongerChunk]
     neighbours: list[NeighbourWithExamples]
 
@@ -340,7 +353,7 @@ def _query_bytes(query: str) -> bytes:
 
 def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -> QueryResponse:
     run, index = opened.run, opened.run.probe.index
-    pieces = [display_chunk(piece, run.chunker.name) for piece in run.chunker.cut_text(text)]
+    pieces = [ShownChunk(display_chunk(piece, run.chunker.name), piece.hex()) for piece in run.chunker.cut_text(text)]
     placed = [
         NeighbourWithExamples(**asdict(near), examples=opened.corpus_examples.find_examples(bytes.fromhex(near.hex)))
         for near in found.neighbours
@@ -385,19 +398,19 @@ def answer_score(question: ScoreQuestion, opened: "LoadedRun") -> ScoreResult:
 
     Raises:
         InvalidQuestionError: the text is empty.
-        ValueError: the model is of pictures.
+        ValueError: the model is of pictures or sound.
     """
     run, text = opened.run, question.prompt.encode(errors="replace")
-    if run.chunker.name == PIXELS:
+    if run.of_values:
         again = format_command("evaluate", run.folder.path)
-        raise ValueError(f"this run's model is of pictures. Run {again} to score them")
+        raise ValueError(f"this run's model is of pictures or sound. Run {again} to score them")
     if not text:
         raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
     chunks, size = run.score_chunks(text), max(1, run.size(text))
-    weighed = [(len(each.hex) / 2, each.parts) for each in chunks if each.parts is not None]
+    weighed = [(run.size(bytes.fromhex(each.hex)), each.parts) for each in chunks if each.parts is not None]
     total = sum(weight for weight, _ in weighed)
     names = weighed[0][1] if weighed else {}
-    shares = {name: sum(weight * parts[name] for weight, parts in weighed) / total for name in names}
+    shares = {name: sum(weight * parts[name] for weight, parts in weighed) / max(1, total) for name in names}
     bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
     return ScoreResult(chunks, bits / size, alone / size, 8 * len(text) / size, shares)
 
@@ -406,14 +419,16 @@ def answer_samples(question: SampleQuestion, opened: "LoadedRun") -> SampleResul
     """Return continuations of each prompt.
 
     Raises:
-        ValueError: the model is of pictures.
+        ValueError: the model is of pictures or sound.
     """
     from pipeline.inference import continue_prompt
 
     run, prompts = opened.run, question.split_prompts()
-    if run.chunker.name == PIXELS:
+    if run.of_values:
         again = format_command("sample", run.folder.path)
-        raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
+        raise ValueError(
+            f"this run's model is of pictures or sound. Run {again} to draw completions, of pictures into samples.png"
+        )
     how = SampleOptions(
         chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
     )

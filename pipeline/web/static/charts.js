@@ -7,7 +7,7 @@ const tools = box.querySelector(".toolbar"), plot = box.querySelector(".plot");
 const control = (name) => tools.querySelector(`[name=${name}]`);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const wide = () => box.clientWidth - 16; // without padding and edges
-let series = [], version = "", drawn = null;
+let series = [], version = "", drawn = null, zoomed = false;
 
 async function read() {
   const answer = await fetch(box.dataset.curves, { cache: "no-store", headers: version ? { "If-None-Match": version } : {} });
@@ -21,7 +21,7 @@ async function read() {
   control("metric").value = metrics.includes(chosen) ? chosen : usual;
   tools.hidden = false;
   box.querySelector(".curves").hidden = true;
-  draw();
+  draw(true);
 }
 
 // Exponential moving average, each point weighted as if the average had begun with the line.
@@ -34,7 +34,9 @@ function smooth(values, weight) {
   });
 }
 
-function draw() {
+// What was zoomed into stays while values are added, and is left when something else is drawn.
+function draw(keepsZoom = false) {
+  const zoom = keepsZoom && drawn && zoomed ? Object.fromEntries(["x", "y"].map((name) => [name, { min: drawn.scales[name].min, max: drawn.scales[name].max }])) : null;
   const x = control("x").value, weight = Number(control("smooth").value), log = control("log").checked;
   const skipped = Math.min(99, Math.max(0, Number(control("skip").value) || 0)) / 100;
   const chosen = series.filter((each) => each.metric === control("metric").value);
@@ -64,12 +66,16 @@ function draw() {
     width: wide(), height: 320, scales: { x: { time: false }, y: { distr: log ? 3 : 1 } }, cursor: { drag: { x: true, y: true, uni: 20 } },
     axes: [{ ...axis, label: control("x").selectedOptions[0].textContent, labelSize: 20, values: short }, { ...axis, size: 64, values: short }],
     series: [{ label: control("x").selectedOptions[0].textContent, value: (_, value) => (value === null ? "–" : value.toLocaleString("en", { maximumSignificantDigits: 5 })) }, ...lines],
+    hooks: { setSelect: [() => (zoomed = true)] },
   }, uPlot.join(tables), plot);
+  drawn.over.addEventListener("dblclick", () => (zoomed = false)); // by which uPlot shows all again
+  zoomed = Boolean(zoom);
+  if (zoom) for (const [name, range] of Object.entries(zoom)) drawn.setScale(name, range);
 }
 
-tools.addEventListener("input", draw);
+tools.addEventListener("input", () => draw());
 addEventListener("resize", () => drawn?.setSize({ width: wide(), height: 320 }));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
 document.addEventListener("progress", read);
 read();
 })();

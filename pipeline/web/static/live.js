@@ -10,12 +10,19 @@ async function again() {
     const answer = await fetch(place.dataset.live, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(answer.status);
     const found = await answer.json();
-    if (String(found.running) !== place.dataset.running) return location.reload(); // all else has changed as well
+    // All else has changed as well.
+    const now = { running: String(found.running), phase: found.phase ?? "", trained: String(found.trained) };
+    if (Object.keys(now).some((key) => now[key] !== place.dataset[key])) return location.reload();
     place.innerHTML = found.html;
     document.dispatchEvent(new Event("progress")); // see charts.js
     if (!found.running) waiting *= 5;
   } catch (error) {
-    waiting *= 5; // the server is being started again
+    waiting *= 5; // the server is being started again, or the run has another name now
+    if (!place.querySelector(".stale")) {
+      const line = Object.assign(document.createElement("p"), { className: "warning stale", textContent: "The server does not answer for this run. What is shown is of before." });
+      line.setAttribute("role", "status");
+      place.prepend(line);
+    }
   }
   setTimeout(again, 1000 * waiting);
 }

@@ -51,11 +51,17 @@ function describeFilters() {
     const parts = comparison(value);
     return parts && parts[1] !== "=" && (parts[2] === "" || Number.isNaN(Number(parts[2])));
   });
-  const shown = table.getDataCount("active"), ticked = table.getSelectedData().length;
+  const shown = table.getDataCount("active"), ticked = tickedRuns();
   find("#trouble").textContent = wrong.map(({ value }) => `${value} compares with no number. Use one such as <2.1. `).join("");
-  find("#count").textContent = `${shown.toLocaleString("en")} of ${known.size.toLocaleString("en")} runs, ${ticked} ticked`;
+  find("#count").textContent = `${shown.toLocaleString("en")} of ${known.size.toLocaleString("en")} runs, ${ticked.shown.length} ticked${ticked.hidden.length ? `, and ${ticked.hidden.length} that are hidden` : ""}`;
   group();
   keepPlace();
+}
+
+// What the buttons change: a run that the search hides keeps its tick, and stays as it is.
+function tickedRuns() {
+  const names = new Set(table.getData("active").map(({ run }) => run)), runs = table.getSelectedData().map(({ run }) => run);
+  return { shown: runs.filter((run) => names.has(run)), hidden: runs.filter((run) => !names.has(run)) };
 }
 
 // The address has search, grouping, archive and filters, so that a list can be shared. Ticks come back with the page.
@@ -85,8 +91,9 @@ function makeColumn(field, title, isNumber) {
     field, title, hozAlign: isNumber ? "right" : "left", headerHozAlign: isNumber ? "right" : "left", visible: remember("columns", SHOWN).includes(field),
     minWidth: WIDTHS[field] ?? (field.includes(" ") ? 140 : 90), widthGrow: field === "run" ? 3 : 1,
     titleFormatter: (cell) => element("button", cell.getValue(), { type: "button", className: "plain" }),
-    formatter: (cell) => formatters[field]?.(cell.getData()) ?? format(cell.getValue()).replaceAll("\n", " ") ?? "",
-    tooltip: (_, cell) => format(cell.getValue()).slice(0, 300),
+    // As elements: Tabulator takes a text for HTML.
+    formatter: (cell) => formatters[field]?.(cell.getData()) ?? element("span", format(cell.getValue()).replaceAll("\n", " ")),
+    tooltip: (_, cell) => element("span", format(cell.getValue()).slice(0, 300)),
     headerFilter: "input", headerFilterFunc: matches, headerFilterLiveFilter: true, headerFilterPlaceholder: isNumber ? "<2.1" : "",
     headerFilterParams: { elementAttributes: { "aria-label": `filter ${field.includes(" ") ? field : title}` } },
     sorter: isNumber ? sortNumbers : "alphanum", sorterParams: { alignEmptyValues: "bottom" },
@@ -240,7 +247,8 @@ async function showRows(rows) {
   known = now;
   await offerColumns(changed);
   if (gone.length) await table.deleteRow(gone);
-  if (changed.length) await table.updateOrAddData(changed);
+  const nothing = Object.fromEntries([...keys].map((key) => [key, null])); // of an earlier phase, which would stay
+  if (changed.length) await table.updateOrAddData(changed.map((row) => ({ ...nothing, ...row })));
   if (fresh) sortAgain();
   await new Promise((resolve) => setTimeout(resolve, 50)); // the table is drawn later
   if (focused && document.activeElement === document.body) find(`a[data-run="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
@@ -289,7 +297,7 @@ async function start() {
   });
   find("#ticked").addEventListener("submit", (event) => {
     event.target.querySelectorAll("[type=hidden]").forEach((each) => each.remove());
-    for (const { run } of table.getSelectedData()) event.target.append(element("input", "", { type: "hidden", name: "run", value: run }));
+    for (const run of tickedRuns().shown) event.target.append(element("input", "", { type: "hidden", name: "run", value: run }));
   });
   restorePlace();
   tidyHeaders();

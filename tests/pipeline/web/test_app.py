@@ -192,7 +192,8 @@ def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site,
 def test_a_query_of_several_chunks_and_passages_say_what_was_asked(site: Site, run: Path) -> None:
     assert "--space contexts" in site.ask("passages?prompt=import+", 409)["error"]
     found = site.ask("neighbours?query=for+i+in+range(n)")
-    assert "17 bytes" in found["warnings"][0] and "for " in found["value"]["asked"][0]["pieces"]
+    assert "17 bytes" in found["warnings"][0]
+    assert {"text": "for ", "hex": "666f7220"} in found["value"]["asked"][0]["pieces"]
     assert "17 bytes" in site.get("/runs/run/neighbours?query=for+i+in+range(n)").text
     assert site.ask("neighbours?query=for␣")["warnings"] == []
 
