@@ -133,6 +133,8 @@ def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest
         (["config", "nowhere.yaml"], 2, "no configuration file at nowhere.yaml"),
         (["next", "nowhere", "x"], 1, "no run 'nowhere'"),
         (["next", "nowhere", "x", "--count", "0"], 2, "must be at least 1"),
+        (["sample", "nowhere", "--prompt", "—Oui, dit-il"], 1, "no run 'nowhere'"),  # texts, not options
+        (["sample", "--prompt", "def f(x=", "nowhere"], 1, "no run 'nowhere'"),
     ],
 )
 def test_bad_input_ends_in_a_line_or_two(

@@ -1,6 +1,7 @@
 """The state of a run, from its folder alone."""
 
 import json
+import shutil
 from pathlib import Path
 
 from pipeline.reporting.run_state import determine_state
@@ -30,6 +31,8 @@ def test_how_far_a_run_is(run: Path) -> None:
     change(run, "  patience: 0", "  patience: 1")
     write_state(latest, json.loads(latest.read_text()) | {"stale": 1})
     assert determine_state(folder).word == "finished"
+    shutil.rmtree(run / "finetune" / "checkpoints")  # from which nothing can go on
+    assert (determine_state(folder).word, determine_state(folder).step) == ("stopped", 0)
     for name in ("finetune", "pretrain"):
         (run / name / "metrics.jsonl").unlink()
     assert determine_state(folder).word == "not trained"

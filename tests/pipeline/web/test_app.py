@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -331,6 +332,31 @@ def test_a_damaged_run_is_a_line_and_the_others_are_shown(site: Site, run: Path)
     shutil.rmtree(run.with_name("whole") / "finetune")
     shutil.rmtree(run.with_name("whole") / "pretrain")
     assert "has no checkpoint" in site.get("/runs/whole/next?prompt=a", 409).text
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("stage", "5"), ("stage", "[a]"), ("seed", "2024-01-01"), ("seed", "!!set {a}"), ("seed", ".nan")],
+)
+def test_an_odd_option_of_one_run_leaves_the_list_whole(option: str, value: str, site: Site, run: Path) -> None:
+    shutil.copytree(run, run.with_name("whole"))
+    config = run / "config.yaml"
+    config.write_text(re.sub(rf"^( *{option}:).*$", rf"\1 {value}", config.read_text(), flags=re.M))
+    for path in ("/runs/", "/runs/?format=csv"):
+        assert "whole" in site.get(path).text
+    listed = json.loads(site.get("/runs/?format=json").text, parse_constant=lambda name: pytest.fail(name))
+    assert {each["run"] for each in listed} == {"run", "whole"}
+
+
+def test_what_a_browser_keeps_is_asked_for_again_only_if_it_changed(site: Site) -> None:
+    first = site.get("/runs/.pages/style.css")
+    again = site.get("/runs/.pages/style.css", 304, **{"if-none-match": first.headers["etag"]})
+    assert first.headers["cache-control"] == again.headers["cache-control"] == "no-cache"
+
+
+def test_a_run_whose_last_phase_has_lost_its_checkpoint_warns_at_each_answer(site: Site, run: Path) -> None:
+    shutil.rmtree(run / "finetune/checkpoints")
+    assert all("finetune has metrics but no checkpoint" in str(site.ask("next?prompt=a")["warnings"]) for _ in range(2))
 
 
 # Pages of a model of pictures.

@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from urllib.parse import quote
 import pytest
 import uvicorn
 
+from data.filesystem import write_json
 from pipeline.analysis.stage import draw_map
-from pipeline.run.files import read_notes
+from pipeline.run.files import RunNotes, read_notes
 from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
@@ -205,6 +207,35 @@ def test_without_scripts_the_list_is_a_table_with_forms(browser: Any, address: s
     page.get_by_role("link", name="seed-2").click()
     page.locator("svg[aria-label='bits per token']").wait_for()
     context.close()
+
+
+def test_a_tag_that_is_html_is_shown_as_it_is_written(page: Any, address: str, run: Path) -> None:
+    written = RunNotes("if a<b then", ["<b>bold</b>", "<button>more"])
+    write_json(run / "notes.json", asdict(written))
+    page.goto(f"{address}/runs/")
+    row = page.locator(".tabulator-row", has=page.locator("a[data-run=run]"))
+    row.get_by_text("<b>bold</b> <button>more").wait_for()
+    assert page.locator("#table .tabulator-cell b, #table .tabulator-cell button").count() == 0
+
+
+def test_a_zoom_stays_while_values_are_added(page: Any, address: str) -> None:
+    page.goto(f"{address}/runs/run/")
+    page.locator(".u-legend").get_by_text("pretrain validation").wait_for()
+    drawn = "document.querySelector('#chart canvas').toDataURL()"
+    whole, box = page.evaluate(drawn), page.locator(".u-over").bounding_box()
+    for share, move in ((0.3, page.mouse.down), (0.7, page.mouse.up)):
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+        move()
+    page.wait_for_timeout(500)
+    zoomed = page.evaluate(drawn)
+    page.evaluate("fetch = (original => (...asked) => original(asked[0]))(fetch); 0")  # as if values had been added
+    with page.expect_response("**/.curves?*"):
+        page.evaluate("document.dispatchEvent(new Event('progress'))")
+    page.wait_for_timeout(500)
+    assert page.evaluate(drawn) == zoomed != whole
+    page.locator(".u-over").dblclick()
+    page.wait_for_timeout(500)
+    assert page.evaluate(drawn) == whole
 
 
 def test_curves_have_a_choice_of_axes_and_show_values(page: Any, address: str) -> None:

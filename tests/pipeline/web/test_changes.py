@@ -1,6 +1,7 @@
 """What the pages of runs change: notes, tags, the archive, names, and that runs exist; and what they refuse."""
 
 import csv
+import html
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -39,6 +40,33 @@ def test_a_note_and_tags_are_kept_in_the_folder_of_the_run(site: Site, run: Path
     assert "&lt;b&gt;one&lt;/b&gt;\ntwo" in page and "wörter" in page and "wörter" in site.get("/runs/").text
     form = site.get("/runs/run/edit").text
     assert 'value="baseline wörter"' in form and "&lt;b&gt;one&lt;/b&gt;\ntwo</textarea>" in form
+
+
+def test_what_a_request_does_not_send_stays_as_it_is(site: Site, run: Path) -> None:
+    edit(site, tags="x y", note="hello")
+    assert site.client.head("/runs/run/edit").status_code == 200
+    assert site.client.post("/runs/run/edit", data={"note": "new"}).status_code == 303
+    assert read_notes(run) == RunNotes("new", ["x", "y"])
+    refused = site.client.post("/runs/run/edit", files={"note": ("name", b"other")})
+    assert refused.status_code == 415 and read_notes(run) == RunNotes("new", ["x", "y"])
+
+
+def test_of_two_people_the_second_is_told_what_the_first_wrote(site: Site, run: Path) -> None:
+    def seen(page: str) -> str:
+        return page.partition('name="seen" value="')[2].partition('"')[0]
+
+    before = seen(site.get("/runs/run/edit").text)
+    edit(site, note="of the first", seen=before)
+    told = edit(site, note="of the second", seen=before, status=409)
+    assert "of the first" in told and "of the second</textarea>" in told
+    assert read_notes(run).note == "of the first"
+    edit(site, note="of the second", seen=seen(told))
+    assert read_notes(run).note == "of the second"
+
+
+def test_invisible_characters_come_back_from_the_form(site: Site, run: Path) -> None:
+    edit(site, note="left\u200fright \ufeff end")
+    assert "left\u200fright \ufeff end</textarea>" in html.unescape(site.get("/runs/run/edit").text)
 
 
 def test_an_archived_run_is_left_out_until_it_is_restored(site: Site, run: Path) -> None:
