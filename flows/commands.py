@@ -204,6 +204,8 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
     known = urlsplit(os.environ.get("PREFECT_API_URL", ""))  # of the environment or a profile
     near = known.hostname in (None, "127.0.0.1", "localhost", "::1")
     server = not arguments.no_server and (near or arguments.port is not None)
+    if arguments.port == 0:
+        raise ConfigError("--port 0: links to the server need a port that is known. Use one such as --port 4201")
     port = arguments.port or (known.port if near else None) or 4200
     if not server and os.environ.get("PREFECT_API_URL"):
         _check_server()
@@ -260,6 +262,12 @@ def _parse_job_variables(words: list[str]) -> dict[str, Any]:
         inner = variables
         for part in above:
             inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(
+                    f"--job-variable {word!r}: {part} has a value of its own already. Give one of the two"
+                )
+        if key == "env.HAED_TRAININGS" and not text.isdecimal():
+            raise ConfigError(f"--job-variable {word!r}: this is a number of trainings, such as env.HAED_TRAININGS=1")
         inner[last] = value
     return variables
 

@@ -1,9 +1,7 @@
 """Deployments of all flows and their schedules, for `haed serve` or for the workers of a work pool."""
 
-import hashlib
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -12,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from prefect.automations import Automation
 from prefect.client.orchestration import get_client
@@ -27,7 +26,7 @@ from prefect.states import Cancelled
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.collections import deep_merge
 
-from flows.environment import OF_FLOWS
+from flows.environment import OF_FLOWS, deployment_suffix
 from flows.flows import FLOWS
 from flows.forms import add_run_choices, list_recent_runs
 from pipeline.config import ConfigError
@@ -38,17 +37,6 @@ _SILENCE = timedelta(minutes=2)  # four heartbeats of a flow that a worker runs
 # What belongs to the user once a deployment is there, and is not sent again.
 _KEPT = {"schedules", "paused", "concurrency_limit", "concurrency_options", "tags", "description", "parameters"}
 _KEPT |= {"enforce_parameter_schema"}
-
-
-def deployment_suffix(folder: Path, host: str = "") -> str:
-    """Return the common part of the names of a folder's deployments: host, folder name, and digits of a hash of both.
-
-    Args:
-        folder: where the deployments run.
-        host: name of a host or work pool, to tell apart those that share a server.
-    """
-    digits = hashlib.sha256(f"{host}:{folder.resolve()}".encode()).hexdigest()[:4]
-    return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
 
 
 def build_deployments(name: str) -> list[Any]:
@@ -157,7 +145,8 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
 
     A worker reports the end of its runs, but nobody reports the end of a worker.
     """
-    name, states = f"haed: silent runs of {deployment}", ("Completed", "Failed", "Cancelled", "Crashed")
+    name = f"haed: silent runs of {deployment}"
+    states = ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended")  # in which no heartbeat is due
     message = f"silent for {_SILENCE.seconds} s; its worker may have died"
     with get_client(sync_client=True) as client:
         for known in client.read_automations_by_name(name):
@@ -186,7 +175,7 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
 def local_timezone() -> str:
     """Return the name of this machine's time zone, which applies to cron lines; UTC if unknown."""
     if zone := os.environ.get("TZ", "").lstrip(":"):
-        return zone
+        return zone.rpartition("zoneinfo/")[2]
     return str(Path("/etc/localtime").resolve()).partition("zoneinfo/")[2] or "UTC"
 
 
@@ -196,6 +185,12 @@ def cron_schedule(line: str) -> Any:
     Raises:
         ConfigError: it is not a cron line.
     """
+    try:
+        ZoneInfo(local_timezone())
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"TZ={local_timezone()} is not the name of a time zone, which --cron needs. Set one such as TZ=Europe/Berlin"
+        ) from error
     try:
         return CronSchedule(cron=line, timezone=local_timezone())
     except ValueError as error:
@@ -241,7 +236,7 @@ def skip_missed(deployments: list[str]) -> int:
             flow_run_filter=FlowRunFilter.model_validate(missed),
             limit=200,
         )
-        runs = [run for run in due if run.auto_scheduled]
+        runs = [run for run in due if run.auto_scheduled and not run.run_count]  # else it is retried
         for run in runs:
             client.set_flow_run_state(
                 run.id, Cancelled(message="haed serve was not running at the scheduled time"), force=True

@@ -3,7 +3,9 @@
 Environment variables of the user take precedence, then the settings of the active profile.
 """
 
+import hashlib
 import os
+import re
 import stat
 import sys
 import tomllib
@@ -39,6 +41,17 @@ OF_FLOWS = {
 }
 
 
+def deployment_suffix(folder: Path, host: str = "") -> str:
+    """Return the common part of the names of a folder's deployments: host, folder name, and digits of a hash of both.
+
+    Args:
+        folder: where the deployments run.
+        host: name of a host or work pool, to tell apart those that share a server.
+    """
+    digits = hashlib.sha256(f"{host}:{folder.resolve()}".encode()).hexdigest()[:4]
+    return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
+
+
 def prepare() -> None:
     """Set the settings that are not set yet. Call it before Prefect is first imported.
 
@@ -47,7 +60,8 @@ def prepare() -> None:
     Raises:
         ConfigError: the profiles file is not readable, or the address of a server contains a password.
     """
-    home = Path(os.environ.setdefault("PREFECT_HOME", str(Path(".prefect").resolve())))
+    home = Path(os.environ.get("PREFECT_HOME") or ".prefect").expanduser().absolute()
+    os.environ["PREFECT_HOME"] = str(home)
     named = os.environ.get("PREFECT_PROFILES_PATH")
     files = [Path(named)] if named else [home / "profiles.toml", Path("~/.prefect/profiles.toml").expanduser()]
     for file in filter(Path.is_file, files):

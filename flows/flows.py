@@ -110,7 +110,8 @@ def show_places(options: Options) -> None:
     folder = RunFolder.from_options(options).path.resolve()
     lines = [f"Run folder: {markdown_code(str(folder))}"]
     lines.append(f"Report: {markdown_code(str(folder / 'report.html'))}, after the first phase")
-    if interface := PREFECT_UI_URL.value():
+    # Beside the pages of runs by whatever name the server was reached.
+    if interface := "/v2" if os.environ.get("HAED_PAGES") else PREFECT_UI_URL.value():
         lines[-1] += f", and [as an artifact]({interface}/artifacts/key/{run_artifact_key('report', options)})"
     if page := served_page_url(RunFolder.from_options(options)):
         lines.append(f"[Page of the run]({page}): state, curves, downloads, and queries to the model")

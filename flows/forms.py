@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass, replace
 from datetime import datetime
 from functools import cache, wraps
+from glob import iglob
 from inspect import Parameter, Signature
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from pydantic.fields import FieldInfo
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.urls import NO_SECRET, is_remote
 from flows.artifacts import ROOMS, name_flows_in_logs, update_parent_progress
-from flows.lifecycle import drop_tracebacks, finish_flow_run, is_inner, is_served, label_flow_run, tag_flow_run
+from flows.lifecycle import WAITS, drop_tracebacks, finish_flow_run, is_inner, is_served, label_flow_run, tag_flow_run
 from flows.middleware import VALUES
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
@@ -74,7 +75,7 @@ _SUGGESTED = re.compile(
     "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|Ergonomic|"
     "Handcrafted|Tasty|Handmade|Incredible)-.{1,6}|"
     "(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|"
-    r"omega)\d*-.+"
+    r"omega)\d+-\S+"
 )
 _LABEL = re.compile(r" \([a-z ]+, \d{4}-\d\d-\d\d \d\d:\d\d\)\s*$")
 _CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
@@ -322,7 +323,9 @@ def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[
     """
     overrides = [word for word in fields["overrides"] if word]  # one that was added and left empty
     typed = dict(word.split("=", 1) for word in overrides if "=" in word)
-    preset, name, source = fields["preset"], unlabel_run(fields.get("name", "")), fields.get("source", "")
+    preset, name, source = fields["preset"], unlabel_run(fields.get("name", "")), fields.get("source", "").strip()
+    if source and not is_remote(source):
+        source = str(Path(source).expanduser())
     runs_dir, run = typed.get("runs_dir", "runs"), dict[str, str]()
     if preset is None:
         preset, run = find_run_configuration(name or typed.get("name", ""), runs_dir)
@@ -441,12 +444,13 @@ def run_name(stage: str) -> Callable[[], str]:
     """Return a function that names a flow run by its stage, run and budget."""
 
     def name_flow_run() -> str:
-        return make_printable(" ".join(describe_flow_run().split()))[:_MOST_LETTERS]  # the server keeps and lists it
+        now, made = str(flow_run.name or "").partition(WAITS)[0], describe_flow_run()
+        if now and is_user_chosen(now) and not now.startswith(made.partition(" · ")[0]):
+            made = now
+        return make_printable(" ".join(made.split()))[:_MOST_LETTERS]  # the server keeps and lists it
 
     def describe_flow_run() -> str:
         parameters: dict[str, Any] = dict(flow_run.parameters)
-        if flow_run.name and is_user_chosen(flow_run.name) and not flow_run.name.startswith(f"{stage} "):
-            return str(flow_run.name)
         if "preset" not in parameters:
             runs = [unlabel_run(run) for run in [parameters.get("run", ""), *parameters.get("runs", [])] if run]
             return f"{stage} {', '.join(Path(run).name for run in runs)}".strip()
@@ -484,7 +488,10 @@ def list_recent_runs() -> list[str]:
     """
     labels = []
     for name in list_runs("runs")[:_MOST_RUNS]:
-        with suppress(OSError, ValueError):  # it was removed meanwhile, or is in use by somebody else
+        with suppress(
+            OSError, ValueError
+        ):  # it was removed meanwhile, is in use by somebody else, or has no name in UTF-8
+            name.encode()
             row, config_file = _ROWS.get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
             if row.notes.archived:
                 continue
@@ -565,15 +572,16 @@ def detect_source_kind(path: str, usual: str) -> str:
     lists, and text folders contain images.
 
     Args:
-        path: a file, folder or URL.
+        path: a file, a folder, a pattern of files, or a URL.
         usual: the preset's kind.
     """
     place = Path(path)
     if is_remote(path) or (place / "manifest.json").is_file():
         return "shards"
-    if usual == "datasets" or not place.exists():
+    named = place.rglob("*") if place.is_dir() else map(Path, iglob(path, recursive=True))  # a file, or a pattern
+    files = list(islice((each for each in named if each.is_file()), _LOOKED_AT))
+    if usual == "datasets" or not (files or place.exists()):
         return usual
-    files = [place] if place.is_file() else islice((each for each in place.rglob("*") if each.is_file()), _LOOKED_AT)
     number, size = Counter[str](), Counter[str]()
     for each in files:
         number[_data_extension(each)] += 1
@@ -584,7 +592,7 @@ def detect_source_kind(path: str, usual: str) -> str:
     }
     most = max(shares, key=lambda family: shares[family])
     family = most if shares[most] > 1 else ("text", "wikitext", "enwik8")
-    if usual in family and not (usual == "stdlib" and place.is_file()):
+    if usual in family and not (usual == "stdlib" and not place.is_dir()):
         return usual
     return "text" if "text" in family else family[0]
 

@@ -19,6 +19,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -26,6 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from data.urls import NO_SECRET, redact_urls
+from flows.environment import deployment_suffix
 from haed.options import NO_ADDRESS
 from pipeline.console import cut_middle
 
@@ -58,7 +60,7 @@ def find_unstorable_value(body: bytes) -> str | None:
         elif isinstance(each, str):
             if any("\ud800" <= character <= "\udfff" for character in each):
                 return f"{where}{_shorten_text(repr(each))} holds half of a character (a lone surrogate). Remove it"
-            if "\0" in each and place.startswith("parameters"):
+            if "\0" in each and place.startswith(("parameters", "name", "tags")):
                 return f"{where}{_shorten_text(repr(each))} holds a NUL character. Remove it"
         elif isinstance(each, float):
             if not math.isfinite(each):
@@ -254,9 +256,14 @@ class RunPagesMiddleware:
         return Response(json.dumps(rows), media_type="application/json")  # also of what is not UTF-8
 
     async def _redirect_to_form(self, run: str | None, flow: str, request: Request) -> Response:
-        """Redirect to the form of the newest deployment of a flow, filled in for a run if one is named."""
+        """Redirect to the form of a flow of this folder, or else of the newest, filled in for a run if one is named."""
         wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "UPDATED_DESC", "limit": 1}
-        deployments = await self._ask_prefect("/api/deployments/filter", wanted, request.scope)
+        ours = wanted | {"deployments": {"name": {"any_": [f"{flow}-{deployment_suffix(Path.cwd())}"]}}}
+        deployments = [
+            found
+            for asked in (ours, wanted)
+            for found in await self._ask_prefect("/api/deployments/filter", asked, request.scope) or []
+        ]
         if not deployments:
             return PlainTextResponse(f"there is no deployment of {flow}. Start haed serve, then try again\n", 404)
         values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}

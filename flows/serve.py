@@ -7,11 +7,12 @@ import secrets
 import shlex
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from flows.server import lasting_server, run_child_process
+from flows.environment import deployment_suffix
+from flows.server import is_server_healthy, lasting_server, run_child_process
 from pipeline.web.host_check import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ def serve_flows(
     """
     with ExitStack() as held:
         held.enter_context(_lock_prefect_home())
-        address, secret = _prepare_own_server(host, port, password) if server else (_external_address(), "")
+        address, secret = (
+            _prepare_own_server(host, port, password, allowed_hosts) if server else (_external_address(), "")
+        )
         from flows import deployments  # Prefect reads its settings when it is imported
 
         schedule = deployments.cron_schedule(cron) if cron else None
@@ -62,7 +65,7 @@ def serve_flows(
         from flows.flows import FLOWS
         from flows.lifecycle import crash_orphaned_runs
 
-        name = deployments.deployment_suffix(Path.cwd(), "" if server else socket.gethostname())
+        name = deployment_suffix(Path.cwd(), "" if server else socket.gethostname())
         names = [f"{flow.name}-{name}" for flow in FLOWS]
         if dead := crash_orphaned_runs(names, [flow.name for flow in FLOWS]):
             print(f"marked as crashed: {', '.join(dead)}. Retry resumes from their checkpoints")
@@ -76,9 +79,20 @@ def serve_flows(
         run_flows(ids)
 
 
-def _prepare_own_server(host: str, port: int, password: bool) -> tuple[str, str]:
-    """Set the environment for a server started here, and return its address, and its password if it has one."""
+def _prepare_own_server(host: str, port: int, password: bool, allowed_hosts: Sequence[str]) -> tuple[str, str]:
+    """Set the environment for a server started here, and return its address, and its password if it has one.
+
+    Raises:
+        RuntimeError: a server answers there already, which would not have what was asked for.
+    """
     address = f"http://{_ANY.get(host, host if ':' not in host else f'[{host}]')}:{port}"
+    if is_server_healthy(address):
+        if password or host not in LOOPBACK or allowed_hosts:
+            raise RuntimeError(
+                f"a server answers at {address} already. --password, --host and --allowed-host do not change it. Stop it, or "
+                "choose another port, such as --port 4201"
+            )
+        print(f"uses the server that runs at {address} already")
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
     os.environ.setdefault("PREFECT_UI_API_URL", "/api")  # by whatever name the page was reached
@@ -117,10 +131,15 @@ def _print_summary(address: str, name: str, secret: str, board: str | None, sche
 def _load_or_create_password() -> str:
     """Return the server's password. It is generated on first use, in a file that only this user can read."""
     path = Path(os.environ["PREFECT_HOME"]) / _PASSWORD
-    with suppress(FileExistsError):
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    if not path.is_file() or not path.read_bytes().strip():
+        beside = path.with_name(f".{_PASSWORD}-{os.getpid()}")  # whole or not at all
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"haed:{secrets.token_urlsafe(24)}")
-    return path.read_text().strip()
+        os.replace(beside, path)
+    secret = path.read_text(errors="replace").strip()
+    if not secret.isascii():
+        raise RuntimeError(f"{path} holds a password that is not ASCII. Delete it, and a new one is made")
+    return secret
 
 
 @contextmanager

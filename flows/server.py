@@ -41,7 +41,7 @@ def is_server_healthy(address: str) -> bool:
     """Return whether a healthy Prefect server runs at an address."""
     try:
         with urllib.request.urlopen(f"{address}/api/health", timeout=5) as answer:
-            return bool(answer.status == 200)
+            return bool(answer.read(10).strip() == b"true")
     except (OSError, http.client.HTTPException):  # nothing, or something else
         return False
 

@@ -77,7 +77,7 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
     runs = list_runs_to_try(form.options.name, form.fields["values"])
     typed = [word for word in form.fields["overrides"] if not word.startswith("name=")]
     for run in runs:
-        fields = form.fields | {"name": run.name, "overrides": [*typed, *run.values]}
+        fields = form.fields | {"preset": form.preset, "name": run.name, "overrides": [*typed, *run.values]}
         _, overrides, values = read_form("haed", fields)
         run.overrides = join_overrides(values, overrides)
     return runs
@@ -86,7 +86,7 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
 @config_flow(
     "sweep",
     "preset name source seconds pretrain_seconds finetune_seconds values sources model batch optimizer launcher overrides",
-    lambda names: f"{len(names)} runs were started: {', '.join(names)}",
+    lambda names: f"{len(names)} run{'s' if names[1:] else ''} started: {', '.join(names)}",
 )
 def sweep(form: FormSubmission) -> list[str]:
     """Start a run of all stages for each combination of values, such as three learning rates with two seeds.

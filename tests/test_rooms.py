@@ -41,7 +41,8 @@ ORDER = {
         "__main__",
     ],
     "flows": [
-        "environment mappers artifacts middleware",
+        "environment mappers artifacts",
+        "middleware",
         "server",
         "lifecycle",
         "forms dispatcher",

@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.deployments import deployment_suffix
-from flows.environment import DEFAULTS
+from flows.environment import DEFAULTS, deployment_suffix
 from pipeline.cli import main
 from tests.conftest import TINY, lay_database
 from tests.flows.api import PATIENCE, call, check_texts, clean_environment, free_ports, until

@@ -33,6 +33,19 @@ def test_a_source_is_seen_by_its_files(files: list[str], usual: str, kind: str, 
     assert detect_source_kind(str(tmp_path), usual) == kind
 
 
+def test_a_source_is_a_pattern_too_and_blanks_around_it_are_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "mine" / f"{split}.jsonl").write_text('{"text": "words"}\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for source in (f" {tmp_path}/mine ", "~/mine", f"{tmp_path}/mine/*.jsonl"):
+        _, _, values = read_form("shard", {"preset": "quickstart", "overrides": [], "source": source})
+        assert values["source.kind"] == "jsonl" and values["source.path"].startswith(f"{tmp_path}/mine"), source
+    assert detect_source_kind(f"{tmp_path}/none/*.jsonl", "stdlib") == "stdlib"
+
+
 def test_lists_beside_pictures_and_figures_beside_texts_change_nothing(tmp_path: Path) -> None:
     for name, size in {"a.npz": 9000, "README.md": 100, "a_files.txt": 200, "b_files.txt": 100}.items():
         (tmp_path / name).write_bytes(bytes(size))
@@ -119,6 +132,7 @@ def test_forms_list_presets_and_runs_and_take_any_other() -> None:
         ("kappa995-uxbenka", False),
         ("beta2-soga-tensor", False),
         ("beta run", True),
+        ("beta-2", True),
         ("first-try", True),
         ("Refined model of May", True),
         ("nightly", True),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.deployments import deployment_suffix
+from flows.environment import deployment_suffix
 from flows.lifecycle import is_server_healthy
 from tests.flows.api import PATIENCE, call, haed, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine, serving

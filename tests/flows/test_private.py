@@ -7,9 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from data.urls import redact_urls
 from flows.environment import keep_private
 from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
-from flows.serve import _prepare_own_server
+from flows.serve import _load_or_create_password, _prepare_own_server
+from flows.server import is_server_healthy
 from tests.flows.api import PATIENCE, clean_environment, free_ports, until
 from tests.flows.test_bounds import inner
 
@@ -104,10 +108,39 @@ def test_a_server_that_others_reach_asks_for_a_password(
         monkeypatch.delenv(f"PREFECT_{name}")
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    _, secret = _prepare_own_server(host, 4200, password=False)
+    _, secret = _prepare_own_server(host, free_ports()[0], False, ())
     assert bool(secret) == asks == (tmp_path / "password").exists()
     assert os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "") == secret
     assert not asks or mode(tmp_path / "password") == 0o600
+
+
+def test_a_password_that_was_not_written_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    (tmp_path / "password").touch()
+    assert _load_or_create_password() == _load_or_create_password() == (tmp_path / "password").read_text() != ""
+    assert mode(tmp_path / "password") == 0o600 and [each.name for each in tmp_path.iterdir()] == ["password"]
+    (tmp_path / "password").write_text("haed:wörter")
+    with pytest.raises(RuntimeError, match="password that is not ASCII. Delete it"):
+        _load_or_create_password()
+
+
+def test_what_a_server_that_answers_already_would_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("API_URL", "UI_URL", "UI_API_URL", "SERVER_CORS_ALLOWED_ORIGINS"):
+        monkeypatch.setenv(f"PREFECT_{name}", "")  # put back afterwards
+    (tmp_path / "api").mkdir()
+    health = tmp_path / "api" / "health"
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        for said, is_server in (("hello", False), ("true", True)):
+            health.write_text(said)
+            assert is_server_healthy(f"http://127.0.0.1:{port}") == is_server
+        with pytest.raises(RuntimeError, match="--allowed-host do not change it. Stop it, or choose another port"):
+            _prepare_own_server("127.0.0.1", port, True, ())
+        server.shutdown()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import torch
 from prefect.settings import PREFECT_RUNNER_PROCESS_LIMIT
 from safetensors.torch import load_file
 
-from flows.deployments import deployment_suffix
+from flows.environment import deployment_suffix
 from flows.flows import FLOWS
 from tests.flows.api import PATIENCE, call, haed, has_begun, python, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine

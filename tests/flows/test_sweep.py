@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.forms import FormSubmission
+from flows.forms import FormSubmission, read_form
 from flows.sweep import list_runs_to_try, plan_runs
 from pipeline.config import ConfigError, load_options
 from tests.flows.api import PATIENCE, call, until
@@ -55,6 +55,17 @@ def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
         [haed.name, hourglass.name] == [run.name for run in runs] == ["x${seed}-kind-haed", "x${seed}-kind-hourglass"]
     )
     assert haed.threads == hourglass.threads == 1
+
+
+def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form of the page of a run names it, and no preset."""
+    monkeypatch.chdir(run.parent.parent)
+    fields = {"preset": None, "name": run.name, "source": "", "overrides": ["threads=1"], "values": ["seed=5,6"]}
+    preset, overrides, values = read_form("haed", fields)
+    options = load_options(preset, overrides, values)
+    assert [each.name for each in plan_runs(FormSubmission(preset, [], options, fields))] == [
+        f"{run.name}-seed-{seed}" for seed in (5, 6)
+    ]
 
 
 @pytest.mark.slow
