@@ -42,7 +42,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
     TaskRunFilter,
 )
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, ObjectNotFound, ParameterTypeError, Pause, TerminationSignal
 from prefect.logging.handlers import APILogWorker
@@ -75,7 +75,7 @@ SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
 # Flows that train, and flows that answer. All others are stages that may take hours.
 TRAINS = ("haed", "pretrain", "finetune", "train")
 ASKS = ("sample", "next", "neighbours", "compare", "report", "sweep")
-ENDED = "the process that ran or served it ended before it did"
+ENDED = "its process or the one that served it ended"
 OF_PARENT = "its parent run ended before it did"
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
@@ -180,11 +180,10 @@ def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
                     dead.append(run)
                 elif is_here and process_start_ticks(labels.get(SERVER, 0)) != labels.get(SERVER_STARTED, ""):
                     saving.append(run)
-        for run in dead:
-            mark_crashed(client, run.id, ENDED)
+        ended = [run.name for run in dead if report_end(client, run, client.read_flow(run.flow_id).name, ENDED)]
     if saving:
         threading.Thread(target=_wait_and_mark_crashed, args=(saving,), daemon=True).start()
-    return [run.name for run in dead]
+    return ended
 
 
 def _has_lost_parent(client: Any, stage: Any) -> bool:
@@ -215,8 +214,9 @@ def _wait_and_mark_crashed(runs: list[Any]) -> None:
                 state = client.read_flow_run(run.id).state
                 is_retried = state is None or state.id != run.state_id and not state.is_cancelling()
                 if state is not None and state.type in UNFINISHED and not is_retried:
-                    mark_crashed(client, run.id, ENDED)
-                    log.warning("marked as crashed: %s. Retry resumes from its checkpoint", run.name)
+                    run.state = state
+                    if report_end(client, run, client.read_flow(run.flow_id).name, ENDED):
+                        log.warning("marked as crashed: %s. Retry resumes from its checkpoint", run.name)
                 runs.remove(run)
 
 
@@ -388,17 +388,28 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
         run = client.read_flow_run(id)
         if run.state is None or run.state.type not in UNFINISHED:
             return
-        kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
         if cancel_seconds is not None:
-            message = f"killed, because it did not end within {cancel_seconds:.0f} s after Cancel{kept}"
+            how = f"killed, because it did not end within {cancel_seconds:.0f} s after Cancel"
         elif run.state.is_cancelling():
-            message = f"cancelled{kept}"
+            how = "cancelled"
         else:
-            message = f"its process {'was killed' if status < 0 else f'ended with status {status}'}{kept}"
-        last: State = Cancelled(message=message) if run.state.is_cancelling() else Crashed(message=message)
-        mark_stages_crashed(client, id)  # first: once the run has ended, nothing of it is settled again
-        client.set_flow_run_state(id, last, force=True)
-        flow_run_logger(run).error("%s", message)
+            how = f"its process {'was killed' if status < 0 else f'ended with status {status}'}"
+        report_end(client, run, flow, how)
+
+
+def report_end(client: Any, run: FlowRun, flow: str, how: str) -> bool:
+    """Report, in the state and the log of a flow run, how it ended and what was saved.
+
+    Returns:
+        Whether it crashed. If not, it ended after Cancel.
+    """
+    kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
+    is_cancelled = run.state is not None and run.state.is_cancelling()
+    last: State = Cancelled(message=f"{how}{kept}") if is_cancelled else Crashed(message=f"{how}{kept}")
+    mark_stages_crashed(client, run.id)  # first: once the run has ended, nothing of it is settled again
+    client.set_flow_run_state(run.id, last, force=True)
+    flow_run_logger(run).error("%s", last.message)
+    return not is_cancelled
 
 
 def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
