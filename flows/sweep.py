@@ -86,7 +86,7 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
 @config_flow(
     "sweep",
     "preset name source seconds pretrain_seconds finetune_seconds values sources model batch optimizer launcher overrides",
-    lambda names: f"{len(names)} run{'s' if names[1:] else ''} started: {', '.join(names)}",
+    lambda names: f"{len(names)} run{'s were' if names[1:] else ' was'} started: {', '.join(names)}",
 )
 def sweep(form: FormSubmission) -> list[str]:
     """Start a run of all stages for each combination of values, such as three learning rates with two seeds.
