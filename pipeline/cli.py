@@ -82,9 +82,8 @@ def _as_json(value: object) -> str:
 def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
     """Write the error of a command with `--json` as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
-    if (
-        not any(word[2:] and "--json".startswith(word) for word in words) or not _is_main_process()
-    ):  # argparse accepts abbreviations
+    flags = (word.partition("=")[0] for word in words)  # argparse accepts abbreviations
+    if not any(flag[2:] and "--json".startswith(flag) for flag in flags) or not _is_main_process():
         return
     from contextlib import suppress
 

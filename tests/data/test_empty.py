@@ -80,7 +80,9 @@ def test_rows_without_text_are_said(tmp_path: Path) -> None:
     for name, rows in {"nulls": [None] * 3, "none": []}.items():
         datasets.Dataset.from_dict({"body": rows}, features=features).save_to_disk(tmp_path / name)
         wanted = (
-            "none was found in all .rows without text were left out: 3; source.field=body" if rows else "have no rows"
+            "has no document: none was found in all .rows without text were left out: 3; source.field=body"
+            if rows
+            else "has no rows, or a split without rows"
         )
-        with pytest.raises(ValueError, match=f"has no document: .*{wanted}"):
+        with pytest.raises(ValueError, match=wanted):
             shard_source(tmp_path / name, tmp_path / "shards", "datasets", field="body")
