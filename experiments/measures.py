@@ -8,6 +8,7 @@ Legend: B windows, T chunks of a window, N scored chunks or candidates, Q querie
 import math
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from data.corpus import Corpus
 from data.filesystem import write_json
@@ -351,7 +351,7 @@ def measure_memory(run: Run) -> Measurement:
     return Measurement(metrics, ("scale", "MB a layer"), line, rows)
 
 
-LENGTHS, LAYER_SECONDS = (256, 512, 1024, 2048, 4096), 0.3  # tokens; of timing each length
+LENGTHS = (256, 512, 1024, 2048, 4096)  # tokens
 
 
 def measure_layer(run: Run) -> Measurement:
@@ -376,13 +376,19 @@ def measure_layer(run: Run) -> Measurement:
         with run.compute.use_precision(), (saved := SavedActivations(block)):
             block.train()(vectors.requires_grad_())
         block.eval()
-        with run.compute.use_precision(), torch.no_grad():
-            timer = Timer("block(vectors)", globals={"block": block, "vectors": vectors})
-            seconds = timer.blocked_autorange(min_run_time=LAYER_SECONDS).median
+        seconds = []
+        for _ in range(1 + TURNS):
+            began = time.perf_counter()
+            with run.compute.use_precision(), torch.no_grad():
+                block(vectors)
+            if vectors.device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - began)
+        milliseconds = 1000 * min(seconds[1:])
         line.append((float(length), saved.total_bytes / 1e6))
-        rows.append([f"{length:,}", f"{line[-1][1]:.3f}", f"{1000 * seconds:.3f}"])
+        rows.append([f"{length:,}", f"{line[-1][1]:.3f}", f"{milliseconds:.3f}"])
     at = f"at {length:,} tokens"
-    metrics = {f"MB {at}": line[-1][1], f"milliseconds {at}": 1000 * seconds}
+    metrics = {f"MB {at}": line[-1][1], f"milliseconds {at}": milliseconds}
     return Measurement(metrics, ("tokens", "MB that a layer saves"), line, rows)
 
 

@@ -199,7 +199,6 @@ def test_a_run_has_its_table(scaled: Run) -> None:
 
 def test_a_layer_saves_what_a_layer_of_its_scale_saves_in_a_step(scaled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "LENGTHS", (64, 128))
-    monkeypatch.setattr(measures, "LAYER_SECONDS", 0.01)
     found = measures.measure_layer(scaled)
     assert found.metrics["milliseconds at 128 tokens"] > 0 and [row[0] for row in found.examples] == [
         "tokens",
