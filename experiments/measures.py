@@ -38,12 +38,8 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import DocumentWindows, WindowScorer, fixed_subset, split_windows
 from pipeline.training.profile import SavedActivations, profile_phase
 
-PER_VARIANT = {
-    "layer",
-    "memory",
-    "profile",
-    "speed",
-}  # time and memory, which depend on no seed: of one run of a variant
+# Time and memory depend on no seed: they are of one run of a variant.
+PER_VARIANT = {"layer", "memory", "profile", "speed"}
 
 
 def require_subset(

@@ -263,9 +263,9 @@ def _parse_job_variables(words: list[str]) -> dict[str, Any]:
         for part in above:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise ConfigError(
-                    f"--job-variable {word!r}: {part} has a value of its own already. Give one of the two"
-                )
+                break
+        if not isinstance(inner, dict) or isinstance(inner.get(last), dict):
+            raise ConfigError(f"--job-variable {word!r}: another one gives a part of it, or all. Give one of the two")
         if key == "env.HAED_TRAININGS" and not text.isdecimal():
             raise ConfigError(f"--job-variable {word!r}: this is a number of trainings, such as env.HAED_TRAININGS=1")
         inner[last] = value

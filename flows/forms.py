@@ -488,9 +488,8 @@ def list_recent_runs() -> list[str]:
     """
     labels = []
     for name in list_runs("runs")[:_MOST_RUNS]:
-        with suppress(
-            OSError, ValueError
-        ):  # it was removed meanwhile, is in use by somebody else, or has no name in UTF-8
+        # It was removed meanwhile, is in use by somebody else, or has a name that is not UTF-8.
+        with suppress(OSError, ValueError):
             name.encode()
             row, config_file = _ROWS.get_row(RunFolder(Path("runs", name))), Path("runs", name, "config.yaml")
             if row.notes.archived:

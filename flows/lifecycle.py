@@ -403,7 +403,12 @@ def report_end(client: Any, run: FlowRun, flow: str, how: str) -> bool:
     Returns:
         Whether it crashed. If not, it ended after Cancel.
     """
-    kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
+    kept = " before the flow began"
+    if PROCESS in run.labels:
+        try:
+            kept = f": {describe_saved_progress(flow, run.labels)}"
+        except (OSError, ValueError) as error:  # the end is reported all the same
+            kept = f". What it saved cannot be read: {error}"
     is_cancelled = run.state is not None and run.state.is_cancelling()
     last: State = Cancelled(message=f"{how}{kept}") if is_cancelled else Crashed(message=f"{how}{kept}")
     mark_stages_crashed(client, run.id)  # first: once the run has ended, nothing of it is settled again
