@@ -444,7 +444,7 @@ def run_name(stage: str) -> Callable[[], str]:
     """Return a function that names a flow run by its stage, run and budget."""
 
     def name_flow_run() -> str:
-        now, made = str(flow_run.name or "").partition(WAITS)[0], describe_flow_run()
+        now, made = str(flow_run.name or "").partition(f" · {WAITS}")[0], describe_flow_run()
         if now and is_user_chosen(now) and not now.startswith(made.partition(" · ")[0]):
             made = now
         return make_printable(" ".join(made.split()))[:_MOST_LETTERS]  # the server keeps and lists it

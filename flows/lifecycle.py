@@ -81,7 +81,7 @@ EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 _WATCH_SECONDS = 3.0
 _LONGEST_MESSAGE = 2000  # characters of a state's message, which may repeat what was typed
 TRAININGS = "HAED_TRAININGS"  # of the environment: trainings at a time on a device; 0 or nothing: any number
-WAITS = " · waits for "  # in the name of a flow run, before what it waits for
+WAITS = "waits for "  # in the log and in the name of a flow run, before what it waits for
 _POLL_SECONDS = 0.5
 
 
@@ -554,7 +554,7 @@ def _wait_for_devices(names: list[str], limit: int, held: ExitStack, others: str
     name, began, told, shown = os.environ.get(FLOW_RUN, ""), time.monotonic(), "", ""
     try:
         while others:
-            note = f"{WAITS.removeprefix(' · ')}{', '.join(names)} behind {others}"
+            note = f"{WAITS}{', '.join(names)} behind {others}"
             if note != told:
                 log.info("%s", note)
                 log_to_parent_run("%s", note)
