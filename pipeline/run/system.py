@@ -38,11 +38,11 @@ def build_system(options: Options, chunker: Chunker) -> SequenceModel:
 
 
 class _SkipInitialisation(TorchFunctionMode):
-    """Return tensors as they are from the functions of `torch.nn.init`."""
+    """Return tensors as they are from functions that write to one, such as `torch.nn.init.zeros_` and `div_`."""
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":
+        named, name = kwargs or {}, function.__name__
+        if name.endswith("_") and not name.endswith("__"):
             return args[0] if args else named["tensor"]
         return function(*args, **named)
 
@@ -51,7 +51,8 @@ class _SkipInitialisation(TorchFunctionMode):
 def _on_meta_device() -> Iterator[None]:
     """Build modules without values.
 
-    Initialisation is skipped, because PyTorch imports its compiler to draw values on this device, which takes a second.
+    Initialisation is skipped, because PyTorch imports its compiler or SymPy to write on this device. That takes up to a
+    second.
     """
     with torch.device("meta"), _SkipInitialisation():
         yield

@@ -24,7 +24,7 @@ from pipeline.cli import main
 from tests.conftest import TINY
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import Served
-from tests.flows.test_browser import CHROMIUM, Person, playwright
+from tests.flows.test_browser import CHROMIUM, NO_GRAPH, Person, playwright
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 RUNS = [Path(each).resolve() for each in os.environ.get("HAED_PICTURES", "").split(":") if each]
@@ -118,7 +118,7 @@ def test_pictures_of_the_documents_show_todays_pages(served: Served, tmp_path: P
         train(served)
     run = runs / (RUNS[0].name if RUNS else "quickstart")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *([] if RUNS else [NO_GRAPH])])
         page = browser.new_page()
         page.set_default_timeout(120_000)
         camera = Camera(page, IMAGES if RUNS else tmp_path, run.name)
