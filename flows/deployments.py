@@ -114,6 +114,10 @@ def deploy_to_pool(pool: str, folder: Path, image: str, variables: dict[str, Any
         jobs: dict[str, Any] = {"env": OF_FLOWS}
         if kind == "process":
             jobs["working_dir"] = str(folder.resolve())
+            if not folder.is_dir():
+                log.warning(
+                    "--folder %s: there is no such folder on this machine. The workers need it on theirs", folder
+                )
             if image:
                 raise ValueError(
                     f"--image {image}: workers of pool {pool} (kind process) start no images. Leave --image out"

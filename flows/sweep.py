@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from urllib.parse import urlencode
 
@@ -18,7 +18,7 @@ from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import artifact_key, post_markdown
 from flows.forms import FormSubmission, check_all_stages, config_flow, join_overrides, read_form
-from pipeline.config import ConfigError, load_options
+from pipeline.config import ConfigError, dump_options, load_options
 from pipeline.console import markdown_text
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.app import run_list_url, served_page_url
@@ -73,13 +73,24 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
 
 
 def plan_runs(form: FormSubmission) -> list[SweptRun]:
-    """Return the runs of a sweep. The form is read for each, since times are divided among the phases of its model."""
+    """Return the runs of a sweep. The form is read for each, since times are divided among the phases of its model.
+
+    Raises:
+        ConfigError: a value is wrong, or two runs would be the same, such as those of seed=1 and seed=01.
+    """
     runs = list_runs_to_try(form.options.name, form.fields["values"])
     typed = [word for word in form.fields["overrides"] if not word.startswith("name=")]
+    planned: dict[str, SweptRun] = {}
     for run in runs:
         fields = form.fields | {"preset": form.preset, "name": run.name, "overrides": [*typed, *run.values]}
         _, overrides, values = read_form("haed", fields)
         run.overrides = join_overrides(values, overrides)
+        options = load_options(form.preset, run.overrides)
+        check_all_stages(options)
+        same = planned.setdefault(dump_options(replace(options, name="")), run)
+        if same is not run:
+            ways = f"{', '.join(same.values)} and {', '.join(run.values)}"
+            raise ConfigError(f"values: {ways} are the same. Leave one of them out")
     return runs
 
 
@@ -94,8 +105,6 @@ def sweep(form: FormSubmission) -> list[str]:
     The runs take turns. The names of the runs begin with that of the sweep. Compare them in the list of runs.
     """
     runs = plan_runs(form)
-    for run in runs:
-        check_all_stages(load_options(form.preset, run.overrides))
     folder = RunFolder.from_options(form.options).path
     tag = f"sweep:{form.options.name}"
     own = str(deployment.name or "").removeprefix("sweep-")

@@ -498,7 +498,8 @@ class WikiTextSource(_Documents):
     def next_document(self, stream: IO[bytes], at: int) -> int:
         """Return the offset of the next heading."""
         stream.seek(at)
-        stream.readline()
+        while stream.readline(1 << 20)[-1:] not in (b"\n", b""):  # a line may be as long as the file
+            pass
         begin = stream.tell()
         for start, first, _ in split_at_headings(read_blocks(stream), begin):
             if first and start > begin:

@@ -62,7 +62,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """
     content = filesystem.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return cast(T, _type_adapter(cast(Any, kind)).validate_python(content))
+        return cast(T, type_adapter(cast(Any, kind)).validate_python(content))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -104,7 +104,8 @@ def read_notes(run: Path) -> RunNotes:
 
 
 @cache
-def _type_adapter(kind: Any) -> TypeAdapter[Any]:
+def type_adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return the validator of a type, built once."""
     return TypeAdapter(kind)
 
 

@@ -223,6 +223,8 @@ class ModelCache:
         return QueryResult(value, folder.path.name, run.phase, run.step, run.digest, seconds, opening, warnings)
 
     def _load_run(self, folder: RunFolder) -> LoadedRun:
+        for path in [path for path in self._kept if not path.is_dir()]:  # deleted or renamed
+            del self._kept[path]
         kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
         stage = kept.run.options.evaluate.stage if kept else self._load_options(folder).evaluate.stage
         stamp = (folder.select_checkpoint(stage).digest, *_file_stamps(folder.path))

@@ -11,12 +11,12 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from starlette.datastructures import QueryParams
 
 from pipeline.config import SampleOptions
 from pipeline.console import escape_control_characters, format_error, unescape_query
-from pipeline.run.files import Sample, describe_speed
+from pipeline.run.files import Sample, describe_speed, type_adapter
 from pipeline.run.index.queries import PIXELS, Neighbour, QueryResult, display_chunk
 from pipeline.run.index.storage import RandomPairScores
 from pipeline.suggestions import format_command
@@ -163,7 +163,7 @@ def parse_question(kind: Any, parameters: QueryParams) -> Any:
         elif values and (values[-1] or isinstance(value, str)):
             given[name] = values[-1]
     try:
-        question = _type_adapter(kind).validate_python(given)
+        question = type_adapter(kind).validate_python(given)
         wrong: dict[str, Any] = {}
     except ValidationError as error:
         wrong = {str(each["loc"][0]): each for each in reversed(error.errors(include_url=False))}
@@ -184,14 +184,9 @@ def parse_question(kind: Any, parameters: QueryParams) -> Any:
 
 
 @cache
-def _type_adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-@cache
 def describe_bounds(kind: Any) -> dict[str, dict[str, Any]]:
     """Return the type, bounds and default of each box of a question, as in JSON Schema."""
-    fields = _type_adapter(kind).json_schema()["properties"]
+    fields = type_adapter(kind).json_schema()["properties"]
     return {name: {**each, **each.get("anyOf", [{}])[0]} for name, each in fields.items()}
 
 

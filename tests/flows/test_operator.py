@@ -124,8 +124,9 @@ def test_deploy_takes_images_variables_and_a_limit_and_keeps_them(standing: Serv
     def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
         return haed(standing.folder, "deploy", *arguments, PREFECT_API_URL=f"{standing.address}/api")
 
-    refused = deploy("--pool", "near", "--image", "haed:1")
+    refused = deploy("--pool", "near", "--image", "haed:1", "--folder", "nowhere")
     assert refused.returncode == 1 and "start no images" in refused.stderr
+    assert "--folder nowhere: there is no such folder on this machine" in refused.stderr
     far = ("--pool", "far", "--image", "haed:1", "--job-variable", "env.WHERE=7", "--job-variable", "mem_limit=4g")
     made = deploy(*far, "--job-variable", "privileged=true", "--limit", "2")
     assert made.returncode == 0 and made.stdout.splitlines()[0] == "haed/haed-far", made.stderr

@@ -118,7 +118,9 @@ def test_pictures_of_the_documents_show_todays_pages(served: Served, tmp_path: P
         train(served)
     run = runs / (RUNS[0].name if RUNS else "quickstart")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *([] if RUNS else [NO_GRAPH])])
+        browser = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", *([] if RUNS else [NO_GRAPH])]
+        )
         page = browser.new_page()
         page.set_default_timeout(120_000)
         camera = Camera(page, IMAGES if RUNS else tmp_path, run.name)

@@ -57,6 +57,14 @@ def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
     assert haed.threads == hourglass.threads == 1
 
 
+def test_values_that_are_the_same_number_are_no_two_runs() -> None:
+    fields = {"preset": "quickstart", "name": "x", "source": "", "seconds": 60.0, "overrides": []}
+    fields |= {"values": ["seed=1,2", "optimizer.learning_rate=0.001,1e-3"]}
+    same = "seed=1, optimizer.learning_rate=0.001 and seed=1, optimizer.learning_rate=1e-3 are the same. Leave one"
+    with pytest.raises(ConfigError, match=same):
+        plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+
+
 def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The form of the page of a run names it, and no preset."""
     monkeypatch.chdir(run.parent.parent)

@@ -1,6 +1,7 @@
 """Many documents a file: JSON lines and WikiText give their bytes back, wherever ranges and blocks end."""
 
 import gzip
+import io
 import json
 import lzma
 import re
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.sources.source import hashed_split
-from data.sources.text import split_at_headings
+from data.sources.text import WikiTextSource, split_at_headings
 from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
 
 
@@ -215,6 +216,19 @@ def test_wikitext_with_ends_of_lines_as_in_windows_and_files_without_headings(tm
     assert list((+read.remarks).items()) == [
         ("files have no heading such as ` = Title = `, so each is one document", 2)
     ]
+
+
+def test_a_line_of_wikitext_as_long_as_the_file_is_never_held(tmp_path: Path) -> None:
+    class Limited(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            assert size is not None and 0 <= size <= 1 << 20
+            return super().readline(size)
+
+    text = b"x" * (5 << 20) + b"\nmore\n\n = Title = \n\ntext\n"
+    (tmp_path / "wiki.train.raw").write_bytes(text)
+    read = source("wikitext", tmp_path)
+    assert isinstance(read, WikiTextSource)
+    assert read.next_document(Limited(text), 100) == text.index(b" = Title")
 
 
 @settings(max_examples=20)

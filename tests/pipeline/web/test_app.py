@@ -1,9 +1,11 @@
 """The pages by their addresses: what they show, what they refuse, and what they never tell apart from text."""
 
 import asyncio
+import gc
 import json
 import re
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,11 @@ def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site,
     assert site.warm.opened == 5
     ask()
     assert site.warm.opened == 6
+    gone = [weakref.ref(each.run) for each in site.warm._kept.values() if each.run.folder.path.name == "b"]
+    shutil.rmtree(run.with_name("b"))
+    ask()
+    gc.collect()
+    assert [each() for each in gone] == [None]
 
 
 def test_a_query_of_several_chunks_and_passages_say_what_was_asked(site: Site, run: Path) -> None:
