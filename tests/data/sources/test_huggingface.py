@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,11 +14,17 @@ from data.sources.huggingface import DatasetsSource
 from data.sources.source import hashed_split
 from tests.data.conftest import shard_source
 
-datasets = pytest.importorskip("datasets")
+datasets: Any = None  # loaded for the first test: it takes a second
 TEXTS = [f"text {number} é\r\n" * (number % 5 + 1) for number in range(500)]
 
 
 sharded = partial(shard_source, kind="datasets", workers=2, megabytes=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_library() -> None:
+    global datasets
+    datasets = pytest.importorskip("datasets")
 
 
 def test_splits_of_the_data_set(tmp_path: Path) -> None:
