@@ -92,6 +92,10 @@ def print_curves(args: argparse.Namespace) -> None:
         print(Table(heads, cells, [True] * len(heads)).to_text(), end="\n\n")
         best[system] = np.nanmin(bits, axis=0)
     lead = best["flat"] - best["haed"]
+    if np.isnan(lead).any():
+        sys.exit(
+            f"error: {args.output} lacks runs of a system and budget. Train them first, with --system haed and flat"
+        )
     print("lead of haed, at the best widths:", ", ".join(f"{value:.3f}" for value in lead))
     doublings = np.log2(args.budgets)
     slope, start = np.polyfit(doublings, lead, 1)

@@ -6,6 +6,7 @@ and its own for this size, in that order. An option without `=` is the name of a
 """
 
 import argparse
+import difflib
 import hashlib
 import json
 import math
@@ -28,10 +29,12 @@ from pipeline.config import (
     load_options,
     training_phases,
 )
+from pipeline.config.loading import parse_yaml
 from pipeline.run.files import read_as
 
 FOLDER = Path(__file__).parent
 COMMON = "common"  # the file of option sets
+DATA = Path("../shared/data")  # with the corpora, beside the checkout
 OURS = "this project"  # the source of what no paper has
 Measure = Literal[
     "bags",
@@ -187,8 +190,10 @@ def load_experiment(name: str) -> Experiment:
     Raises:
         ConfigError: there is no such experiment.
     """
-    if name not in list_experiments():
-        raise ConfigError(f"there is no experiment {name!r}. Use one of {', '.join(list_experiments())}")
+    if name not in (known := list_experiments()):
+        close = difflib.get_close_matches(name.lower().replace("_", "-"), known, 1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"there is no experiment {name!r}. {hint}Use one of {', '.join(known)}")
     return read_experiment(FOLDER / f"{name}.yaml")
 
 
@@ -198,16 +203,26 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         ConfigError: the file is not valid; with the key that is wrong, and what it may be.
     """
+    text = path.read_text(encoding="utf-8")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        parse_yaml(text)  # refuses a key that is there twice
+        tree = yaml.safe_load(text)
         file = TypeAdapter(ExperimentFile).validate_json(json.dumps(tree, default=str))
     except (yaml.YAMLError, ValidationError) as error:
         raise ConfigError(f"{path}: {_explain_error(error)}") from error
     sets: dict[str, list[str]] = yaml.safe_load((FOLDER / f"{COMMON}.yaml").read_text(encoding="utf-8"))
     variants, full = (_variants_of_size(path, file, size, sets) for size in ("small", "full"))
-    pairs = [(first, *others) for of in (file.better, file.no_better) for first, others in of.items()]
-    for named in {name for pair in pairs for name in pair} - {variant.name for variant in variants}:
-        raise ConfigError(f"{path}: better: there is no variant {named!r}. Variants are {', '.join(file.variants)}")
+    names = {variant.name for variant in variants}
+    for key, pairs in (("better", file.better), ("no_better", file.no_better)):
+        for first, others in pairs.items():
+            for named in (first, *others):
+                if named not in names:
+                    known = ", ".join(file.variants)
+                    raise ConfigError(f"{path}: {key}: there is no variant {named!r}. Variants are {known}")
+            if first in others:
+                raise ConfigError(f"{path}: {key}: {first!r} is compared with itself. Name another variant")
+    if not (file.better or file.no_better or file.below):
+        raise ConfigError(f"{path}: nothing to judge the claim by. Give better, no_better or below")
     if file.by != ("bits",) and not file.measures:
         raise ConfigError(f"{path}: by: {', '.join(file.by)} needs measures, but there are none")
     settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
@@ -272,7 +287,7 @@ class Plan:
     seconds: float | None
     seeds: int = 1
     parallel: int = 1
-    data: Path = Path("../shared/data")
+    data: Path = DATA
     scored: int | None = None
     overrides: tuple[str, ...] = ()
     clock: Clock = "wall"
@@ -318,7 +333,7 @@ def plan_experiment(
     name: str,
     budget: str,
     output: Path,
-    data: Path = Path("../shared/data"),
+    data: Path = DATA,
     overrides: tuple[str, ...] = (),
     seconds: float | None = None,
     seeds: int | None = None,
@@ -356,12 +371,14 @@ def plan_experiment(
         left = max(60.0, limits.whole - limits.seconds_beside(experiment, seeds or limits.seeds))
         enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
         bounds = [each for each in (limits.seconds, left, enough) if each is not None]
-    custom = (seconds, seeds, overrides, *([clock] if clock != "wall" else []))
+    elsewhere = [] if data == DATA else [str(data)]
+    custom = (seconds, seeds, overrides, *([clock] if clock != "wall" else []), *elsewhere)
     words = ["haed", "experiment", name, "--budget", budget]
     words += [f"--seconds={seconds:g}"] if seconds is not None else []
     words += [f"--seeds={seeds}"] if seeds is not None else []
     words += [f"--parallel={parallel}"] if parallel != 1 else []
     words += [f"--clock={clock}"] if clock != "wall" else []
+    words += [f"--data={each}" for each in elsewhere]
     suffix = f"-{hashlib.sha256(repr(custom).encode()).hexdigest()[:8]}" if any(custom) else ""
     return experiment, Plan(
         folder=output / name / f"{budget}{suffix}",

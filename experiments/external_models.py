@@ -396,7 +396,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="also score the test split with memory")
     arguments = parser.parse_intermixed_args()
     corpus, rates = open_shards(load_options(None, arguments.words)), list(arguments.rates)
-    machine = setup_compute(load_options(None, [f"threads={arguments.threads}"]))
+    machine = setup_compute(load_options(None, [*arguments.words, f"threads={arguments.threads}"]))
     model, totals, evaluation = train_and_score(corpus, arguments.name, arguments.steps, arguments.seed, rates, machine)
     path = measurement_path(arguments.run, "remembered")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,8 @@ from experiments.results import (
     Result,
     format_claim,
     judge_claim,
-    list_failures,
     list_findings,
+    list_notes,
     plot_rows,
     tabulate_rows,
 )
@@ -56,7 +56,7 @@ def format_page(experiment: Experiment, result: Result) -> str:
         "machine": markdown_text(result.machine),
         "commit": markdown_text(result.commit),
     }
-    notes = [*(part for note in result.notes for part in note.split("; ")), *list_failures(result)]
+    notes = [part for note in list_notes(result) for part in note.split("; ")]
     page = "\n\n".join(
         [
             f"# {name}",
@@ -88,7 +88,8 @@ def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
     """Return the table of all results, as a part of the index."""
 
     def read_budget(result: Result) -> str:
-        return Path(result.folder).name.split("-")[0]
+        seeds = max(row.seeds for row in result.rows)
+        return f"{Path(result.folder).name.split('-')[0]}, {seeds} seed{'s' * (seeds > 1)}"
 
     lines = [
         [
@@ -115,7 +116,9 @@ def _keep_picture(name: str, png: bytes) -> None:
 def main(folders: list[str]) -> None:
     """Copy results into the documentation, and write all pages and the overview anew."""
     for folder in map(Path, folders):
-        name = folder.parent.name
+        name = folder.resolve().parent.name
+        if not (folder / f"{name}.json").is_file():
+            sys.exit(f"{folder} has no {name}.json. Name the folder of a result, such as haed-table1/hour")
         shutil.copy(folder / f"{name}.json", PLACE)
         _keep_picture(name, (folder / f"{name}.png").read_bytes())
     results = list(load_results())

@@ -22,9 +22,11 @@ from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.files import Environment, Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 
-# With a single seed, smaller differences are not told apart. Half of the range of three seeds is up to 0.026 bits a row.
-SEED_NOISE = 0.05  # bits
-NOISE = 0.02  # a share of other metrics; and in bits, how far a model that is no better may lead
+# With fewer than three seeds, smaller differences are not told apart. Among the results with three, the standard
+# deviation of seeds is up to 0.027 bits, and 0.08 is twice that of a difference (dev/LOG.md).
+SEED_NOISE = 0.08  # bits
+NOISE, TIME_NOISE = 0.05, 0.1  # likewise, a share of other metrics, and of times
+TOLERANCE = 0.02  # bits, or a share of other metrics, by which a model that is no better may lead
 HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
 
@@ -192,8 +194,6 @@ def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
         packages = any(variant.package for variant in experiment.variants)
         models = "models of this project, not packages" if packages else "models"
         notes.append(f"for all {models}: {' '.join(plan.overrides)}")
-    if plan.seeds == 1:
-        notes.append(f"one seed: differences below {SEED_NOISE} bits are not told apart")
     return notes
 
 
@@ -249,10 +249,10 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     Returns:
         "agrees", "disagrees" or "cannot tell at this size", and the differences found.
     """
-    per_token = (row.bits if row.bits_per_token is None else row.bits_per_token for row in rows)
-    best = min((bits for bits in per_token if bits is not None), default=0.0)
-    if best > HARDLY_LEARNED:
-        return "cannot tell at this size", [f"no model has learned much: the best needs {best:.2f} bits of 8 by chance"]
+    trained = [row for row in rows if row.bits is not None]
+    if trained and all(map(_has_hardly_learned, trained)):
+        limit = f"every model needs more than {HARDLY_LEARNED} bits of 8 by chance"
+        return "cannot tell at this size", [f"no model has learned much: {limit}"]
     by_name = {row.variant: row for row in rows}
     judged = [
         _judge_pair(by_name, (first, other), name, experiment, better)
@@ -268,7 +268,7 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
     for name, bound in experiment.below.items():
         metrics = {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
         missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment)]
-        signs += [_sign(bound - metric.mean, _noise([metric], NOISE * bound)) for metric in metrics.values()]
+        signs += [_sign(bound - metric.mean, _noise([metric], name, bound)) for metric in metrics.values()]
         signs += [0] * (len(missing) if metrics else 1)
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
         values += [f"{variant} is missing" for variant in missing]
@@ -287,28 +287,36 @@ def _judge_pair(
 ) -> tuple[int, str]:
     """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text.
 
-    The first is to be lower than the second by the margin or, if not `better`, lower by at most `NOISE` units. The latter
-    is undecided if the seeds differ by more.
+    The first is to be lower than the second by the margin or, if not `better`, lower by at most `TOLERANCE` units.
     """
     first, second = (rows[variant].find_metric(name) if variant in rows else None for variant in pair)
     if first is None or second is None:
-        return 0, f"{pair[0]} or {pair[1]} is missing"
+        of_any = any(row.find_metric(name) is not None for row in rows.values())
+        return 0, f"{pair[0]} or {pair[1]} is missing" if of_any else f"no model has {name}"
     lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-    noise = _noise([first, second], SEED_NOISE if name == "bits" else NOISE * unit)
+    noise = _noise([first, second], name, unit)
     suffix = "" if experiment.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
+    if "bits" in name and all(_has_hardly_learned(rows[variant]) for variant in pair):
+        return 0, f"{text}, but neither has learned much"
     if better:
         margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
         return _sign(lead - experiment.margin, noise), text + margin
-    bound = NOISE * unit
-    sign = 1 if lead <= bound else 0 if lead <= noise else -1
-    return sign, f"{text} (no more than {bound:.3f} ahead was asked)"
+    bound = TOLERANCE * unit
+    return _sign(bound - lead, noise), f"{text} (no more than {bound:.3f} ahead was asked)"
 
 
-def _noise(metrics: Sequence[Metric], of_one_seed: float) -> float:
-    """Return the bound of noise: the sum of the spreads, and at least `of_one_seed` if a metric is of a single run."""
+def _has_hardly_learned(row: Row) -> bool:
+    bits = row.bits if row.bits_per_token is None else row.bits_per_token
+    return bits is not None and bits > HARDLY_LEARNED
+
+
+def _noise(metrics: Sequence[Metric], name: str, unit: float) -> float:
+    """Return the bound of noise: the sum of the spreads, and at least that of few seeds if there are fewer than three."""
+    share = TIME_NOISE if name.startswith(("seconds", "milliseconds")) else NOISE
+    few = SEED_NOISE if name == "bits" else share * unit
     spread = sum(each.spread for each in metrics)
-    return spread if min(each.runs for each in metrics) > 1 else max(spread, of_one_seed)
+    return spread if min(each.runs for each in metrics) > 2 else max(spread, few)
 
 
 def _sign(lead: float, noise: float) -> int:
@@ -367,14 +375,16 @@ def _format_csv(rows: Sequence[Row]) -> str:
 
 def format_result(result: Result) -> str:
     """Format the result as a text table for a terminal."""
-    notes = "\n".join(f"- {note}" for note in [*result.notes, *list_failures(result)])
+    notes = "\n".join(f"- {note}" for note in list_notes(result))
     table = tabulate_rows(result.rows).to_text()
     return "\n".join([table, "", result.verdict, "", notes, "", f"{result.folder}/report.html"])
 
 
-def list_failures(result: Result) -> list[str]:
-    """Return messages on unfinished runs and failed measures."""
-    return [f"failed: {row.variant}, {why}" for row in result.rows for why in row.failures]
+def list_notes(result: Result) -> list[str]:
+    """Return the notes, what few seeds cannot show, and messages on unfinished runs and failed measures."""
+    few = f"fewer than three seeds: differences below {SEED_NOISE} bits are not told apart"
+    failures = [f"failed: {row.variant}, {why}" for row in result.rows for why in row.failures]
+    return [*result.notes, *([few] if any(row.seeds < 3 for row in result.rows) else []), *failures]
 
 
 def format_page(experiment: Experiment, result: Result, plot: bytes, examples: dict[str, list[list[str]]]) -> str:
@@ -387,7 +397,7 @@ def format_page(experiment: Experiment, result: Result, plot: bytes, examples: d
         verdict=result.verdict,
         picture=data_uri(plot),
         results=tabulate_rows(result.rows),
-        notes=[*result.notes, *list_failures(result)],
+        notes=list_notes(result),
         examples={name: _tabulate_examples(rows) for name, rows in examples.items()},
     )
 

@@ -27,6 +27,7 @@ import torch
 from data.corpus import Corpus
 from data.filesystem import write_json
 from data.loader import Loader
+from data.options import SourceOptions
 from data.processes import available_threads
 from experiments import corpora
 from experiments.catalogue import Experiment, Plan, Variant
@@ -63,11 +64,13 @@ class RunnableVariant:
         variant: the variant of the experiment.
         runs_dir: folder of its runs.
         words: overrides after the preset, shared by all of its runs.
+        corpus: name of its corpus, with the digest of its contents; empty until it is made.
     """
 
     variant: Variant
     runs_dir: Path
     words: tuple[str, ...]
+    corpus: str = ""
 
     @cached_property
     def options(self) -> Options:
@@ -81,8 +84,9 @@ class RunnableVariant:
 
     @property
     def identity(self) -> str:
-        """Return a text of all settings that determine its results, except seed and steps."""
-        return dump_options(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
+        """Return a text of all that determines its results, except seed and steps: settings, and contents of the corpus."""
+        same = replace(self.options, name="", runs_dir="", shards_dir="", threads=None, source=SourceOptions())
+        return self.corpus + dump_options(same)
 
     def step_identity(self, phase: Phase) -> str:
         """Return a text of all settings that determine the time of a step of a phase.
@@ -143,7 +147,8 @@ class PackageVariant(RunnableVariant):
 
     @property
     def identity(self) -> str:
-        return f"{self.variant.package} {self.options.source}{' with memory' * self.remembers}"
+        machine = f"{self.options.device} {self.options.precision}"
+        return f"{self.variant.package} {self.corpus} {machine}{' with memory' * self.remembers}"
 
     def step_identity(self, phase: Phase) -> str:
         return self.identity
@@ -198,6 +203,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
         source = () if user_corpus else corpora.prepare_source(variant.data, plan.data, plan.scored, folder)
         places = (f"runs_dir={plan.runs_dir}", f"shards_dir={plan.runs_dir / 'shards'}")
         if variant.package:
+            if variant.package not in PACKAGES:
+                raise ConfigError(f"package: {variant.package} is not known. Use one of {', '.join(PACKAGES)}")
             words = [word for word in plan.overrides if word.startswith(_PACKAGE_OPTIONS)]
             if PACKAGES[variant.package].is_installed:
                 remembers = "remembered" in experiment.measures
@@ -211,7 +218,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
     names: dict[object, str] = {}
     for each in select_own(runnable):
         name = each.variant.name
-        if (other := names.setdefault((each.identity, tuple(each.phase_shares().items())), name)) != name:
+        same = (each.identity, each.corpus_key, tuple(each.phase_shares().items()))
+        if (other := names.setdefault(same, name)) != name:
             raise ConfigError(f"{overridden} makes {other!r} and {name!r} the same model. Leave it out")
     if missing:
         notes.append(
@@ -246,11 +254,14 @@ def time_steps(
         Exception: no variant can take a step; the error of the first one.
         ValueError: the clock would not count the work of a GPU.
     """
-    path = plan.folder / "clock.json"
     threads = [each.options.threads for each in select_own(variants)]
     of = [seconds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
-    clock = read_as(dict[str, Any], path) if path.is_file() else {}
-    if clock.get("of") == of:
+    path = plan.folder / f"clock-{hashlib.sha256(repr(of).encode()).hexdigest()[:8]}.json"
+    if path.is_file():
+        try:
+            clock = read_as(dict[str, Any], path)
+        except ValueError as error:
+            raise ValueError(f"{error}. Delete {path} to time the steps again") from error
         if clock["on"] != platform.node():
             log.info("seconds are by a clock that was measured on %s; without %s it is here", clock["on"], path)
         return StepTimes(dict(clock["seconds"]), dict(clock["failures"]))
@@ -286,7 +297,7 @@ def time_steps(
         name: step_seconds[key] for name, key in keys.items() if name.rpartition("/")[0] not in times.failures
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"of": of, "on": platform.node(), **asdict(times)})
+    write_json(path, {"on": platform.node(), **asdict(times)})
     return times
 
 
@@ -337,6 +348,7 @@ def make_runs(
     """
     variants, notes = prepare_variants(experiment, plan)
     corpora = shard_corpora(variants)
+    variants = [replace(each, corpus=corpora[each.corpus_key].folder.name) for each in variants]
     clock, limits = StepTimes(), dict[str, int]()
     if plan.seconds is not None:
         clock = time_steps(variants, corpora, plan, plan.seconds, stop)
@@ -404,24 +416,25 @@ class Worker:
             if limits:  # by the clock, whatever else the machine did meanwhile
                 totals.seconds = {phase: n * clock.seconds[f"{name}/{phase}"] for phase, n in totals.steps.items()}
         except Exception as error:
-            run.failure = self._describe_error(run, error)
+            run.failure = self._describe_error(run, error, run.folder / "evaluation.json")
         return run
 
     def measure(self, run: VariantRun, name: str) -> VariantRun:
         """Add a measure to a finished run, computing it if it is not in its folder yet."""
+        path = measurement_path(run.folder, name)
         try:
-            if not (path := measurement_path(run.folder, name)).is_file():
+            if not path.is_file():
                 log.info("%s, seed %d: %s", run.variant.name, run.seed, name)
                 self.execute("experiments.measures", name, str(run.folder), f"threads={self.threads}")
             run.measured[name] = read_as(Measurement, path)
         except Exception as error:
-            run.unmeasured[name] = self._describe_error(run, error)
+            run.unmeasured[name] = self._describe_error(run, error, path)
         return run
 
-    def _describe_error(self, run: VariantRun, error: Exception) -> str:
+    def _describe_error(self, run: VariantRun, error: Exception, wrong: Path | None = None) -> str:
         text = str(error) if isinstance(error, (OSError, RuntimeError, ValueError)) else repr(error)
-        if (run.folder / "evaluation.json").is_file() and run.totals is None:
-            text += f". Delete {run.folder} to run it again"
+        if wrong is not None and wrong.is_file():
+            text += f". Delete {wrong.parent if wrong.name == 'evaluation.json' else wrong} to run it again"
         if not self.stop():
             log.error("%s, seed %d: %s", run.variant.name, run.seed, text)
         return text

@@ -112,6 +112,9 @@ def test_a_file_gives_a_variant_for_each_size_that_it_has(tmp_path: Path) -> Non
         ("claim: flat", "by: [speed]\nclaim: flat", "speed needs measures, but there are none"),
         ("claim: flat", "measures: [sped]\nclaim: flat", "measures.0: Input should be 'bags'"),
         ("better: {", "better: {{", "while parsing"),
+        ("claim: flat", "claim: deep\nclaim: flat", "claim is a duplicate key"),
+        ("better: {flat: [deep]}", "better: {flat: [flat]}", "better: 'flat' is compared with itself"),
+        ("better: {flat: [deep]}", "better: {}", "nothing to judge the claim by"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -163,7 +166,12 @@ def test_a_damaged_result_is_said_and_keeps_nobody_from_the_list(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "budget", "overrides", "message"),
     [
-        ("haed-figure5", "minutes", (), "there is no experiment 'haed-figure5'. Use one of haed-figure2"),
+        (
+            "haed-figure5",
+            "minutes",
+            (),
+            "no experiment 'haed-figure5'. Did you mean haed-figure4. Use one of haed-figure2",
+        ),
         ("hourglass-copy", "paper", (), "no models of a paper's sizes"),
         ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself; see --seeds"),
         ("haed-table1", "minutes", ("train.seconds=5",), "an experiment sets train.seconds itself; --seconds N"),
@@ -178,6 +186,8 @@ def test_what_cannot_be_planned_is_said(name: str, budget: str, overrides: tuple
 def test_settings_of_ones_own_have_a_folder_of_their_own() -> None:
     folders = [plan_experiment("haed-table1", "minutes", Path("out"), seconds=s)[1].folder for s in (None, 60.0, 90.0)]
     assert folders[0] == Path("out/haed-table1/minutes") and len(set(folders)) == 3
+    _, elsewhere = plan_experiment("haed-table1", "minutes", Path("out"), Path("my data"))
+    assert elsewhere.folder not in folders and elsewhere.command.endswith(" --budget minutes '--data=my data'")
     plans = [plan_experiment("hourglass-copy", each, Path("out"))[1] for each in ("minutes", "hour")]
     assert [plan.seconds for plan in plans] == [120, 360]
 

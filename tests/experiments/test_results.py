@@ -23,7 +23,7 @@ def row(variant: str, bits: float | None, spread: float = 0.0, seeds: int = 1) -
 
 
 def bounded_row(share: float | None, spread: float = 0.0, seeds: int = 1, bits: float | None = 2.0) -> Row:
-    return replace(row("a", bits, 0.0, seeds), metrics={} if share is None else {"share": Metric(share, spread)})
+    return replace(row("a", bits, 0.0, seeds), metrics={} if share is None else {"share": Metric(share, spread, seeds)})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,8 @@ def bounded_row(share: float | None, spread: float = 0.0, seeds: int = 1, bits: 
     [
         (row("flat", 1.5), row("wide", 1.6), "agrees"),
         (row("flat", 1.6), row("wide", 1.5), "disagrees"),
-        (row("flat", 1.5), row("wide", 1.54), "cannot tell"),
+        (row("flat", 1.5), row("wide", 1.57), "cannot tell"),
+        (row("flat", 1.5, 0.001, 2), row("wide", 1.57, 0.001, 2), "cannot tell"),
         (row("flat", 1.5, 0.1, 3), row("wide", 1.6, 0.1, 3), "cannot tell"),
         (row("flat", 1.5, 0.001, 3), row("wide", 1.51, 0.001, 3), "agrees"),
         (row("flat", 1.5, 0.2, 3), row("wide", 1.55), "cannot tell"),  # which lost two seeds
@@ -44,9 +45,21 @@ def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
 
 def test_models_that_have_hardly_learned_are_not_ranked() -> None:
     found = judge_claim(TWO, [row("flat", 7.9), row("wide", 7.0)])
-    assert found.startswith("cannot tell") and "the best needs 7.00 bits of 8 by chance" in found
+    assert found.startswith("cannot tell") and "every model needs more than 6.4 bits of 8 by chance" in found
     chinese = [replace(each, bits_per_token=each.bits / 3) for each in (row("flat", 7.9), row("wide", 8.5))]
     assert judge_claim(TWO, chinese).startswith("agrees")
+
+
+def test_a_pair_that_has_hardly_learned_is_not_judged_beside_one_that_has() -> None:
+    texts, pictures = [row("flat", 1.7), row("wide", 1.9)], [row("flat pictures", 7.9), row("wide pictures", 7.7)]
+    both = replace(TWO, better={"flat": ("wide",), "flat pictures": ("wide pictures",)})
+    found = judge_claim(both, [*texts, *pictures])
+    assert found.startswith("cannot tell") and "0.200 behind wide pictures, but neither has learned much" in found
+
+
+def test_a_metric_that_no_model_has_is_named() -> None:
+    found = judge_claim(replace(TWO, by=("bitts",), measures=("speed",)), [row("flat", 1.5), row("wide", 1.6)])
+    assert found.startswith("cannot tell") and "here no model has bitts." in found
 
 
 def test_a_verdict_may_be_of_several_figures() -> None:
@@ -64,7 +77,10 @@ def test_a_verdict_asks_for_a_margin_for_no_better_and_for_all_that_was_measured
     assert judge_claim(no_better, apart).startswith("disagrees") and "0.020 ahead was asked" in judge_claim(
         no_better, apart
     )
-    assert judge_claim(no_better, [row("flat", 1.5), row("wide", 1.51)]).startswith("agrees")
+    assert judge_claim(no_better, [row("flat", 1.5), row("wide", 1.51)]).startswith("cannot tell")
+    for lead, spread, word in ((0.01, 0.004, "agrees"), (0.01, 0.006, "cannot tell"), (0.04, 0.006, "disagrees")):
+        seeds = [row("flat", 1.5, spread, 3), row("wide", 1.5 + lead, spread, 3)]
+        assert judge_claim(no_better, seeds).startswith(word)
     assert judge_claim(no_better, [row("flat", 1.9), row("wide", 1.5)]).startswith("agrees")
     assert judge_claim(no_better, [row("flat", 1.5, 0.2, 3), row("wide", 1.6, 0.2, 3)]).startswith("cannot tell")
     bounded = replace(TWO, better={}, below={"far": 0.1}, measures=("distance",))
@@ -93,7 +109,7 @@ def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:
         ([bounded_row(0.4)], "agrees"),
         ([bounded_row(0.4), bounded_row(None)], "agrees"),  # one that has no such figure says nothing
         ([bounded_row(0.4), bounded_row(0.6)], "disagrees"),
-        ([bounded_row(0.495)], "cannot tell"),  # a fiftieth of the bound is noise
+        ([bounded_row(0.495)], "cannot tell"),  # a twentieth of the bound is noise
         ([bounded_row(0.49, 0.001, 3)], "agrees"),
         ([bounded_row(0.4, 0.2, 3)], "cannot tell"),
         ([bounded_row(None, bits=None)], "cannot tell"),

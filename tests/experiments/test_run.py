@@ -101,7 +101,29 @@ def test_runs_of_like_configuration_have_one_folder() -> None:
     same = {of(wide, *words).run_folder(0, {"train": 3}) for words in ((), ("threads=1",), ("runs_dir=x", "name=else"))}
     assert len(same) == 1
     others = [of(wide, "model.decoder.width=96").run_folder(0, {"train": 3}), of(wide).run_folder(1, {"train": 3})]
-    assert len({*same, *others, of(wide).run_folder(0, {"train": 4})}) == 4
+    others.append(replace(of(wide), corpus="text-1234").run_folder(0, {"train": 3}))
+    assert len({*same, *others, of(wide).run_folder(0, {"train": 4})}) == 5
+
+
+def test_a_run_is_named_by_what_its_text_holds_and_not_by_where_it_is(plan: Plan) -> None:
+    def name_run() -> str:
+        variants, _ = prepare_variants(replace(TWO, variants=TWO.variants[1:]), plan)
+        (corpus,) = shard_corpora(variants).values()
+        return replace(variants[0], corpus=corpus.folder.name).run_folder(0, {"train": 3}).name
+
+    text, place = plan.data / "wikitext-2", f"source.path={plan.data / 'wikitext-2'}"
+    plan = replace(plan, overrides=("source.kind=wikitext", place, "threads=1"))
+    before = name_run()
+    plan = replace(plan, overrides=("source.kind=wikitext", f"{place}/../wikitext-2", "threads=1"))
+    assert name_run() == before
+    (text / "train.txt").write_text((text / "valid.txt").read_text() * 5)
+    assert name_run() != before
+
+
+def test_a_package_that_is_not_known_is_named(plan: Plan) -> None:
+    wrong = Variant("x", package="x-transformer")
+    with pytest.raises(ConfigError, match="package: x-transformer is not known. Use one of "):
+        prepare_variants(replace(TWO, variants=(*TWO.variants, wrong)), plan)
 
 
 @pytest.mark.slow
@@ -197,9 +219,10 @@ def test_one_of_the_catalogue_is_run_whole_at_a_hundredth_of_minutes(
     assert [row["variant"] for row in found["rows"]] == [each.name for each in load_experiment(name).variants]
     assert all(row["bits"] and row["steps"] and not row["failures"] for row in found["rows"])
     made = {path.name for path in Path(found["folder"]).iterdir()}
-    assert made >= {"report.html", f"{name}.png", f"{name}.csv", f"{name}.json", "clock.json"}
+    assert made >= {"report.html", f"{name}.png", f"{name}.csv", f"{name}.json"}
     result = read_as(Result, Path(found["folder"]) / f"{name}.json")
-    assert result.command == f"haed experiment {name} --budget minutes --seconds=8.4 --parallel=2 threads=1"
+    words = f"--seconds=8.4 --parallel=2 --data={plan.data} threads=1"
+    assert result.command == f"haed experiment {name} --budget minutes {words}"
     assert result.date and "cores" in result.machine
     assert f"| command | `{result.command}` |" in format_page(load_experiment(name), result)
 
@@ -340,8 +363,8 @@ def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan, monkeypa
     torch.set_num_threads(2)
     next(found.train_steps("train", open_shards(variant.options), plan.runs_dir))
     assert torch.get_num_threads() == 1  # as ours, so that a clock counts what one core works
-    other = replace(variant, words=("source.kind=stdlib", variant.words[-1]))
-    assert variant.run_folder(0, {}) != other.run_folder(0, {}) and "shards_dir" not in variant.identity
+    others = [replace(variant, corpus="stdlib-1234"), replace(variant, words=(*variant.words, "precision=fp32"))]
+    assert len({each.run_folder(0, {}) for each in (variant, *others)}) == 3 and "shards_dir" not in variant.identity
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("wall", 3.0), ("process", 0.5)])
