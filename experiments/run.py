@@ -208,7 +208,7 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
             words = [word for word in plan.overrides if word.startswith(_PACKAGE_OPTIONS)]
             if PACKAGES[variant.package].is_installed:
                 remembers = "remembered" in experiment.measures
-                runnable.append(PackageVariant(variant, plan.runs_dir, (*source, *places, *words), remembers))
+                runnable.append(PackageVariant(variant, plan.runs_dir, (*source, *places, *words), remembers=remembers))
             else:
                 missing.append(variant.package)
             continue
@@ -260,8 +260,8 @@ def time_steps(
     if path.is_file():
         try:
             clock = read_as(dict[str, Any], path)
-        except ValueError as error:
-            raise ValueError(f"{error}. Delete {path} to time the steps again") from error
+        except ValueError as damage:
+            raise ValueError(f"{damage}. Delete {path} to time the steps again") from damage
         if clock["on"] != platform.node():
             log.info("seconds are by a clock that was measured on %s; without %s it is here", clock["on"], path)
         return StepTimes(dict(clock["seconds"]), dict(clock["failures"]))

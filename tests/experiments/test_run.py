@@ -359,7 +359,8 @@ def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan, monkeypa
     for split in ("train", "valid"):
         read = external_models.read_split(open_shards(variant.options), split)
         assert read.numpy().tobytes() == (own / f"{split}.txt").read_bytes()
-    (found,), _ = prepare_variants(replace(TWO, variants=(package,)), given)
+    (found,), _ = prepare_variants(replace(TWO, variants=(package,), measures=("remembered",)), given)
+    assert isinstance(found, PackageVariant) and found.remembers and not found.corpus
     torch.set_num_threads(2)
     next(found.train_steps("train", open_shards(variant.options), plan.runs_dir))
     assert torch.get_num_threads() == 1  # as ours, so that a clock counts what one core works
