@@ -155,9 +155,9 @@ def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tup
             hashes = hash_chunks(sample.tokens, sample.lengths)
             place = np.searchsorted(keys, hashes).clip(max=len(keys) - 1)
             rows = np.where(keys[place] == hashes, order[place], -1).astype(np.int32)
+            begins, left = np.cumsum(sample.documents) - sample.documents, most - size
+            parts.append(np.insert(rows[:left], begins[begins < left], -1))
             size += len(rows)
-            parts.append(np.insert(rows, np.cumsum(sample.documents) - sample.documents, -1))
             if size > most:
-                parts[-1] = parts[-1][: most - size]
                 return np.concatenate(parts), False
     return np.concatenate(parts or [np.zeros(0, np.int32)]), True

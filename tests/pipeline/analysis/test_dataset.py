@@ -1,0 +1,19 @@
+"""What an analysis reads of a corpus: the frequent chunks, and the split as a stream of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.dataset import find_frequent_chunks, read_stream
+from pipeline.run.opened import open_run
+
+
+@pytest.mark.parametrize("most", [1, 100, 10**6])
+def test_a_stream_has_no_more_chunks_than_asked_for(run: Path, most: int) -> None:
+    corpus = open_run(run).folder.open_corpus()
+    documents = [len(lengths) for _, lengths in corpus.iterate_documents("train")]
+    stream, whole = read_stream(corpus, "train", find_frequent_chunks(corpus, "train", 10**6, 1), most)
+    assert (stream >= 0).sum() == min(most, sum(documents)) and whole == (most > sum(documents))
+    gaps = 1 if most < documents[0] else len(documents)
+    assert np.array_equal((stream < 0).nonzero()[0][:1], [0]) and (stream < 0).sum() == gaps
