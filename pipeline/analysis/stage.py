@@ -160,10 +160,14 @@ def _measure_drift_from(dataset: AnalysisData, before: Run | None, notes: list[s
             "drift is left out: there is no other checkpoint to compare with. Name one with analyse.against=RUN"
         )
         return None
-    rows, size = dataset.every.rows, len(dataset.chunks)
+    rows, size, seed = dataset.every.rows, len(dataset.chunks), dataset.run.options.seed
     source = before.embed_rows(rows.tokens[:size], rows.lengths[:size])
     first, second = (f"{each.folder.path.name} {each.phase} step {each.step:,}" for each in (before, dataset.run))
-    return measure_drift(source, dataset.vectors, dataset.labels, first, second)
+    try:
+        return measure_drift(source, dataset.vectors, dataset.labels, first, second, seed=seed)
+    except ValueError as error:
+        notes.append(f"drift is left out: {error}")
+        return None
 
 
 @guard_results

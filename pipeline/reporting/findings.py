@@ -66,8 +66,9 @@ def describe_findings(result: Analysis) -> list[str]:
     if (each := result.classes) is not None:
         sentences.append(
             f"The cluster of a chunk (one of {each.classes}) gives {each.embedding:.2f} bits of information "
-            f"on the next chunk's cluster. Clusters by context give {each.use:.2f}, by spelling {each.spelling:.2f}, "
-            f"shuffled {each.shuffled:.2f}."
+            f"on the next chunk's cluster, of which {each.bias:.2f} are the bias of small counts. Clusters by context "
+            f"give {each.use:.2f}, by spelling {each.spelling:.2f}, random classes {each.random:.2f} ± "
+            f"{each.random_deviation:.2g}."
         )
     if (checks := result.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
@@ -96,7 +97,7 @@ def describe_findings(result: Analysis) -> list[str]:
         sentences.append(
             f"From {moved.before} to {moved.after}, {moved.overlap:.0%} of the {moved.neighbours} nearest "
             f"neighbours stayed (by chance {moved.chance:.1%}). After the best rotation, the mean cosine "
-            f"of a chunk with itself is {moved.cosine:.2f}."
+            f"of a chunk with itself is {moved.cosine:z.2f} (by chance {moved.cosine_chance:z.2f})."
         )
     if (alike := result.passages) is not None:
         first, last, chance = alike.layers[0], alike.layers[-1], alike.chance
