@@ -19,11 +19,11 @@ class SimilarityStatistics:
 
     Attributes:
         neighbours: mean similarity of the neighbours by embedding.
-        chance: mean similarity of any two chunks.
+        chance: mean similarity of a query and any other chunk of the band.
         best: mean similarity of the nearest chunks by this similarity itself.
         share: position of `neighbours` between `chance` (0) and `best` (1).
         overlap: share of the neighbours by embedding that are also nearest by this similarity.
-        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over all pairs.
+        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over the same pairs.
         by_cosine: mean similarity by the cosine of embeddings, in the bins of `Agreement.cosines`.
     """
 
@@ -58,7 +58,7 @@ class Agreement:
         neighbours: neighbours of each query.
         chance: expected overlap of two unrelated lists of neighbours.
         use: similarity of contexts.
-        spelling: similarity of bytes.
+        spelling: similarity of the first 64 bytes, or of pixels.
         cosines: lower edges of the bins of the cosine of embeddings.
         examples: some queries with their neighbours.
     """
@@ -326,7 +326,7 @@ class Analysis:
         fallback: why a checkpoint other than the best was used, or None.
         split: split whose chunks and contexts were analysed.
         chunks: number of chunks analysed, the most frequent ones.
-        least: minimum count of an analysed chunk.
+        least: count of the rarest analysed chunk.
         width: width of their embeddings.
         agreement: agreement in use and spelling by frequency band, the most frequent chunks first.
         classes: information that clusters give about the next cluster, or None.

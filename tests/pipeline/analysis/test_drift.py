@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from pipeline.analysis import plots
 from pipeline.analysis.geometry import align_procrustes, measure_drift
 
 LABELS = [str(number) for number in range(80)]
@@ -55,6 +57,13 @@ def test_equal_embeddings_have_no_drift(source: np.ndarray) -> None:
     for first, second in ((equal, equal), (equal, source), (source, equal)):
         with pytest.raises(ValueError, match="all embeddings of a checkpoint are equal"):
             measure_drift(first, second, LABELS, "a", "b")
+
+
+def test_each_bar_of_drift_has_its_value(source: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "encode_png", figures.append)
+    plots.plot_drift(measure_drift(source, source, LABELS, "a", "b"))
+    assert {text.get_text() for axes in figures[0].axes for text in axes.texts} == {"1.000"}
 
 
 def test_widths_may_differ(source: np.ndarray) -> None:
