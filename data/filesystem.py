@@ -169,27 +169,29 @@ def read_text(path: Path | str, most: int) -> str:
     return read_bytes(path, most).decode(errors="replace")
 
 
-def parse_json(content: bytes | str, where: Path | str) -> Any:
+def parse_json(content: bytes | str, where: Path | str, advice: str = "") -> Any:
     """Parse JSON whose tree is nested no deeper than `DEEPEST`.
 
     Args:
         content: the JSON.
         where: name of it for errors.
+        advice: what to do, appended to the error.
 
     Raises:
         CorruptFileError: it is nested deeper, or is no JSON.
     """
+    advice = advice and f". {advice}"
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     depth = 0
     if raw.count(b"[") + raw.count(b"{") > DEEPEST:
         for match in _JSON.finditer(raw):
             depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(match[0], 0)
             if depth > DEEPEST:
-                raise CorruptFileError(f"{where} is damaged: it is nested more than {DEEPEST} levels deep")
+                raise CorruptFileError(f"{where} is damaged: it is nested more than {DEEPEST} levels deep{advice}")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"{where} is damaged: {error}") from error
+        raise CorruptFileError(f"{where} is damaged: {error}{advice}") from error
 
 
 def check_yaml(content: bytes, where: Path | str) -> str:
@@ -315,7 +317,8 @@ def read_json(
     path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "", several: bool = False
 ) -> Any:
     """Read and verify a JSON file that we wrote. See `read_bytes`, `parse_json` and `verify_checksums` for the errors."""
-    return verify_checksums(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
+    content = parse_json(read_bytes(path, most, inside), path, advice)
+    return verify_checksums(content, path, advice=advice, several=several)
 
 
 class OpenedFile:

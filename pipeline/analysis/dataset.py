@@ -31,7 +31,7 @@ class ChunkTable:
         chunks: bytes of each chunk.
         counts: (n,) occurrences in the split.
         rows: the same chunks as tokens and lengths, ready to be embedded.
-        least: minimum count of a chunk in the table.
+        least: minimum count that was asked of a chunk. All in the table may have more.
         left_out: number of further chunks that reach this count.
     """
 
@@ -129,12 +129,12 @@ def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int |
     """
     distinct = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
     least = min_count or FREQUENT
-    if min_count is None and len(distinct.counts) < ENOUGH:
+    if min_count is None and len(distinct.counts) + distinct.left_out < ENOUGH:
         distinct, least = count_distinct_chunks(corpus, split, most=most), 1
     if len(distinct.counts) < 3:
         raise ValueError(
             f"only {len(distinct.counts)} distinct chunks of the {split} split occur {least} times, too "
-            "few to analyse. Lower analyse.min_count, or choose another analyse.split"
+            f"few to analyse. {'Lower analyse.min_count, or choose' if least > 1 else 'Choose'} another analyse.split"
         )
     chunks = [row.tobytes()[:length] for row, length in zip(distinct.tokens, distinct.lengths, strict=True)]
     return ChunkTable(chunks, distinct.counts, distinct, least, distinct.left_out)
@@ -155,9 +155,9 @@ def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tup
             hashes = hash_chunks(sample.tokens, sample.lengths)
             place = np.searchsorted(keys, hashes).clip(max=len(keys) - 1)
             rows = np.where(keys[place] == hashes, order[place], -1).astype(np.int32)
+            begins, left = np.cumsum(sample.documents) - sample.documents, most - size
+            parts.append(np.insert(rows[:left], begins[begins < left], -1))
             size += len(rows)
-            parts.append(np.insert(rows, np.cumsum(sample.documents) - sample.documents, -1))
             if size > most:
-                parts[-1] = parts[-1][: most - size]
                 return np.concatenate(parts), False
     return np.concatenate(parts or [np.zeros(0, np.int32)]), True

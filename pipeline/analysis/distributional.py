@@ -78,7 +78,7 @@ def _pixel_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
 
 
 SMOOTHING = 0.75
-_BINS, _EXAMPLES = 12, 10
+_BINS, _EXAMPLES, _PERMUTATIONS = 12, 10, 20
 
 
 def count_contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
@@ -226,13 +226,23 @@ def measure_class_information(
         use: (n,) as many clusters of context vectors.
         chunks: bytes of each chunk.
         counts: (n,) occurrences of each chunk.
-        seed: seed of the shuffled clusters.
+        seed: seed of the permutations.
     """
-    number = int(embedding.max()) + 1
-    shuffled = np.random.default_rng(seed).permutation(embedding)
+    number, chance = int(embedding.max()) + 1, np.random.default_rng(seed)
+    known, permuted = (stream >= 0) & (stream < len(embedding)), stream.copy()
+    permuted[known] = chance.permutation(stream[known])
+    at_random = [mutual_information(stream, chance.permutation(embedding))[0] for _ in range(_PERMUTATIONS)]
     order = np.array(sorted(range(len(chunks)), key=chunks.__getitem__))
     spelled = np.empty(len(chunks), np.int64)
     spelled[order] = np.cumsum(counts[order]) * number // (counts.sum() + 1)
     bits, pairs = mutual_information(stream, embedding)
-    others = (mutual_information(stream, each)[0] for each in (use, shuffled, spelled))
-    return Classes(number, pairs, bits, *others)
+    return Classes(
+        classes=number,
+        pairs=pairs,
+        embedding=bits,
+        use=mutual_information(stream, use)[0],
+        spelling=mutual_information(stream, spelled)[0],
+        bias=mutual_information(permuted, embedding)[0],
+        random=float(np.mean(at_random)),
+        random_deviation=float(np.std(at_random, ddof=1)),
+    )

@@ -11,6 +11,7 @@ from pipeline.run.analysis_results import ChunkDrift, Drift, EmbeddingSample, No
 from pipeline.run.index.faiss_search import prepare_vectors
 
 _CLUSTER_ROUNDS = 20
+_ROUNDING = 1e-6  # of float32 embeddings, relative
 _MOVED = 12  # chunks that are named: the most and the least moved
 
 
@@ -34,13 +35,19 @@ def measure_spread(vectors: np.ndarray) -> EmbeddingSample:
     The dimension is the participation ratio, as in Gao et al. 2017. The mean cosine covers all pairs, not a sample:
     it is (|Σu|² − n) / (n² − n) for unit vectors u.
     """
-    exact = vectors.astype(np.float64)
-    centred = exact - exact.mean(0)
+    exact, centred = vectors.astype(np.float64), centre_vectors(vectors)
     variances = np.linalg.svd(centred, compute_uv=False) ** 2
-    total = max(float(variances.sum()), 1e-30)
-    ratio = total**2 / max(float((variances**2).sum()), 1e-300)
+    total = float(variances.sum())
+    ratio = total**2 / float((variances**2).sum()) if total else 1.0
     half = int(np.searchsorted(np.cumsum(variances), total / 2)) + 1
     return EmbeddingSample(vectors.shape[1], _mean_cosine(exact), _mean_cosine(centred), ratio, half)
+
+
+def centre_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (n, E) less their mean, in float64: zeros if they differ by no more than rounding."""
+    exact = vectors.astype(np.float64)
+    centred = exact - exact.mean(0)
+    return centred if np.linalg.norm(centred) > _ROUNDING * np.linalg.norm(exact) else np.zeros_like(exact)
 
 
 def _mean_cosine(vectors: np.ndarray) -> float:
@@ -108,13 +115,15 @@ def align_procrustes(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray
 
     This is the orthogonal Procrustes problem (Schönemann 1966). Hamilton et al. 2016 align word vectors of two
     periods the same way. The narrower set is padded with zeros.
+
+    Raises:
+        ValueError: the vectors of a set are all equal.
     """
     width = max(source.shape[1], target.shape[1])
-    a, b = (
-        np.pad(each.astype(np.float64) - each.mean(0), ((0, 0), (0, width - each.shape[1])))
-        for each in (source, target)
-    )
-    a, b = a / max(np.linalg.norm(a), 1e-300), b / max(np.linalg.norm(b), 1e-300)
+    a, b = (np.pad(centre_vectors(each), ((0, 0), (0, width - each.shape[1]))) for each in (source, target))
+    if not (a.any() and b.any()):
+        raise ValueError("all embeddings of a checkpoint are equal")
+    a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
     left, values, right = np.linalg.svd(a.T @ b)
     return a @ (left @ right), b, float(max(0.0, 1 - values.sum() ** 2))
 
@@ -128,8 +137,12 @@ def measure_drift(
     queries: int = 1000,
     frequent: int = 2000,
     count: int = 10,
+    seed: int = 0,
 ) -> Drift:
     """Compare the embeddings (n, E) that two checkpoints give the same chunks, the most frequent first.
+
+    The alignment fits E × E values, so unrelated embeddings also seem related. A permutation of the chunks of the first
+    checkpoint, aligned in the same way, is the chance level.
 
     Args:
         source: embeddings by the first checkpoint.
@@ -140,12 +153,18 @@ def measure_drift(
         queries: number of chunks whose neighbours are compared, spread evenly over the frequency ranks.
         frequent: number of the most frequent chunks from which the most and least moved are chosen.
         count: neighbours of each chunk.
+        seed: seed of the permutation.
+
+    Raises:
+        ValueError: the embeddings of a checkpoint are all equal.
     """
     moved, onto, distance = align_procrustes(source, target)
-    cosines = (normalise_rows(moved) * normalise_rows(onto)).sum(1)
+    cosines = _row_cosines(moved, onto)
+    permuted, still, distance_chance = align_procrustes(np.random.default_rng(seed).permutation(source), target)
+    centred = [centre_vectors(each) for each in (source, target)]
     rows = np.unique(np.linspace(0, len(source) - 1, min(queries, len(source))).astype(int))
     count = min(count, len(source) - 1)
-    first, second = (find_nearest(each - each.mean(0), rows, count) for each in (source, target))
+    first, second = (find_nearest(each, rows, count) for each in centred)
     order = np.argsort(cosines[:frequent], kind="stable")
     named = [ChunkDrift(labels[row], float(cosines[row])) for row in order]
     same_width = source.shape[1] == target.shape[1]
@@ -153,8 +172,10 @@ def measure_drift(
         before=before,
         after=after,
         distance=distance,
+        distance_chance=distance_chance,
         cosine=float(cosines.mean()),
-        unaligned=float((normalise_rows(source) * normalise_rows(target)).sum(1).mean()) if same_width else None,
+        cosine_chance=float(_row_cosines(permuted, still).mean()),
+        unaligned=float(_row_cosines(*centred).mean()) if same_width else None,
         neighbours=count,
         queries=len(rows),
         overlap=float((first[:, :, None] == second[:, None]).any(2).mean()),
@@ -162,3 +183,8 @@ def measure_drift(
         most=named[:_MOVED],
         least=named[: -_MOVED - 1 : -1],
     )
+
+
+def _row_cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the cosine (n,) of each row of a with the same row of b."""
+    return np.asarray((normalise_rows(a) * normalise_rows(b)).sum(1))

@@ -148,7 +148,7 @@ def _mean_precision(checks: list[Check]) -> dict[str, float]:
 
 def _mean_difference(values: list[float]) -> Difference:
     error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-    return Difference(float(np.mean(values)), error)
+    return Difference(float(np.mean(values)), error, len(values))
 
 
 def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarray | None:

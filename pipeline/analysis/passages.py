@@ -13,7 +13,7 @@ Legend: P places, Q queries among them, W width of a state.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,8 @@ class Places:
 def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
     """Draw places from the second halves of windows that do not overlap.
 
+    The windows are a uniform sample of all that the split has, whatever the lengths of its documents.
+
     Args:
         run: run of a chunk model.
         split: split to draw from.
@@ -68,12 +70,16 @@ def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
     """
     system, corpus, context = run.system, run.folder.open_corpus(), run.options.batch.context
     assert isinstance(system, HAED)
-    share = most / OF_WINDOW * context / max(1, corpus.split_counts(split).chunks)
-    chance, number = np.random.default_rng(seed), itertools.count()
-    overlapping = cut_windows(corpus.iterate_documents(split), context)
-    apart = (each for each in overlapping if each.begin % (2 * max(1, context // 2)) == 0)
-    long = (each for each in apart if each.size > 1 and chance.random() < share)
-    drawn = itertools.islice(long, -(-most // OF_WINDOW))
+
+    def iterate_windows() -> Iterator[Window]:
+        apart = cut_windows(corpus.iterate_documents(split), context, stride=context)
+        return (each for each in apart if each.size > 1)
+
+    # The windows are counted first: how many there are depends on the lengths of the documents.
+    total, number = sum(1 for _ in iterate_windows()), itertools.count()
+    size = min(-(-most // OF_WINDOW), total)
+    picked = set(np.random.default_rng(seed).choice(total, size, replace=False).tolist()) if size else set()
+    drawn = (each for place, each in enumerate(iterate_windows()) if place in picked)
     places: list[tuple[int, int, bytes, bytes, str]] = []
     states: list[list[np.ndarray]] = []
     while batch := list(itertools.islice(drawn, _AT_ONCE)):

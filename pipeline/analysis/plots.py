@@ -40,7 +40,7 @@ def plot_agreement(bands: Sequence[Agreement]) -> bytes:
             axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
         axes.plot([], [], "--", color="#57606a", linewidth=0.9, label=f"the {band.neighbours} nearest")
         axes.set_ylabel("from chance (0) to the best (1)", fontsize=8)
-        axes.legend(fontsize=8, frameon=False, loc="center left")
+        axes.legend(fontsize=8, frameon=False, loc="best")
     return encode_png(figure)
 
 
@@ -92,9 +92,10 @@ def plot_drift(drift: Drift) -> bytes:
     for position, (title, moved) in enumerate((("moved most", drift.most), ("moved least", drift.least)), 1):
         axes = add_panel(figure, position, 2, title, "cosine with itself, after the best rotation")
         places = np.arange(len(moved))[::-1]
-        axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
+        bars = axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
+        axes.bar_label(bars, fmt="{:z.3f}", fontsize=7, padding=2)
         axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
-        axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1)
+        axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1.12)  # room for the values
     return encode_png(figure)
 
 

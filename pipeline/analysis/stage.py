@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from pipeline.analysis.dataset import AnalysisData, label_chunks, load_analysis_
 from pipeline.analysis.geometry import find_nearest, measure_drift, normalise_rows
 from pipeline.analysis.map import MapPoints, render_map_page
 from pipeline.config import ConfigError, Options
-from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, describe_findings
+from pipeline.console import format_error
+from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, RESULT, describe_findings
+from pipeline.reporting.plots import drawable_label
 from pipeline.run.analysis_results import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, Part, read_as
@@ -35,10 +38,12 @@ _FEWEST = 3 * _NEAREST  # chunks needed to compare use
 
 
 def _compute_analysis(
-    options: Options, dataset: AnalysisData, before: Run | None, folder: str, maps: list[str]
+    options: Options, dataset: AnalysisData, before: Run | str, folder: str, maps: list[str]
 ) -> Analysis:
-    """Compute the analysis without its pictures; `before` is the run that drift is measured from."""
+    """Compute the analysis without its pictures; `before` is the run that drift is measured from, or why there is none."""
     notes, run = list(dataset.notes), dataset.run
+    if any(drawable_label(label).count("·") > label.count("·") for label in dataset.labels):
+        notes.append(f"pictures show · for characters that their font lacks. {MAP} shows them")
     agreement, classes, intrinsic = _analyse_use(options, dataset, notes)
     analysis = Analysis(
         folder=folder,
@@ -49,7 +54,7 @@ def _compute_analysis(
         fallback=run.checkpoint.fallback,
         split=options.analyse.split,
         chunks=len(dataset.chunks),
-        least=dataset.every.least,
+        least=int(dataset.counts[-1]),
         width=dataset.vectors.shape[1],
         agreement=agreement,
         classes=classes,
@@ -131,7 +136,11 @@ def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
     if not os.path.lexists(path):
         notes.append(f"loss by frequency is left out. {again}")
         return []
-    evaluation = read_as(Evaluation, path)
+    try:
+        evaluation = read_as(Evaluation, path)
+    except (OSError, ValueError) as error:
+        notes.append(f"loss by frequency is left out: {format_error(error)}")
+        return []
     if evaluation.checkpoint != run.digest or evaluation.breakdown is None:
         other = "of another checkpoint" if evaluation.checkpoint != run.digest else "without its breakdown"
         notes.append(f"loss by frequency is left out: evaluation.json is {other}. {again}")
@@ -154,16 +163,18 @@ def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer |
     return passages.compare_layers(places, options.seed)
 
 
-def _measure_drift_from(dataset: AnalysisData, before: Run | None, notes: list[str]) -> Drift | None:
-    if before is None:
-        notes.append(
-            "drift is left out: there is no other checkpoint to compare with. Name one with analyse.against=RUN"
-        )
+def _measure_drift_from(dataset: AnalysisData, before: Run | str, notes: list[str]) -> Drift | None:
+    if isinstance(before, str):
+        notes.append(f"drift is left out: {before}")
         return None
-    rows, size = dataset.every.rows, len(dataset.chunks)
+    rows, size, seed = dataset.every.rows, len(dataset.chunks), dataset.run.options.seed
     source = before.embed_rows(rows.tokens[:size], rows.lengths[:size])
     first, second = (f"{each.folder.path.name} {each.phase} step {each.step:,}" for each in (before, dataset.run))
-    return measure_drift(source, dataset.vectors, dataset.labels, first, second)
+    try:
+        return measure_drift(source, dataset.vectors, dataset.labels, first, second, seed=seed)
+    except ValueError as error:
+        notes.append(f"drift is left out: {error}")
+        return None
 
 
 @guard_results
@@ -172,6 +183,7 @@ def analyse_run(options: Options) -> Analysis:
 
     Raises:
         ConfigError: the model has no chunk embeddings, or an option cannot be satisfied.
+        FileExistsError: something else has the place of the analysis or of one of its files.
         FileNotFoundError: no such shards or run, or nothing was trained.
         ValueError: the split has too few chunks, or a file of the run is damaged.
     """
@@ -183,10 +195,11 @@ def analyse_run(options: Options) -> Analysis:
         )
     kinds = map.select_projections(options.analyse.map)
     folder = RunFolder.from_options(options)
+    place = folder.path / ANALYSIS
+    _check_place(place)
     run = Run(folder, options)
     before = _open_drift_reference(run)
     dataset = load_analysis_data(run, options)
-    place = folder.path / ANALYSIS
     log.info("comparing neighbours by use and by spelling")
     analysis = _compute_analysis(options, dataset, before, str(place), [map.NAMES[name] for name in kinds])
     log.info("drawing")
@@ -194,18 +207,30 @@ def analyse_run(options: Options) -> Analysis:
     pictures = _draw_pictures(analysis, dataset, places)
     content = {**pictures, MAP: _render_map(options, dataset, places)}
     make_folders(place, within=folder.path)
+    (place / RESULT).unlink(missing_ok=True)  # first: a stage that ends early leaves no metrics beside other pictures
     for name in set(PICTURES) - set(content):  # left by an earlier analysis
         (place / name).unlink(missing_ok=True)
     for name, written in content.items():
         write_atomically(place / name, written)
-    shutil.rmtree(place / "projector", ignore_errors=True)
+    if (exported := place / "projector").is_symlink():
+        exported.unlink()
+    shutil.rmtree(exported, ignore_errors=True)
     if options.analyse.projector:
         _export_projector(dataset, options)
     analysis.files = [MAP, *pictures, *(["projector"] if options.analyse.projector else [])]
     analysis.seconds = time.perf_counter() - began
-    folder.write_json(f"{ANALYSIS}/analysis.json", asdict(analysis))
+    folder.write_json(f"{ANALYSIS}/{RESULT}", asdict(analysis))
     release_memory()
     return analysis
+
+
+def _check_place(place: Path) -> None:
+    """Raise FileExistsError if something else has the place of the analysis or of one of its files."""
+    files = [place / name for name in (RESULT, MAP, *PICTURES)]
+    wrong = [place] if place.exists() and not place.is_dir() else [path for path in files if path.is_dir()]
+    if wrong:
+        kind = "folder, not a file" if wrong[0].is_dir() else "file, not a folder"
+        raise FileExistsError(f"{wrong[0]} is a {kind}, so the analysis cannot be written. Move it away")
 
 
 def draw_map(run: Run) -> None:
@@ -241,34 +266,39 @@ def _render_map(options: Options, dataset: AnalysisData, places: dict[str, np.nd
     return render_map_page(f"{options.name}: map of embeddings", about, run.digest, points).encode()
 
 
-def _open_drift_reference(run: Run) -> Run | None:
-    """Open the run that drift is measured from: `analyse.against`, or phase one; return None if there is neither.
+def _open_drift_reference(run: Run) -> Run | str:
+    """Open the run that drift is measured from: `analyse.against`, or phase one; return it, or why there is neither.
 
     Raises:
-        ConfigError: the other run uses another chunker, or its checkpoint is the same.
+        ConfigError: the run in `analyse.against` embeds no chunks, uses another chunker, or has the same checkpoint.
+        OSError, ValueError: the run in `analyse.against` is missing or damaged.
     """
     options, named = run.options, run.options.analyse.against
+    absent = "there is no other checkpoint to compare with. Name one with analyse.against=RUN"
+    if named is None and run.phase != "finetune":
+        return absent
     try:
-        if named is not None:
-            other = RunFolder.find(named, options.runs_dir)
-            reference = Run(other, other.load_options())
-        elif run.phase == "finetune":
-            other = run.folder.find_first_run(options)
-            reference = Run(other, other.load_options(["evaluate.stage=pretrain"]))
-        else:
-            return None
-    except FileNotFoundError:
+        other = run.folder.find_first_run(options) if named is None else RunFolder.find(named, options.runs_dir)
+        given = str(other.path) if named is None else f"analyse.against={named}"
+        theirs = other.load_options(["evaluate.stage=pretrain"] if named is None else [])
+        if not SYSTEMS[theirs.model.kind].chunks:
+            raise ConfigError(
+                f"{given} is of model.kind={theirs.model.kind}, which does not embed single chunks, so there are no "
+                "embeddings to compare with. Name another run"
+            )
+        reference = Run(other, theirs)
+        if (reference.chunker.name, reference.chunker.k) != (run.chunker.name, run.chunker.k):
+            raise ConfigError(
+                f"{given} has other chunks: {reference.chunker.name} of {reference.chunker.k}. "
+                f"{run.folder.path} has {run.chunker.name} of {run.chunker.k}"
+            )
+        if reference.digest == run.digest:
+            raise ConfigError(f"{given} is the analysed checkpoint itself. Name another run")
+        return reference
+    except (OSError, ValueError) as error:
         if named is not None:
             raise
-        return None  # phase one was deleted
-    if (reference.chunker.name, reference.chunker.k) != (run.chunker.name, run.chunker.k):
-        raise ConfigError(
-            f"analyse.against={named} has other chunks: {reference.chunker.name} of {reference.chunker.k}. "
-            f"{run.folder.path} has {run.chunker.name} of {run.chunker.k}"
-        )
-    if reference.digest == run.digest:
-        raise ConfigError(f"analyse.against={named} is the analysed checkpoint itself. Name another run")
-    return reference
+        return absent if isinstance(error, FileNotFoundError) else format_error(error)  # phase one was deleted
 
 
 def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, np.ndarray]) -> dict[str, bytes]:

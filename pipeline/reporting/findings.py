@@ -5,9 +5,11 @@ from pathlib import Path
 
 from pipeline.reporting.rendering import Table
 from pipeline.run.analysis_results import Analysis, Intrinsic
+from pipeline.suggestions import format_command
 
 ANALYSIS = "analysis"  # folder of a run that `haed analyse` writes to
 MAP = "map.html"
+RESULT = "analysis.json"
 
 
 def read_map_checkpoint(page: Path) -> str | None:
@@ -23,22 +25,23 @@ PICTURES = {
     "use.png": (
         "Use and spelling",
         "Use compares the chunks that stand before and after a chunk, by positive pointwise mutual "
-        "information. Spelling compares by edit distance, divided by the longer length. 0 is the similarity "
+        "information. Spelling compares the first 64 bytes by edit distance, divided by the longer length; "
+        "pixels by the mean absolute difference, divided by 255. 0 is the similarity "
         "of random chunks, 1 that of the nearest chunks by the same measure. Neighbours are ranked "
         "by centred cosine, the default of index.metric.",
     ),
     "intrinsic.png": (
         "Intrinsic checks",
-        "Precision@10: the share of the 10 nearest words that are in the same set. For pairs, it is "
-        "whether the other half is among them. A word stands for its most frequent form. The baselines "
+        "Precision@10: the number of the set's other members among the 10 nearest words, over the most possible. "
+        "For pairs, it is whether the other half is among them. A word stands for its most frequent form. The baselines "
         "are PPMI-SVD, from context counts of the same split, and spelling, by edit distance.",
     ),
     "loss.png": ("Loss by frequency", "Exact bits of the evaluation, by how often a chunk occurs in the train split."),
     "norms.png": ("Norm against frequency", ""),
     "drift.png": (
         "Drift",
-        "Embeddings of the same chunks by two checkpoints. The second is rotated, reflected and scaled "
-        "to match the first (orthogonal Procrustes). The remaining difference is not due to the choice "
+        "Embeddings of the same chunks by two checkpoints. Both are centred and scaled. The first is then rotated and "
+        "reflected to match the second (orthogonal Procrustes). The remaining difference is not due to the choice "
         "of coordinates.",
     ),
     "passages.png": (
@@ -60,14 +63,15 @@ def describe_findings(result: Analysis) -> list[str]:
         )
         sentences.append(
             f"Neighbours of the {band.among:,} {which} ({often}): {band.verdict}. On a scale from chance "
-            f"to the best possible, they reach {band.use.share:.0%} in use and {band.spelling.share:.0%} "
+            f"to the best possible, they reach {band.use.share:z.0%} in use and {band.spelling.share:z.0%} "
             "in spelling."
         )
     if (each := result.classes) is not None:
         sentences.append(
             f"The cluster of a chunk (one of {each.classes}) gives {each.embedding:.2f} bits of information "
-            f"on the next chunk's cluster. Clusters by context give {each.use:.2f}, by spelling {each.spelling:.2f}, "
-            f"shuffled {each.shuffled:.2f}."
+            f"on the next chunk's cluster, of which {each.bias:z.2f} are the bias of small counts. Clusters by context "
+            f"give {each.use:.2f}, by spelling {each.spelling:.2f}, random classes {each.random:.2f} ± "
+            f"{each.random_deviation:.2g}."
         )
     if (checks := result.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
@@ -85,18 +89,18 @@ def describe_findings(result: Analysis) -> list[str]:
         )
     sentences.append(
         f"The norms are {result.norms.mean:.3g} ± {result.norms.deviation:.2g}. Their correlation with "
-        f"frequency is {result.norms.correlation:+.2f} (Spearman), and a ten times higher count changes "
-        f"them by {result.norms.slope:+.1%}."
+        f"frequency is {result.norms.correlation:+z.2f} (Spearman), and a ten times higher count changes "
+        f"them by {result.norms.slope:+z.1%}."
     )
     sentences.append(
-        f"The mean cosine of two chunks is {result.cloud.mean_cosine:.2f}. Of {result.cloud.width} "
+        f"The mean cosine of two chunks is {result.cloud.mean_cosine:z.2f}. Of {result.cloud.width} "
         f"dimensions, {result.cloud.dimension:.1f} are effectively used (participation ratio)."
     )
     if (moved := result.drift) is not None:
         sentences.append(
             f"From {moved.before} to {moved.after}, {moved.overlap:.0%} of the {moved.neighbours} nearest "
             f"neighbours stayed (by chance {moved.chance:.1%}). After the best rotation, the mean cosine "
-            f"of a chunk with itself is {moved.cosine:.2f}."
+            f"of a chunk with itself is {moved.cosine:z.2f} (by chance {moved.cosine_chance:z.2f})."
         )
     if (alike := result.passages) is not None:
         first, last, chance = alike.layers[0], alike.layers[-1], alike.chance
@@ -140,4 +144,6 @@ def format_analysis(result: Analysis) -> str:
         ]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"{result.folder}/{name}" for name in result.files if not name.endswith(".png")]
+    if (report := Path(result.folder).with_name("report.html")).exists():
+        lines.append(f"{report} does not show this analysis. Run {format_command('report', report.parent)} again")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from data.statistics import Summary
 from pipeline.config import PHASES, Difference, Options, Phase, flatten_options, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text
 from pipeline.reporting.charts import draw_corpus, draw_curves
-from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, precision_table
+from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, RESULT, precision_table
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import (
     RunState,
@@ -265,7 +265,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
     environment = files.read("environment.json", lambda path: read_as(dict[str, Any], path))
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
-    analysis = files.read(f"{ANALYSIS}/analysis.json", lambda path: read_as(Analysis, path, folder.path))
+    analysis = files.read(f"{ANALYSIS}/{RESULT}", lambda path: read_as(Analysis, path, folder.path))
     present = files.attempt(lambda: folder.select_checkpoint(stage) if folder.is_trained() else None)
     if present is not None:
         if files.is_strict:
@@ -280,7 +280,10 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
             f"The analysis belongs to another checkpoint ({analysis.stage} step {analysis.step:,}), so "
             f"it is not shown. Run {format_command('analyse', folder.path, *stage_overrides(stage))} again."
         )
-    names = ["samples.png", *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis)]
+    names = [
+        "samples.png",
+        *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis and name in report.analysis.files),
+    ]
     report.pictures = {name: folder.path / name for name in names if os.path.lexists(folder.path / name)}
     return report
 

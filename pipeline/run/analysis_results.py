@@ -5,6 +5,13 @@ from dataclasses import dataclass, field
 from pipeline.config import Phase
 from pipeline.run.files import Part
 
+_FEWEST_SETS = 5
+# 97.5 % quantiles of Student's t with 4, 5, … degrees of freedom. With more than 29 the last one is used, which is stricter.
+_STUDENT_T = (
+    *(2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
+    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045),
+)
+
 
 @dataclass
 class SimilarityStatistics:
@@ -12,11 +19,11 @@ class SimilarityStatistics:
 
     Attributes:
         neighbours: mean similarity of the neighbours by embedding.
-        chance: mean similarity of any two chunks.
+        chance: mean similarity of a query and any other chunk of the band.
         best: mean similarity of the nearest chunks by this similarity itself.
         share: position of `neighbours` between `chance` (0) and `best` (1).
         overlap: share of the neighbours by embedding that are also nearest by this similarity.
-        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over all pairs.
+        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over the same pairs.
         by_cosine: mean similarity by the cosine of embeddings, in the bins of `Agreement.cosines`.
     """
 
@@ -51,7 +58,7 @@ class Agreement:
         neighbours: neighbours of each query.
         chance: expected overlap of two unrelated lists of neighbours.
         use: similarity of contexts.
-        spelling: similarity of bytes.
+        spelling: similarity of the first 64 bytes, or of pixels.
         cosines: lower edges of the bins of the cosine of embeddings.
         examples: some queries with their neighbours.
     """
@@ -87,16 +94,21 @@ class Classes:
         pairs: number of neighbouring chunks counted.
         embedding: bits for the clusters of embeddings.
         use: bits for as many clusters of context vectors, the baseline.
-        shuffled: bits for shuffled clusters of the same sizes, which estimate the bias of small counts.
         spelling: bits for as many equally frequent classes of chunks sorted by their bytes.
+        bias: bits for the clusters of embeddings if the chunks of the split are permuted: the bias of small counts.
+        random: mean bits for random classes, which are permutations of the clusters of embeddings. Unlike `bias`, they
+            keep what a chunk alone tells of the next one.
+        random_deviation: standard deviation of these.
     """
 
     classes: int
     pairs: int
     embedding: float
     use: float
-    shuffled: float
     spelling: float
+    bias: float
+    random: float
+    random_deviation: float
 
 
 @dataclass
@@ -126,15 +138,18 @@ class Check:
 
 @dataclass
 class Difference:
-    """Precision of the model less that of another system: mean over sets, and its standard error (None for one set)."""
+    """Precision of the model less that of another system: mean over sets, its standard error (None for one set), sets."""
 
     mean: float
     error: float | None
+    sets: int
 
     @property
     def is_significant(self) -> bool:
-        """Return true if the mean is more than two standard errors away from zero."""
-        return self.error is not None and abs(self.mean) > 2 * self.error
+        """Return true if there are at least five sets, and Student's t differs from zero at 5 %, two-sided."""
+        if self.error is None or self.sets < _FEWEST_SETS:
+            return False
+        return abs(self.mean) > _STUDENT_T[min(self.sets - _FEWEST_SETS, len(_STUDENT_T) - 1)] * self.error
 
 
 @dataclass
@@ -159,12 +174,14 @@ class Intrinsic:
 
     @property
     def verdict(self) -> str:
-        """List the baselines by significance: beaten, not told apart, better."""
+        """Say over how many sets each baseline is beaten, not told apart or better."""
         groups: dict[str, list[str]] = {"beaten": [], "not told apart": [], "better": []}
         for name, each in self.difference.items():
             group = "not told apart" if not each.is_significant else "beaten" if each.mean > 0 else "better"
             groups[group].append(name)
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
+        sets = next((each.sets for each in self.difference.values()), 0)
+        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
+        return f"over {sets} sets, {listed}"
 
 
 @dataclass
@@ -182,8 +199,10 @@ class Drift:
     Attributes:
         before: displayed name of the earlier checkpoint.
         after: displayed name of the later checkpoint.
-        distance: Procrustes' statistic: distance after the best alignment, from 0 (equal) to 1 (nothing in common).
-        cosine: mean cosine of each chunk's two embeddings after that alignment.
+        distance: Procrustes' statistic: the distance after the best alignment, 0 if that makes them equal.
+        distance_chance: that distance after the chunks of one checkpoint are permuted, for unrelated embeddings.
+        cosine: mean cosine of each chunk's two embeddings after that alignment. All cosines are of centred embeddings.
+        cosine_chance: that cosine after the same permutation.
         unaligned: the mean cosine without alignment, or None if the widths differ.
         neighbours: number of neighbours compared for each chunk, by the centred cosine.
         queries: number of chunks whose neighbours are compared.
@@ -196,7 +215,9 @@ class Drift:
     before: str
     after: str
     distance: float
+    distance_chance: float
     cosine: float
+    cosine_chance: float
     unaligned: float | None
     neighbours: int
     queries: int
@@ -305,7 +326,7 @@ class Analysis:
         fallback: why a checkpoint other than the best was used, or None.
         split: split whose chunks and contexts were analysed.
         chunks: number of chunks analysed, the most frequent ones.
-        least: minimum count of an analysed chunk.
+        least: count of the rarest analysed chunk.
         width: width of their embeddings.
         agreement: agreement in use and spelling by frequency band, the most frequent chunks first.
         classes: information that clusters give about the next cluster, or None.

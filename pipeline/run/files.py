@@ -60,13 +60,15 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
         FileNotFoundError: there is no such file.
         ValueError: its content is damaged or does not fit the type.
     """
-    content = filesystem.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
+    advice = AGAIN.get(path.name, "")
+    content = filesystem.read_json(path, inside=inside or path.parent, advice=advice, several=True)
     try:
         return cast(T, type_adapter(cast(Any, kind)).validate_python(content))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path} is damaged or of another version: {place} {first['msg'].lower()}") from error
+        problem = f"{place} {first['msg'].lower()}{advice and f'. {advice}'}"
+        raise ValueError(f"{path} is damaged or of another version: {problem}") from error
 
 
 @dataclass

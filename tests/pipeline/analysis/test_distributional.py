@@ -44,6 +44,15 @@ def test_mutual_information_of_classes() -> None:
     assert distributional.mutual_information(alternating, np.zeros(4, int))[0] == pytest.approx(0, abs=1e-12)
 
 
+def test_random_classes_keep_information_and_permuted_chunks_have_only_the_bias_of_small_counts() -> None:
+    cycle = np.tile(np.arange(12), 400).astype(np.int32)  # each chunk tells the next
+    clusters, counts = np.arange(12) % 3, np.full(12, 400)
+    chunks = [bytes([97 + row]) for row in range(12)]
+    found = distributional.measure_class_information(cycle, clusters, clusters, chunks, counts, seed=0)
+    assert found.embedding == found.use == pytest.approx(np.log2(3), abs=1e-3)
+    assert 0 <= found.bias < 0.01 < 0.1 < found.random < found.embedding and found.random_deviation > 0
+
+
 @pytest.mark.parametrize("first", ["use", "spelling"])
 def test_the_verdict_says_what_neighbours_have_in_common(first: str) -> None:
     chance = np.random.default_rng(3)

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from pipeline.analysis import plots
 from pipeline.analysis.geometry import align_procrustes, measure_drift
 
 LABELS = [str(number) for number in range(80)]
@@ -34,7 +36,34 @@ def test_what_moved_is_named(source: np.ndarray) -> None:
 def test_unrelated_clouds_have_the_neighbours_of_chance() -> None:
     a, b = np.random.default_rng(2).normal(size=(2, 400, 50))
     found = measure_drift(a, b, [str(number) for number in range(400)], "a", "b")
-    assert found.chance == pytest.approx(10 / 399) and found.overlap < 3 * found.chance and found.distance > 0.5
+    assert found.chance == pytest.approx(10 / 399) and found.overlap < 3 * found.chance
+    assert 0.5 < found.distance == pytest.approx(found.distance_chance, abs=0.05)
+    assert 0.2 < found.cosine == pytest.approx(found.cosine_chance, abs=0.05)
+    same = measure_drift(a, a, [str(number) for number in range(400)], "a", "b")
+    assert same.distance < 1e-9 < 0.5 < same.distance_chance and same.cosine > 0.999 > 0.9 > same.cosine_chance
+
+
+def test_cosines_before_and_after_the_alignment_are_both_centred(source: np.ndarray) -> None:
+    target = np.random.default_rng(1).normal(size=(80, 6))
+    apart, near = (
+        measure_drift(source, target, LABELS, "a", "b"),
+        measure_drift(source + 9, target + 9, LABELS, "a", "b"),
+    )
+    assert near.unaligned == pytest.approx(apart.unaligned) and near.cosine == pytest.approx(apart.cosine)
+
+
+def test_equal_embeddings_have_no_drift(source: np.ndarray) -> None:
+    equal = np.full((80, 6), 0.1, np.float32)
+    for first, second in ((equal, equal), (equal, source), (source, equal)):
+        with pytest.raises(ValueError, match="all embeddings of a checkpoint are equal"):
+            measure_drift(first, second, LABELS, "a", "b")
+
+
+def test_each_bar_of_drift_has_its_value(source: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "encode_png", figures.append)
+    plots.plot_drift(measure_drift(source, source, LABELS, "a", "b"))
+    assert {text.get_text() for axes in figures[0].axes for text in axes.texts} == {"1.000"}
 
 
 def test_widths_may_differ(source: np.ndarray) -> None:

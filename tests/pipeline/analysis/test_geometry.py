@@ -30,6 +30,11 @@ def test_the_dimension_is_that_of_the_directions_which_are_used() -> None:
     assert found.dimension == pytest.approx(2, rel=0.05) and found.half == 1 and found.width == 10
 
 
+def test_equal_embeddings_have_one_dimension() -> None:
+    found = geometry.measure_spread(np.full((50, 6), 0.1, np.float32))
+    assert (found.dimension, found.half) == (1, 1) and found.mean_cosine == pytest.approx(1)
+
+
 def test_neighbours_are_those_of_the_highest_cosine(vectors: np.ndarray) -> None:
     doubled = np.concatenate([vectors, 3 * vectors[:4]])  # as near as itself
     units = doubled / np.linalg.norm(doubled, axis=1, keepdims=True)

@@ -59,15 +59,21 @@ def test_who_knows_the_kinds_finds_them_and_chance_is_chance() -> None:
     assert checks.measure_precision({"a": 0, "b": 1}, near) is None
 
 
-def test_the_verdict_needs_two_standard_errors() -> None:
+def test_the_verdict_is_by_students_t() -> None:
     made = checks.Intrinsic(9, [], [])
     made.difference = {
-        "a": checks.Difference(0.5, 0.1),
-        "b": checks.Difference(-0.5, 0.1),
-        "c": checks.Difference(0.1, 0.1),
-        "d": checks.Difference(0.1, None),
+        "a": checks.Difference(0.5, 0.1, 5),
+        "b": checks.Difference(-0.5, 0.1, 5),
+        "c": checks.Difference(0.27, 0.1, 5),  # t has 4 degrees of freedom: 2.776 standard errors
+        "d": checks.Difference(0.1, None, 1),
     }
-    assert made.verdict == "beaten: a; not told apart: c, d; better: b"
+    assert made.verdict == "over 5 sets, beaten: a; not told apart: c, d; better: b"
+    assert checks.Difference(0.21, 0.1, 200).is_significant
+    assert not checks.Difference(0.204, 0.1, 30).is_significant and checks.Difference(0.205, 0.1, 30).is_significant
+
+
+def test_few_sets_tell_nothing_apart() -> None:
+    assert not checks.Difference(0.5, 0.0, 2).is_significant and not checks.Difference(0.5, 0.01, 4).is_significant
 
 
 def test_a_skip_gram_learns_what_goes_together_or_is_left_out() -> None:

@@ -59,5 +59,16 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         page.emulate_media(color_scheme="dark")
         until(PATIENCE, lambda: page.evaluate("colours.at(-1)") != light)  # brighter on a dark page
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
-        assert page.title() == "run" and not wrong and fetched == [path.as_uri()]
+        page.mouse.move(400, 300)
+        page.mouse.down()
+        assert page.evaluate("last") is not None
+        page.evaluate("canvas.dispatchEvent(new PointerEvent('pointercancel'))")
+        assert page.evaluate("last") is None
+        page.goto("about:blank")
+        page.goto(f"{path.as_uri()}#100%")
+        assert page.input_value("#search") == "100%"
+        page.goto("about:blank")
+        page.goto(f"{path.as_uri()}#word39%E2%90%A3")
+        assert page.inner_text("#card b") == "word39␣"
+        assert page.title() == "run" and not wrong and {each.split("#")[0] for each in fetched} == {path.as_uri()}
         browser.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.corpus import Corpus
 from pipeline.analysis import passages
 from pipeline.analysis.passages import Places, compare_layers, sample_places
 from pipeline.cli import main
@@ -42,6 +43,23 @@ def test_states_are_those_of_each_layer_after_the_text(main_kind: str, run: Path
     other = sample_places(opened, "train", 100, 1)
     assert again is not None and other is not None
     assert again.texts == found.texts != other.texts
+
+
+def test_places_are_drawn_from_all_of_a_split_of_short_documents(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, (tokens, lengths) = open_run(run), next(open_run(run).folder.open_corpus().iterate_documents("train"))
+    short = tokens[: lengths[:5].sum()], lengths[:5]
+    monkeypatch.setattr(Corpus, "iterate_documents", lambda corpus, split: iter([short] * 200))
+    found = sample_places(opened, "train", 80, 0)
+    assert found is not None and len(np.unique(found.document)) == len(np.unique(found.window)) == 20
+    assert found.document.min() < 50 and found.document.max() > 150
+
+
+def test_windows_of_an_odd_context_do_not_overlap(run: Path) -> None:
+    opened = open_run(run)
+    opened.options.batch.context = 5
+    documents = [len(lengths) for _, lengths in opened.folder.open_corpus().iterate_documents("train")]
+    found = sample_places(opened, "train", 10**6, 0)
+    assert found is not None and found.window.max() + 1 == sum(size // 5 + (size % 5 > 1) for size in documents)
 
 
 def test_shares_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:

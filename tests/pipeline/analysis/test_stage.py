@@ -1,6 +1,7 @@
 """The stage `analyse` on tiny runs: what it writes, says and leaves out."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -9,12 +10,19 @@ import numpy as np
 import pytest
 
 from data.filesystem import read_json
+from pipeline.analysis import stage
 from pipeline.analysis.stage import analyse_run
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import Options
+from pipeline.reporting.findings import describe_findings
+from pipeline.reporting.report import load_run_report
+from pipeline.run.analysis_results import Analysis
+from pipeline.run.files import read_as
+from pipeline.run.run_directory import RunFolder
 from tests.conftest import of_kind
 
+FEW = ["analyse.max_chunks=50", "analyse.map=pca", "analyse.projector=0", "analyse.passages=0"]
 KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "passages"}
 
 
@@ -89,6 +97,74 @@ def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no run 'nowhere'" in capsys.readouterr().err
 
 
+def test_a_damaged_phase_one_or_evaluation_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for state in (run / "pretrain" / "checkpoints").glob("*/state.json"):
+        state.write_text("{")
+    (run / "evaluation.json").write_text("{")
+    assert main(["analyse", str(run), *FEW]) == 0
+    said = capsys.readouterr().out
+    assert re.search("note: drift is left out: .*(damaged|whole)", said)
+    assert re.search(
+        "note: loss by frequency is left out: .*evaluation.json is damaged.*Run `haed evaluate` again", said
+    )
+    other = Path(shutil.copytree(run, run.parent / "other"))
+    assert main(["analyse", str(run), *FEW, f"analyse.against={other}", "evaluate.stage=finetune"]) == 2
+    shutil.rmtree(other / "finetune")  # what was asked for is not left out
+    assert main(["analyse", str(run), *FEW, "analyse.against=other"]) == 1
+
+
+def test_an_analysis_that_fails_leaves_no_metrics_beside_other_pictures(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["report", str(run)]) == 0 and main(["analyse", str(run), *FEW]) == 0
+    said = capsys.readouterr().out
+    assert f"report.html does not show this analysis. Run `haed report {run}` again" in said and "-0%" not in said
+    folder = run / "analysis"
+    files = {path.name for path in load_run_report(RunFolder(run)).pictures.values()}
+    assert "norms.png" in files and "passages.png" not in files
+    (folder / "passages.png").touch()
+    assert {path.name for path in load_run_report(RunFolder(run)).pictures.values()} == files
+    (folder / "analysis.json").write_text("garbage")
+    assert main(["report", str(run)]) == 1 and "Run `haed analyse` again" in capsys.readouterr().err
+
+    def fail(path: Path, content: bytes) -> None:
+        raise OSError("no more")
+
+    kept = Path(shutil.copytree(run, run.parent / "kept"))
+    (folder / "projector").symlink_to(kept)
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "write_atomically", fail)
+        assert main(["analyse", str(run), *FEW]) == 1
+    assert not (folder / "analysis.json").exists() and (folder / "norms.png").exists()
+    assert main(["analyse", str(run), *FEW, "analyse.projector=20"]) == 0
+    assert (folder / "projector" / "metadata.tsv").is_file() and not (folder / "projector").is_symlink()
+    assert (kept / "config.yaml").is_file() and not (kept / "metadata.tsv").exists()
+
+
+def test_findings_have_no_negative_zero_and_undrawn_characters_are_noted_once(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "drawable_label", lambda label: f"{label}·")
+    assert main(["analyse", str(run), *FEW]) == 0
+    assert capsys.readouterr().out.count("note: pictures show · for characters that their font lacks") == 1
+    found = read_as(Analysis, run / "analysis" / "analysis.json")
+    assert found.agreement
+    for each in (found.agreement[0].use, found.agreement[0].spelling):
+        each.share = -0.001
+    found.norms.slope = found.norms.correlation = found.cloud.mean_cosine = -0.0001
+    assert not re.search(r"-0\.?0*(?![.\d])", " ".join(describe_findings(found)))
+
+
+def test_what_has_the_place_of_the_analysis_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "analysis").touch()
+    assert main(["analyse", str(run), *FEW]) == 1
+    assert "analysis is a file, not a folder" in capsys.readouterr().err
+    (run / "analysis").unlink()
+    (run / "analysis" / "map.png").mkdir(parents=True)
+    assert main(["analyse", str(run), *FEW]) == 1
+    assert "map.png is a folder, not a file" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_pixels_have_a_map_of_their_colours(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"{pictures.runs_dir}/{pictures.name}"
@@ -104,12 +180,13 @@ def test_what_cannot_be_analysed_is_said_in_a_line(
     tiny: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokens = of_kind("hourglass", tiny)
-    for stage in ("shard", "train"):
-        assert main([stage, "--config", "flat", *tokens, "name=tokens"]) == 0
+    for name in ("shard", "train"):
+        assert main([name, "--config", "flat", *tokens, "name=tokens"]) == 0
     capsys.readouterr()
     for expected, words in (
         ("no embeddings to analyse. Use `haed evaluate`", [str(run.parent / "tokens")]),
         ("too few to analyse. Lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
+        ("analyse.against=tokens is of model.kind=hourglass", [str(run), "analyse.against=tokens"]),
         ("`haed analyse` takes", [str(run), "index.min_count=3"]),
     ):
         assert main(["analyse", *words]) > 0
