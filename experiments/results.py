@@ -17,15 +17,13 @@ from experiments.catalogue import OURS, Experiment, Plan, Variant
 from experiments.measures import Measurement
 from experiments.plots import PlottedModel, plot_experiment
 from pipeline.config import Phase
-from pipeline.reporting.comparison import BITS
+from pipeline.reporting.comparison import BITS, SEED_NOISE
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.files import Environment, Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 
-# With fewer than three seeds, smaller differences are not told apart. Among the results with three, the standard
-# deviation of seeds is up to 0.027 bits, and 0.08 is twice that of a difference (dev/LOG.md).
-SEED_NOISE = 0.08  # bits
-NOISE, TIME_NOISE = 0.05, 0.1  # likewise, a share of other metrics, and of times
+# With fewer than three seeds, differences below SEED_NOISE are not told apart, nor these shares of other metrics and times.
+NOISE, TIME_NOISE = 0.05, 0.1
 TOLERANCE = 0.02  # bits, or a share of other metrics, by which a model that is no better may lead
 HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed

@@ -26,6 +26,8 @@ T = TypeVar("T")
 BITS = "validation/bits_per_token"
 Budget = Literal["steps", "seconds", "flops"]
 WITHIN = 0.1  # largest relative difference of equal budgets
+# Bits by which two seeds of one model may differ: twice the largest deviation of a difference that was seen (dev/LOG.md).
+SEED_NOISE = 0.08
 SHOWN = 12  # maximum number of options in a text; JSON has all
 _NARROW = 6  # columns of a table in an artifact, beside which Prefect shows a column of its own
 _LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
@@ -344,6 +346,8 @@ def _format_verdict(rows: list[Row], by: Budget) -> str:
     verdict = f"{rows[0].run} needs the fewest bits. {rows[1].run} needs {more} more."
     if float(more) == 0:
         verdict = f"{rows[0].run} and {rows[1].run} need the same bits, to four decimals."
+    elif float(more) < SEED_NOISE:
+        verdict += f" Two seeds may differ by as much as {SEED_NOISE} bits, so compare several."
     if not _share_corpus_and_text(rows)[0]:
         verdict += (
             " The evaluated bytes are the same, but the corpora or chunkers differ. So validations are not comparable."

@@ -166,6 +166,8 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     found, text, page = compared(two[0], capsys)
     assert found["refused"] is None and found["verdict"].startswith("At equal steps (within a tenth) ")
     assert "needs the fewest bits" in text and "needs the fewest bits" in page
+    bits = sorted(row["evaluation"] for row in found["rows"])
+    assert ("Two seeds may differ by as much as 0.08 bits" in text) == (0 < round(bits[1] - bits[0], 4) < 0.08)
     differing = {each["what"]: each["values"] for each in found["differing"]}
     assert differing["seed"] == {"tiny": 0, "other": 1} and not {"data", "steps"} & set(differing)
     spent = differing.get("model FLOPs", {"tiny": 1.0, "other": 1.0})  # of batches that are as long as their texts
