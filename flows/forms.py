@@ -26,6 +26,7 @@ from annotated_types import Unit
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
@@ -412,7 +413,7 @@ def optional_copy(group: Any) -> Any:
         fields.append((name, Annotated[annotation, shown], field(default=None)))
     copy = make_dataclass(group.__name__, fields, kw_only=True)
     copy.__doc__, copy.__module__ = "", __name__  # the text stands beside the name already
-    copy.__pydantic_config__ = ConfigDict(extra="forbid", title="set here")  # type: ignore[attr-defined]
+    copy = pydantic_dataclass(copy, config=ConfigDict(extra="forbid", title="set here"))
     globals()[copy.__name__] = copy
     return copy
 
