@@ -6,7 +6,6 @@ and its own for this size, in that order. An option without `=` is the name of a
 """
 
 import argparse
-import difflib
 import hashlib
 import json
 import math
@@ -30,6 +29,7 @@ from pipeline.config import (
     training_phases,
 )
 from pipeline.config.loading import parse_yaml
+from pipeline.config.messages import suggest_name
 from pipeline.run.files import read_as
 
 FOLDER = Path(__file__).parent
@@ -191,9 +191,7 @@ def load_experiment(name: str) -> Experiment:
         ConfigError: there is no such experiment.
     """
     if name not in (known := list_experiments()):
-        close = difflib.get_close_matches(name.lower().replace("_", "-"), known, 1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"there is no experiment {name!r}. {hint}Use one of {', '.join(known)}")
+        raise ConfigError(f"there is no experiment {name!r}. {suggest_name(name, known)}Use one of {', '.join(known)}")
     return read_experiment(FOLDER / f"{name}.yaml")
 
 

@@ -406,17 +406,18 @@ class Worker:
             return VariantRun(each.variant, seed, each.run_folder(seed, {}), failure=clock.failures[name])
         steps = {phase: limits[f"{name}/{phase}"] for phase in each.variant.phases if limits}
         run = VariantRun(each.variant, seed, each.run_folder(seed, steps))
+        evaluation = run.folder / "evaluation.json"
         try:
-            if not (run.folder / "evaluation.json").is_file():
+            if not evaluation.is_file():
                 log.info("%s, seed %d: %s", name, seed, run.folder)
                 for command in each.list_commands(run.folder, seed, steps, self.threads):
                     self.execute(*command)
-            read_as(Evaluation, run.folder / "evaluation.json")
+            read_as(Evaluation, evaluation)
             run.totals = totals = each.read_totals(run.folder)
             if limits:  # by the clock, whatever else the machine did meanwhile
                 totals.seconds = {phase: n * clock.seconds[f"{name}/{phase}"] for phase, n in totals.steps.items()}
         except Exception as error:
-            run.failure = self._describe_error(run, error, run.folder / "evaluation.json")
+            run.failure = self._describe_error(run, error, run.folder if evaluation.is_file() else None)
         return run
 
     def measure(self, run: VariantRun, name: str) -> VariantRun:
@@ -428,13 +429,13 @@ class Worker:
                 self.execute("experiments.measures", name, str(run.folder), f"threads={self.threads}")
             run.measured[name] = read_as(Measurement, path)
         except Exception as error:
-            run.unmeasured[name] = self._describe_error(run, error, path)
+            run.unmeasured[name] = self._describe_error(run, error, path if path.is_file() else None)
         return run
 
-    def _describe_error(self, run: VariantRun, error: Exception, wrong: Path | None = None) -> str:
+    def _describe_error(self, run: VariantRun, error: Exception, damaged: Path | None) -> str:
         text = str(error) if isinstance(error, (OSError, RuntimeError, ValueError)) else repr(error)
-        if wrong is not None and wrong.is_file():
-            text += f". Delete {wrong.parent if wrong.name == 'evaluation.json' else wrong} to run it again"
+        if damaged is not None:
+            text += f". Delete {damaged} to run it again"
         if not self.stop():
             log.error("%s, seed %d: %s", run.variant.name, run.seed, text)
         return text

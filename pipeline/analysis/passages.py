@@ -79,7 +79,7 @@ def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
     total, number = sum(1 for _ in iterate_windows()), itertools.count()
     size = min(-(-most // OF_WINDOW), total)
     picked = set(np.random.default_rng(seed).choice(total, size, replace=False).tolist()) if size else set()
-    drawn = (each for place, each in enumerate(iterate_windows()) if place in picked)
+    drawn = itertools.islice((each for place, each in enumerate(iterate_windows()) if place in picked), size)
     places: list[tuple[int, int, bytes, bytes, str]] = []
     states: list[list[np.ndarray]] = []
     while batch := list(itertools.islice(drawn, _AT_ONCE)):

@@ -7,7 +7,6 @@ read `1e3`, `3:4` and `no` as numbers and a boolean, but in a name they are text
 Regular expressions, lists, paths that exist exactly as written, and files that `dump_options` wrote are taken verbatim.
 """
 
-import difflib
 import glob
 import json
 import logging
@@ -37,6 +36,7 @@ from pipeline.config.messages import (
     list_presets,
     shorten_text,
     shorten_value,
+    suggest_name,
 )
 from pipeline.config.schema import (
     KINDS,
@@ -109,9 +109,7 @@ def find_config_file(config: str) -> Path:
     if not path.is_file():
         if Path("runs", config, "config.yaml").is_file():
             raise ConfigError(f"{config!r} is a run, not a preset. Name it without `--config`")
-        known = {name.replace("-", "_"): name for name in list_presets()}
-        close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
-        hint = f"Did you mean {known[close[0]]}? " if close else ""
+        hint = suggest_name(config, list_presets())
         raise ConfigError(
             f"there is no preset {config!r}. {hint}Presets are {describe_presets()}. A .yaml file is allowed too"
         )

@@ -261,6 +261,13 @@ _COMMAND_ADVICE = _split_names(_NO_COMMANDS)
 _ADVICE = _split_names(_ELSEWHERE) | _COMMAND_ADVICE
 
 
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return "Did you mean NAME? " for the closest of the known names, or an empty text if none is close."""
+    spelled = {each.replace("-", "_"): each for each in known}
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), spelled, 1)
+    return f"Did you mean {spelled[close[0]]}? " if close else ""
+
+
 def _join_foreign_name(name: str) -> str:
     """Return `batch.size` as `batch_size` if that is another program's name of an option."""
     joined, last = name.replace(".", "_"), name.rpartition(".")[2]
