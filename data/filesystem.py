@@ -457,6 +457,7 @@ def make_folders(path: Path, within: Path) -> None:
 
     Raises:
         FileNotFoundError: `within` does not exist.
+        NotADirectoryError: a file is where a folder should be.
         FolderLostError: it is guarded, and is another folder now.
     """
     check_guards(path)
@@ -464,8 +465,11 @@ def make_folders(path: Path, within: Path) -> None:
     descriptor = os.open(within, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in (*reversed(inner.parents[:-1]), inner):
-            with suppress(FileExistsError):
+            try:
                 os.mkdir(part, dir_fd=descriptor)
+            except FileExistsError:
+                if not (within / part).is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(within / part)) from None
     finally:
         os.close(descriptor)
 

@@ -148,7 +148,9 @@ def check_scheduler(address: str) -> str:
 
 
 def check_folder(folder: str | Path, option: str) -> None:
-    """Raise ValueError if a folder that will be written to is a URL."""
+    """Raise ValueError if the name of a folder that will be written to is empty or a URL."""
+    if not str(folder):
+        raise ValueError(f"{option} is empty. Name a folder; . is the current one")
     if _FOLDER_URL.match(str(folder)) or is_remote(folder):
         raise ValueError(
             f"{option}={redact_urls(str(folder))} is a URL, but it is written to. Use a folder of this "

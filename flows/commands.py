@@ -22,6 +22,7 @@ from pipeline.arguments import (
     CommandResult,
     add_config_arguments,
     options_from_arguments,
+    parse_path,
     parse_port,
     split_words,
 )
@@ -227,7 +228,7 @@ def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", required=True, help="Work pool whose workers run the flows.")
     parser.add_argument(
         "--folder",
-        type=Path,
+        type=parse_path,
         default=Path(),
         help="Folder in which the flows run, with runs/ and shards/. Default: this one.",
     )

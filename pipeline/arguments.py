@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.config import ConfigError, Options, describe_presets, is_option, load_options, type_of
@@ -141,6 +142,17 @@ def parse_port(typed: str) -> int:
     if not (typed.isdecimal() and int(typed) < 1 << 16):
         raise argparse.ArgumentTypeError(f"{typed[:40]} is not a port. Use a number up to 65535, such as 4300")
     return int(typed)
+
+
+def parse_path(typed: str) -> Path:
+    """Parse a path, as the type of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is empty, as of a shell's variable that is not set.
+    """
+    if not typed:
+        raise argparse.ArgumentTypeError("the path is empty. Name a file or folder; . is the current folder")
+    return Path(typed)
 
 
 class UsageError(SystemExit):

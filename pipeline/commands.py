@@ -22,6 +22,7 @@ from pipeline.arguments import (
     describe_runs,
     load_run_options,
     options_from_arguments,
+    parse_path,
     parse_port,
 )
 from pipeline.config import (
@@ -112,13 +113,13 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data",
-        type=Path,
+        type=parse_path,
         default=Path("../shared/data"),
         help="Folder with the data sets wikitext-2 and imagenette32. Default: %(default)s.",
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=parse_path,
         default=Path("experiments/results"),
         help="Folder of results and runs. Default: %(default)s.",
     )
@@ -139,7 +140,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
         "--text",
-        type=Path,
+        type=parse_path,
         metavar="FILE",
         help="File to score instead of a split. It may be a pipe, or - for standard input.",
     )
@@ -430,7 +431,10 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="Folder in which runs are found by name. Same as runs_dir=FOLDER. Default: %(default)s.",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="Folder of the page. Default: the folder comparison in runs_dir."
+        "--output",
+        type=parse_path,
+        metavar="FOLDER",
+        help="Folder of the page. Default: the folder comparison in runs_dir.",
     )
 
 

@@ -87,23 +87,32 @@ def format_duration(seconds: float) -> str:
 
 
 def format_error(error: BaseException, command: str = "") -> str:
-    """Return an error's message as one line without passwords, with advice if disk or memory is exhausted.
+    """Return an error's message as one line without passwords, with advice if a path, disk or memory is at fault.
 
     Args:
         error: the error.
         command: the command that it ended, for the advice.
     """
     said = _clean_message(" ".join(str(error).split()))
-    if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
+    if isinstance(error, OSError) and error.errno:
         named = isinstance(error.filename, str | bytes | os.PathLike)
-        where = _clean_message(os.fsdecode(error.filename)) if named else ""
-        return f"{where}: {advice}" if where else f"{said}: {advice}"
+        path = os.fsdecode(error.filename) if named else ""
+        if advice := _DISK_ADVICE.get(error.errno):
+            return f"{_clean_message(path) or said}: {advice}"
+        if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _find_file_in_path(path)):
+            return f"{_clean_message(file)} is a file, and a folder is needed there. Move it away, or choose another folder"
     if is_out_of_memory(error):
         said, _, more = said.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
         limit = " of the GPU" if more or said.startswith("CU") else _memory_limit()
         reason = f": {said.rstrip(' .')}" if said else ""
         return f"out of memory{limit}{reason}. {_MEMORY_ADVICE.get(command, 'Use smaller inputs')}"
     return said or type(error).__name__
+
+
+def _find_file_in_path(path: str) -> str:
+    """Return the first part of a path that exists and is no folder; empty: there is none."""
+    parts = [*reversed(Path(path).parents), Path(path)] if path else []
+    return next((str(part) for part in parts if os.path.lexists(part) and not part.is_dir()), "")
 
 
 _DISK_ADVICE = {

@@ -596,10 +596,10 @@ def check_training(phase: Phase, options: Options) -> None:
 
 
 def check_output_folder(folder: str | Path, option: str) -> None:
-    """Check that a folder to write to is not a URL.
+    """Check that a folder to write to has a name and is not a URL.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: it is empty, or a URL.
     """
     try:
         check_folder(folder, option)

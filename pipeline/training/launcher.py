@@ -101,7 +101,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         config = Path(folder) / "config.yaml"
         config.write_text(dump_options(options), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={options.launcher.processes}", "-m", "pipeline", stage]
+        command += [f"--nproc-per-node={options.launcher.processes}", f"--log-dir={folder}", "-m", "pipeline", stage]
         with subprocess.Popen(
             [*command, "--config", str(config), "--json"],
             stdout=subprocess.PIPE,

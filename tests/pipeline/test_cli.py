@@ -228,6 +228,28 @@ def test_streams_that_are_closed_or_full_and_what_is_left_in_the_environment(
         assert "\\u202e" in done.stdout and ("ä" in done.stdout) == ("ascii" not in redirection)
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["pretrain", "runs_dir="], "runs_dir is empty"),
+        (["shard", "shards_dir="], "shards_dir is empty"),
+        (["train", "loader.cache_dir="], "loader.cache_dir is empty"),
+        (["compare", "a", "b", "--output="], "argument --output: the path is empty"),
+        (["evaluate", "a", "--text="], "argument --text: the path is empty"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable of the shell that is not set."""
+    try:
+        assert main(words) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    said = capsys.readouterr().err
+    assert f"error: {named}" in said and ". is the current" in said
+
+
 def test_what_a_run_can_lack(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run
     shutil.rmtree(run / "index")

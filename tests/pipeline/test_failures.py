@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.filesystem import add_path_to_errors, write_atomically
+from data.filesystem import add_path_to_errors, make_folders, write_atomically
 from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
 from pipeline.cli import main as pipeline_main
@@ -133,6 +133,21 @@ def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert format_error(caught.value).startswith(
         f"{path}: no space left on the disk. Free some, or choose another disk with runs_dir="
     )
+
+
+@pytest.mark.parametrize("missing", ["", "runs", "runs/run/train"])
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, missing: str) -> None:
+    (file := tmp_path / "taken").write_text("")
+    for act in (
+        lambda: make_folders(file / missing, tmp_path),
+        lambda: (file / missing).mkdir(parents=True),
+        lambda: write_atomically(file / missing / "report.json", b"{}"),
+        lambda: (file / missing / "report.json").write_bytes(b"{}"),
+    ):
+        with pytest.raises(OSError) as caught:
+            act()
+        said = f"{file} is a file, and a folder is needed there. Move it away, or choose another folder"
+        assert format_error(caught.value) == said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount a small disk")

@@ -28,11 +28,14 @@ def together(options: Options) -> Options:
 
 @pytest.mark.slow
 def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
-    together: Options, monkeypatch: pytest.MonkeyPatch
+    together: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In groups of one rank; in one group of all, tests/pipeline/training/test_same_bits.py kills and resumes."""
-    terminal = Terminal()
+    terminal, temporary = Terminal(), tmp_path / "temporary"
     monkeypatch.setattr("sys.stderr", terminal)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
     together.pretrain.steps, together.iem.group = 40, 1
     heard: list[float] = []
     whole = stages.pretrain(together, listener=lambda record: heard.append(record["step"]))
@@ -49,6 +52,7 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     again = weights(together, "pretrain"), stripped(together, "pretrain")
     assert again[1] == first[1] and again[0].keys() == first[0].keys()
     assert all(torch.equal(again[0][name], value) for name, value in first[0].items())
+    assert not any(temporary.iterdir()), "torchrun leaves a folder for each start, unless it is told where"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ its threads also disturb each other. A process takes several commands, since to 
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,14 +47,15 @@ KILLED: dict[int, Trained] = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with shards of a text that is long enough for whole windows."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with shards of a text that is long enough for whole windows; its runs are of three gigabytes."""
     folder = tmp_path_factory.mktemp("bits")
     (folder / "text").mkdir()
     library = Path(os.__file__).parent
     for split, name in (("train", "argparse.py"), ("train2", "ast.py"), ("valid", "heapq.py"), ("test", "bisect.py")):
         (folder / "text" / f"{split.rstrip('2')}-{name}").write_bytes((library / name).read_bytes())
-    return folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 def where(place: Path, preset: str) -> list[str]:
