@@ -56,11 +56,12 @@ LATEST_FIRST: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order
 CONFIG, ENVIRONMENT, CORPUS = "config.yaml", "environment.json", "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
+_LIKELIHOOD = ("evaluate.stage", "evaluate.likelihood", "evaluate.memory", "evaluate.parts", "batch.context")
 _TRAINED_IN = ". precision= applies to training. Use evaluate.precision=bf16 to read in another precision"
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "tracking", "evaluate", "batch.context"),
-    "sample": (*_EVERY, "tracking", "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
-    "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "batch.context"),
+    "sample": (*_EVERY, *_LIKELIHOOD, "tracking", "sample"),
+    "next": (*_EVERY, *_LIKELIHOOD),
     "index": (*_EVERY, "evaluate.stage", "index", "batch.context"),
     "neighbours": (*_EVERY, "evaluate.stage", "batch.context"),
     "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),

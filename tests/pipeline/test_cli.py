@@ -250,6 +250,19 @@ def test_an_empty_path_is_not_the_current_folder(
     assert f"error: {named}" in said and ". is the current" in said
 
 
+@pytest.mark.parametrize("words", [["evaluate.memory=0"], ["evaluate.parts=[copied]"], ["evaluate.likelihood=decoder"]])
+def test_samples_and_next_chunks_are_those_of_the_parts_that_are_asked_for(
+    words: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {"copied"} if "parts" in words[0] else set()
+    assert main(["sample", str(run), "--prompt", "def f(", "sample.chunks=20", *words]) == 0
+    shares = capsys.readouterr().out.rpartition("chunks ")[2]
+    assert {name for name in ("copied", "repeated", "recalled") if name in shares} == parts
+    assert main(["next", str(run), "def f(", *words]) == 0
+    columns = capsys.readouterr().out
+    assert {name for name in ("copied", "repeated", "recalled") if name in columns} == parts
+
+
 def test_what_a_run_can_lack(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run
     shutil.rmtree(run / "index")
