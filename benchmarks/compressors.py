@@ -22,6 +22,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import pyppmd
 
 from data.corpus import Corpus
+from pipeline.console import exit_on_error
 from pipeline.reporting.rendering import Table
 from pipeline.run.opened import count_characters
 
@@ -82,7 +83,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_on_error():
         main()
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
 from flows.cli import main as run_command
+from pipeline.console import exit_on_error
 from pipeline.training.trainer import Trainer
 
 PACKAGES = tuple(f"{ROOT}/{name}/" for name in ("haed", "data", "pipeline", "flows"))
@@ -107,4 +108,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

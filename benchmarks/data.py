@@ -38,6 +38,7 @@ from data.filesystem import write_json
 from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.shards import Sample, ShardFile
+from pipeline.console import exit_on_error
 
 SAMPLE, FILE = 1 << 20, 16
 Arrays = dict[str, np.ndarray]
@@ -208,4 +209,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

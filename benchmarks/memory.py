@@ -21,6 +21,7 @@ import torch
 
 from haed.chunk.memory import Memory, ReadChunks
 from haed.chunk.model import HAED
+from pipeline.console import exit_on_error
 from pipeline.reporting.rendering import Table
 from pipeline.run.opened import Run, count_characters, open_run
 from pipeline.run.remembered import choose_held_out, read_documents
@@ -115,7 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_on_error():
         main()
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")

@@ -27,6 +27,7 @@ from PIL import Image
 
 from data.corpus import Corpus
 from data.sources.audio import encode_mulaw
+from pipeline.console import exit_on_error
 
 CORPORA: dict[str, tuple[str, list[str]]] = {
     "wikitext-2": (".", ["source.kind=wikitext", "source.pattern=*.txt"]),
@@ -126,4 +127,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exit_on_error():
+        sys.exit(main())

@@ -19,6 +19,7 @@ import torch
 from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.sampling import ChunkSampler, Draw
+from pipeline.console import exit_on_error
 from pipeline.reporting.rendering import Table
 from pipeline.run.opened import Run, open_run
 from pipeline.run.remembered import choose_held_out
@@ -69,4 +70,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

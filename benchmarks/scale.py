@@ -22,6 +22,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 from benchmarks.scaling_estimate import measure_step
 from experiments.timing import lift_other_limits
 from pipeline.config import load_options
+from pipeline.console import exit_on_error
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
@@ -83,4 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

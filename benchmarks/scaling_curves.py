@@ -17,6 +17,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import numpy as np
 
 from pipeline.config import Options, Phase, load_options, training_phases
+from pipeline.console import exit_on_error
 from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting.rendering import Table
 from pipeline.run.files import Evaluation, read_as
@@ -135,4 +136,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

@@ -34,6 +34,8 @@ from pathlib import Path
 
 import torch
 
+from pipeline.console import exit_on_error
+
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from experiments.timing import build_phase_trainer
@@ -332,4 +334,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

@@ -7,9 +7,14 @@ published figures, so every word of the test file must occur in train (WikiText 
 """
 
 import argparse
+import sys
 from pathlib import Path
 
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
+
 import numpy as np
+
+from pipeline.console import exit_on_error
 
 END = "<eos>"
 
@@ -88,4 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

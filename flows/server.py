@@ -34,6 +34,7 @@ from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware,
 log = logging.getLogger(__name__)
 START_SECONDS = 120
 _PATIENCE = 15
+_LONGEST_PAUSE = 60  # seconds between the end of a server and its next start
 _LOG_BYTES = 4 << 20
 
 
@@ -127,22 +128,24 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[s
 
 
 def _restart_on_exit(process: "subprocess.Popen[bytes]", arguments: list[str], ended: threading.Event) -> None:
-    """Restart the server when it has died.
+    """Restart the server when it has died, at growing intervals while it dies within a minute.
 
     A restarted server is tied to this thread by die_with_parent. The thread lives as long as this process.
     """
-    path = log_path("server")
-    while not ended.wait(1):
+    path, pause = log_path("server"), 1
+    while not ended.wait(pause):
         _rotate_log(path)
         if process.poll() is None:
             continue
         log.warning(
             "the Prefect server ended with status %s. It is started again. Its log: %s", process.returncode, path
         )
+        started = time.monotonic()
         with run_child_process(*arguments) as again:
             while again.poll() is None and not ended.wait(1):
                 _rotate_log(path)
             process = again
+        pause = min(_LONGEST_PAUSE, 2 * pause) if time.monotonic() - started < _LONGEST_PAUSE else 1
 
 
 def start_temporary_server() -> Callable[[], str]:

@@ -11,7 +11,8 @@ import os
 import re
 import resource
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,15 @@ def format_error(error: BaseException, command: str = "") -> str:
         reason = f": {said.rstrip(' .')}" if said else ""
         return f"out of memory{limit}{reason}. {_MEMORY_ADVICE.get(command, 'Use smaller inputs')}"
     return said or type(error).__name__
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End the process with status 1 and an error's message instead of a traceback, as scripts do for wrong input."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {format_error(error)}")
 
 
 def _find_file_in_path(path: str) -> str:

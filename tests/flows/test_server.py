@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,30 @@ def test_a_log_is_kept_and_does_not_grow_without_bound(tmp_path: Path, monkeypat
     kept = path.with_suffix(".log.old").read_text().splitlines() + path.read_text().splitlines()
     assert kept == [f"line {number:2}" for number in range(30 - len(kept), 30)] and len(kept) > 10
     assert path.stat().st_size <= 108
+
+
+def test_a_server_that_cannot_start_is_tried_at_growing_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start takes five seconds of a core, and its folder may be gone for good."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    pauses = list[float]()
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0)
+            return len(pauses) > 9
+
+    @contextmanager
+    def start(*_: object) -> Iterator["subprocess.Popen[bytes]"]:
+        with subprocess.Popen(["false"]) as process:
+            process.wait()
+            yield process
+
+    monkeypatch.setattr(server, "run_child_process", start)
+    with start() as first:
+        server._restart_on_exit(first, [], Ended())
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
 
 
 def test_nobody_takes_the_port_of_a_server_that_still_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
