@@ -6,6 +6,7 @@ repeated. Further measures of the runs are taken after all of them, one at a tim
 """
 
 import hashlib
+import json
 import logging
 import math
 import platform
@@ -51,7 +52,9 @@ from pipeline.signals import Interrupt, TrainingInterrupted, die_with_parent
 from pipeline.training.profile import product_rate
 
 log = logging.getLogger(__name__)
-Command = tuple[str, ...]  # a module, and its arguments
+Command = tuple[str, ...]  # its name for messages, and the arguments of Python
+# One process for all stages of a run: to import torch takes seconds.
+_RUN_STAGES = "import json, sys; from pipeline.cli import main; sys.exit(next(filter(None, map(main, json.loads(sys.argv[1]))), 0))"
 _POLL = 0.2  # seconds
 _PACKAGE_OPTIONS = ("source.", "chunker.", "shard.", "threads=", "device=", "precision=")  # that a package reads
 
@@ -112,12 +115,13 @@ class RunnableVariant:
         options = load_options(self.variant.preset, [*self.words, f"{phase}.steps=1000"])
         return build_phase_trainer(phase, options, corpus, folder).run_steps()
 
-    def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
-        """Return the commands that train a run and evaluate it. Without `limits`, its own limits apply."""
+    def make_command(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> Command:
+        """Return the command that trains a run and evaluates it. Without `limits`, its own limits apply."""
         words = [*self.words, f"seed={seed}", f"threads={threads}", f"name={run.name}"]
         words += [f"{phase}.steps={steps}" for phase, steps in limits.items()]
-        training = [("pipeline", phase, "--config", self.variant.preset, *words) for phase in self.variant.phases]
-        return [*training, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.baselines=false")]
+        stages = [(phase, "--config", self.variant.preset, *words) for phase in self.variant.phases]
+        stages.append(("evaluate", str(run), f"threads={threads}", "evaluate.baselines=false"))
+        return (", ".join(stage[0] for stage in stages), "-c", _RUN_STAGES, json.dumps(stages))
 
     def read_totals(self, run: Path) -> RunTotals:
         """Return the totals of a finished run."""
@@ -159,10 +163,11 @@ class PackageVariant(RunnableVariant):
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
         return train_endlessly(self.variant.package, corpus, self.options)
 
-    def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
+    def make_command(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> Command:
         settings = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
         memory = ("--memory",) if self.remembers else ()
-        return [("experiments.external_models", self.variant.package, str(run), *self.words, *settings, *memory)]
+        words = (self.variant.package, str(run), *self.words, *settings, *memory)
+        return (self.variant.package, "-m", "experiments.external_models", *words)
 
     def read_totals(self, run: Path) -> RunTotals:
         totals = read_as(dict[str, Any], run / "package.json")
@@ -410,8 +415,7 @@ class Worker:
         try:
             if not evaluation.is_file():
                 log.info("%s, seed %d: %s", name, seed, run.folder)
-                for command in each.list_commands(run.folder, seed, steps, self.threads):
-                    self.execute(*command)
+                self.execute(*each.make_command(run.folder, seed, steps, self.threads))
             read_as(Evaluation, evaluation)
             run.totals = totals = each.read_totals(run.folder)
             if limits:  # by the clock, whatever else the machine did meanwhile
@@ -426,7 +430,8 @@ class Worker:
         try:
             if not path.is_file():
                 log.info("%s, seed %d: %s", run.variant.name, run.seed, name)
-                self.execute("experiments.measures", name, str(run.folder), f"threads={self.threads}")
+                words = (name, str(run.folder), f"threads={self.threads}")
+                self.execute(name, "-m", "experiments.measures", *words)
             run.measured[name] = read_as(Measurement, path)
         except Exception as error:
             run.unmeasured[name] = self._describe_error(run, error, path if path.is_file() else None)
@@ -440,18 +445,17 @@ class Worker:
             log.error("%s, seed %d: %s", run.variant.name, run.seed, text)
         return text
 
-    def execute(self, module: str, *arguments: str) -> None:
-        """Run a module.
+    def execute(self, name: str, *arguments: str) -> None:
+        """Run a command, which is Python with these arguments.
 
         Raises:
-            RuntimeError: it failed; with the last line of its output.
+            RuntimeError: it failed; with its name and the last line of its output.
         """
         if self.stop():
             raise RuntimeError("not begun")
         with tempfile.TemporaryFile() as output:
-            command = [sys.executable, "-m", module, *arguments]
             process = subprocess.Popen(
-                command,
+                [sys.executable, *arguments],
                 stdout=subprocess.DEVNULL,
                 stderr=output,
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
@@ -467,7 +471,7 @@ class Worker:
             output.seek(0)
             if status:
                 lines = output.read().decode(errors="replace").strip().splitlines()
-                raise RuntimeError(f"`{arguments[0]}` ended with {status}: {lines[-1] if lines else 'no output'}")
+                raise RuntimeError(f"`{name}` ended with {status}: {lines[-1] if lines else 'no output'}")
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the current processes: SIGTERM lets them save and end, SIGKILL ends them."""

@@ -41,7 +41,7 @@ TRAINED: Trained = {
 }
 # What is killed in its first phase, by the number of processes that train.
 KILLED: dict[int, Trained] = {
-    1: {name: TRAINED[name] for name in ("quickstart", "transformers")},
+    1: {"quickstart": TRAINED["quickstart"]},
     2: {"ranks": ("quickstart", ("pretrain", "finetune"), ("launcher.processes=2", "finetune.steps=3"))},
 }
 
