@@ -5,7 +5,8 @@ process has ended are marked Crashed.
 
 A training saves before it stops, then Prefect is told in its own terms. Cancel sends SIGTERM. A run that was paused,
 suspended, deleted or marked as ended would train on unseen, possibly beside its successor. So `FlowRunWatcher` polls
-the server.
+the server. It also cancels the whole flow after Cancel of one of its stages, and a `haed run` that nobody serves:
+Prefect ends processes, and these have none that it knows.
 
 Errors that a user can cause are no crashes and get no traceback, which would hide the line. All others keep theirs.
 
@@ -49,7 +50,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled, Suspended
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Scheduled, Suspended
 from rich.console import Console
 
 from data.filesystem import FLOW_RUN
@@ -309,6 +310,8 @@ class FlowRunWatcher:
     def __init__(self) -> None:
         ids = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
         self._runs = [UUID(run) for run in dict.fromkeys(ids) if run]
+        self._outer = self._runs[0 if is_served() else -1]
+        self._is_cancelled = False
         self._ended = threading.Event()
         # In the settings of `haed run`, which name its server; without them Prefect would start another one.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._poll_server,), daemon=True)
@@ -328,7 +331,9 @@ class FlowRunWatcher:
             try:
                 with get_client(sync_client=True) as client:  # of all requests: making one costs more than a request
                     while self.stopped is None and not self._ended.wait(_WATCH_SECONDS):
-                        self._look_at_states(read_states(client, self._runs))
+                        states = read_states(client, self._runs)
+                        self._look_at_states(states)
+                        self._cancel_outer_run(client, states)
             except Exception as error:  # whatever it is
                 log.debug("the server does not answer about this run: %s", error)
                 self._ended.wait(_WATCH_SECONDS)
@@ -338,6 +343,16 @@ class FlowRunWatcher:
         if gone:
             self.stopped = gone[0], states.get(gone[0])
             log.info("the run was %s: saving, then stopping", self._describe_state())
+
+    def _cancel_outer_run(self, client: SyncPrefectClient, states: dict[UUID, State]) -> None:
+        cancelled = [run for run, state in states.items() if state.is_cancelling()]
+        if self._is_cancelled or not cancelled:
+            return
+        self._is_cancelled = True
+        if self._outer not in cancelled:
+            client.set_flow_run_state(self._outer, Cancelling(), force=True)
+        if not is_served():
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _describe_state(self) -> str:
         assert self.stopped is not None

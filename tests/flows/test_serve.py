@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 
 from flows.environment import deployment_suffix
 from flows.flows import FLOWS
-from tests.flows.api import PATIENCE, call, haed, has_begun, python, until
+from tests.flows.api import PATIENCE, call, clean_environment, haed, has_begun, python, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -171,6 +172,12 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())
 
 
+def stage(served: Served, name: str) -> str:
+    """The id of the newest run of a stage."""
+    asked = {"flows": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
+    return str(call(served.address, "/flow_runs/filter", asked)[0]["id"])
+
+
 @pytest.mark.usefixtures("corpus")
 def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(served: Served) -> None:
     base = [*SETTINGS, "train.steps=1000000", "pretrain.steps=1000000", "checkpoint.every_steps=1000000"]
@@ -200,8 +207,23 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
         call(served.address, f"/flow_runs/{run}/resume", {})
         until(PATIENCE, lambda lines=lines, saved=saved: json.loads(lines.read_text().splitlines()[-1])["step"] > saved)
         assert served.state(run) == "RUNNING", name
+        cancelled = {run} if name == "paused" else {run, stage(served, "pretrain")}
+        served.cancel(max(cancelled - {run}, default=run))  # a stage has no process, and its flow ends with it
+        until(PATIENCE, lambda of=cancelled: {served.state(run) for run in of} == {"CANCELLED"})
+        assert all(" of " + phase in served.message(run) for run in cancelled)
+
+
+@pytest.mark.usefixtures("corpus")
+def test_cancel_ends_a_run_that_was_started_in_a_terminal(served: Served) -> None:
+    where = clean_environment(PREFECT_API_URL=f"{served.address}/api")
+    command = [sys.executable, "-m", "flows.cli", "run", *SETTINGS, "name=typed", "pretrain.steps=1000000"]
+    with subprocess.Popen(command, cwd=served.folder, env=where, stderr=subprocess.PIPE, text=True) as typed:
+        until(PATIENCE, lambda: has_begun(served.folder / "runs/typed/pretrain/metrics.jsonl"))
+        run = stage(served, "haed")
         served.cancel(run)
-        until(PATIENCE, lambda run=run: served.state(run) == "CANCELLED")
+        said = typed.communicate(timeout=PATIENCE)[1]
+    assert typed.returncode == 128 + signal.SIGTERM and "Traceback" not in said, said
+    assert served.state(run) == "CANCELLED" and "of pretrain; Retry resumes" in served.message(run)
 
 
 @pytest.mark.usefixtures("corpus")
