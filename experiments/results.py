@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,21 +253,27 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
         limit = f"every model needs more than {HARDLY_LEARNED} bits of 8 by chance"
         return "cannot tell at this size", [f"no model has learned much: {limit}"]
     by_name = {row.variant: row for row in rows}
-    judged = [
-        _judge_pair(by_name, (first, other), name, experiment, better)
+    compared = [
+        ((first, other), name, better)
         for better, pairs in ((True, experiment.better), (False, experiment.no_better))
         for first, others in pairs.items()
         for other in others
         for name in experiment.by
     ]
+    bounded = {
+        name: {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
+        for name in experiment.below
+    }
+    number = len(compared) + sum(map(len, bounded.values()))
+    judged = [_judge_pair(by_name, pair, name, experiment, better, number) for pair, name, better in compared]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
         texts.append(f"{'the other' if texts else 'all'} {len(judged) - len(texts)} comparisons are as claimed")
     for name, bound in experiment.below.items():
-        metrics = {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
+        metrics = bounded[name]
         missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment)]
-        signs += [_sign(bound - metric.mean, _noise([metric], name, bound)) for metric in metrics.values()]
+        signs += [_sign(bound - metric.mean, [metric], name, bound, number) for metric in metrics.values()]
         signs += [0] * (len(missing) if metrics else 1)
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
         values += [f"{variant} is missing" for variant in missing]
@@ -281,9 +288,9 @@ def _lacks(row: Row, name: str, experiment: Experiment) -> bool:
 
 
 def _judge_pair(
-    rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment, better: bool
+    rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment, better: bool, number: int
 ) -> tuple[int, str]:
-    """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text.
+    """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text. It is one of `number` comparisons.
 
     The first is to be lower than the second by the margin or, if not `better`, lower by at most `TOLERANCE` units.
     """
@@ -292,16 +299,16 @@ def _judge_pair(
         of_any = any(row.find_metric(name) is not None for row in rows.values())
         return 0, f"{pair[0]} or {pair[1]} is missing" if of_any else f"no model has {name}"
     lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-    noise = _noise([first, second], name, unit)
+    judge = partial(_sign, metrics=[first, second], name=name, unit=unit, number=number)
     suffix = "" if experiment.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
     if "bits" in name and all(_has_hardly_learned(rows[variant]) for variant in pair):
         return 0, f"{text}, but neither has learned much"
     if better:
         margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
-        return _sign(lead - experiment.margin, noise), text + margin
+        return judge(lead - experiment.margin), text + margin
     bound = TOLERANCE * unit
-    return _sign(bound - lead, noise), f"{text} (no more than {bound:.3f} ahead was asked)"
+    return judge(bound - lead), f"{text} (no more than {bound:.3f} ahead was asked)"
 
 
 def _has_hardly_learned(row: Row) -> bool:
@@ -309,16 +316,18 @@ def _has_hardly_learned(row: Row) -> bool:
     return bits is not None and bits > HARDLY_LEARNED
 
 
-def _noise(metrics: Sequence[Metric], name: str, unit: float) -> float:
-    """Return the bound of noise: the sum of the spreads, and at least that of few seeds if there are fewer than three."""
+def _sign(lead: float, metrics: Sequence[Metric], name: str, unit: float, number: int) -> int:
+    """Return 1 for, −1 against a claim, 0 if the difference is within noise.
+
+    The noise is the sum of the spreads, and at least that of few seeds if there are fewer than three. A claim fails by
+    the worst of its comparisons, and chance has as many trials. So what speaks against it is to exceed the noise times
+    the cube root of their number: of equal models with three seeds, one experiment in twenty does (simulated).
+    """
     share = TIME_NOISE if name.startswith(("seconds", "milliseconds")) else NOISE
-    few = SEED_NOISE if name == "bits" else share * unit
-    spread = sum(each.spread for each in metrics)
-    return spread if min(each.runs for each in metrics) > 2 else max(spread, few)
-
-
-def _sign(lead: float, noise: float) -> int:
-    """Return 1 for, −1 against a claim, 0 if the difference is within noise."""
+    noise = sum(each.spread for each in metrics)
+    if min(each.runs for each in metrics) > 2:
+        return 1 if lead > noise else -1 if lead < -noise * number ** (1 / 3) else 0
+    noise = max(noise, SEED_NOISE if name == "bits" else share * unit)
     return 0 if abs(lead) <= noise else 1 if lead > 0 else -1
 
 

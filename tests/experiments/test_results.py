@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from experiments.catalogue import OURS, Experiment, Variant
@@ -41,6 +42,22 @@ def bounded_row(share: float | None, spread: float = 0.0, seeds: int = 1, bits: 
 )
 def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
     assert judge_claim(TWO, [wide, flat]).startswith(word)
+
+
+def test_a_claim_of_many_pairs_is_not_refuted_by_chance() -> None:
+    """By three seeds of equal models, the spreads are exceeded in one of twenty pairs on each side."""
+    names = [f"model {number}" for number in range(14)]
+    chain = replace(TWO, better={first: (second,) for first, second in zip(names[::2], names[1::2], strict=True)})
+    draw = np.random.default_rng(0)
+    refuted = 0
+    for _ in range(400):
+        bits = draw.normal(2.0, 0.01, (14, 3))
+        rows = [row(name, each.mean(), np.ptp(each) / 2, 3) for name, each in zip(names, bits, strict=True)]
+        refuted += judge_claim(chain, rows).startswith("disagrees")
+    assert 0 < refuted < 0.08 * 400
+    one = replace(TWO, better={names[0]: (names[1],)})
+    rows = [row(name, 2.0 + 0.015 * (number == 0), 0.005, 3) for number, name in enumerate(names)]
+    assert judge_claim(one, rows).startswith("disagrees") and judge_claim(chain, rows).startswith("cannot tell")
 
 
 def test_models_that_have_hardly_learned_are_not_ranked() -> None:
