@@ -37,6 +37,7 @@ from experiments.measures import PER_VARIANT, Measurement, measurement_path
 from experiments.results import Result, RunTotals, VariantRun, write_results
 from experiments.timing import build_phase_trainer, lift_other_limits, measure_step_seconds
 from haed.base import TokenBatch
+from haed.options import SYSTEMS
 from haed.registry import make_objective
 from pipeline.config import ConfigError, OptimizerOptions, Options, Phase, dump_options, load_options
 from pipeline.reporting.rendering import Column, Table
@@ -120,7 +121,9 @@ class RunnableVariant:
         words = [*self.words, f"seed={seed}", f"threads={threads}", f"name={run.name}"]
         words += [f"{phase}.steps={steps}" for phase, steps in limits.items()]
         stages = [(phase, "--config", self.variant.preset, *words) for phase in self.variant.phases]
-        stages.append(("evaluate", str(run), f"threads={threads}", "evaluate.baselines=false"))
+        # Rows show the model alone. Its memory takes as long as a short training.
+        alone = ("evaluate.memory=0",) if SYSTEMS[self.options.model.kind].chunks else ()
+        stages.append(("evaluate", str(run), f"threads={threads}", "evaluate.baselines=false", *alone))
         return (", ".join(stage[0] for stage in stages), "-c", _RUN_STAGES, json.dumps(stages))
 
     def read_totals(self, run: Path) -> RunTotals:
