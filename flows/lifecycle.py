@@ -348,9 +348,9 @@ class FlowRunWatcher:
         cancelled = [run for run, state in states.items() if state.is_cancelling()]
         if self._is_cancelled or not cancelled:
             return
-        self._is_cancelled = True
         if self._outer not in cancelled:
             client.set_flow_run_state(self._outer, Cancelling(), force=True)
+        self._is_cancelled = True
         if not is_served():
             os.kill(os.getpid(), signal.SIGTERM)
 

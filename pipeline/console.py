@@ -101,7 +101,7 @@ def format_error(error: BaseException, command: str = "") -> str:
         if advice := _DISK_ADVICE.get(error.errno):
             return f"{_clean_message(path) or said}: {advice}"
         if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _find_file_in_path(path)):
-            return f"{_clean_message(file)} is a file, and a folder is needed there. Move it away, or choose another folder"
+            return f"{_clean_message(file)} is a file, not a folder. Choose another path, or move it away"
     if is_out_of_memory(error):
         said, _, more = said.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
         limit = " of the GPU" if more or said.startswith("CU") else _memory_limit()

@@ -146,7 +146,7 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, missing: str) 
     ):
         with pytest.raises(OSError) as caught:
             act()
-        said = f"{file} is a file, and a folder is needed there. Move it away, or choose another folder"
+        said = f"{file} is a file, not a folder. Choose another path, or move it away"
         assert format_error(caught.value) == said
 
 
