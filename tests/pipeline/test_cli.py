@@ -284,10 +284,10 @@ def test_an_output_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     assert main(["shard", "--config", "quickstart", *tiny, f"shards_dir={tmp_path}/file/shards"]) == 1
-    assert "Not a directory" in capsys.readouterr().err
+    assert f"error: {tmp_path}/file is a file, not a folder" in capsys.readouterr().err
     assert main(["shard", "--config", "quickstart", *tiny]) == 0
     assert main(["train", "--config", "quickstart", *tiny, f"runs_dir={tmp_path}/file/runs"]) == 1
-    assert "Not a directory" in capsys.readouterr().err
+    assert f"error: {tmp_path}/file is a file, not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow
