@@ -310,7 +310,6 @@ class FlowRunWatcher:
     def __init__(self) -> None:
         ids = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
         self._runs = [UUID(run) for run in dict.fromkeys(ids) if run]
-        self._outer = self._runs[0 if is_served() else -1]
         self._is_cancelled = False
         self._ended = threading.Event()
         # In the settings of `haed run`, which name its server; without them Prefect would start another one.
@@ -348,8 +347,9 @@ class FlowRunWatcher:
         cancelled = [run for run, state in states.items() if state.is_cancelling()]
         if self._is_cancelled or not cancelled:
             return
-        if self._outer not in cancelled:
-            client.set_flow_run_state(self._outer, Cancelling(), force=True)
+        outer = self._runs[0 if is_served() else -1]
+        if outer not in cancelled:
+            client.set_flow_run_state(outer, Cancelling(), force=True)
         self._is_cancelled = True
         if not is_served():
             os.kill(os.getpid(), signal.SIGTERM)
