@@ -123,8 +123,8 @@ class SequenceModel(nn.Module, ABC):
     Attributes:
         cut: how its data is cut.
         kind: its name in `haed.registry`.
-        parts: names of its children in the order of the data, which profiles and gradient norms report.
-        vector_spaces: names of the spaces that `vectors` supports.
+        submodules: names of its children in the order of the data, which profiles and gradient norms report.
+        vector_spaces: names of the spaces that `extract_vectors` supports.
         option_warnings: warnings about unusual but valid options.
         mark: function called with the name of each part of a step and the tensor that ends it; returns the tensor. A
             profiler replaces it by its clock. A model that marks no part in `total_log_likelihood` is one part,

@@ -281,7 +281,7 @@ def find_likeliest_chunks(
     for place, row in enumerate(rows[best].tolist()):
         for name, share in (outcomes.share_of_parts(row) if row >= 0 else {}).items():
             parts[name][place] = share * float((drawn - joint)[best[place]].exp())
-    gate = {name: float(joint_of.sum() / whole.exp()) for name, _, joint_of in outcomes.ways}
+    gate = {name: float((joint_of.sum().log() - whole).exp()) for name, _, joint_of in outcomes.ways}
     return LikeliestChunks(chunks[best], (joint - whole)[best].exp(), parts, gate)
 
 

@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         return packed
 
     def recent_tokens(self, before: Chunks | None, count: int) -> Tensor | None:
-        """Return the last tokens (N, n) of `count` chunks before, on the CPU, for `added`; None without a table."""
+        """Return the last tokens (N, n) of `count` chunks before, on the CPU, for `ngram_terms`; None without a table."""
         if self.grams is None:
             return None
         if before is None:

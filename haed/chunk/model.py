@@ -241,7 +241,7 @@ class HAED(SequenceModel):
         layers = len(self.main.get_layers())
         if space != "contexts":
             return super().extract_vectors(windows, space, layer)
-        if layer is not None and layer >= layers:
+        if layer is not None and not 0 <= layer < layers:
             raise ValueError(
                 f"{type(self).__name__} has no layer {layer} of contexts. Its layers are 0 to {layers - 1}"
             )

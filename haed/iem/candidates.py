@@ -181,6 +181,7 @@ class Candidates:
         options: options of the IEM loss.
         ranks: processes that train together.
         device: device on which candidates are found.
+        for_mixture: the likelihood of known chunks is estimated from the candidates, which needs other windows.
 
     Attributes:
         group: those of the processes that share their candidates.
@@ -192,8 +193,10 @@ class Candidates:
         ValueError: the ranks do not divide into groups.
     """
 
-    def __init__(self, options: IEMOptions, ranks: Ranks, device: torch.device | None = None) -> None:
-        self.options = options
+    def __init__(
+        self, options: IEMOptions, ranks: Ranks, device: torch.device | None = None, for_mixture: bool = False
+    ) -> None:
+        self.options, self.for_mixture = options, for_mixture
         self.group, self._elsewhere = ranks.split_into_groups(options.group)
         self.counts = CountMin(device=device) if options.correction == "inclusion" else None
         self.windows, self.turns = 0.0, 0
@@ -254,13 +257,18 @@ class Candidates:
 
         Counting a chunk before its probability is asked for is add-one smoothing. Over the draws, 1/π̂ of a chunk that
         is present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
+
+        Raises:
+            ValueError: a mixture has one window a step, of which nothing follows for other chunks.
         """
         assert self.counts is not None
         if windows < 2 and self.windows == 0:
-            log.warning(
-                "with one window per step, only the chunks before are candidates. Raise batch.sequences or "
-                "iem.extra_batches"
-            )
+            alone, advice = "with one window per step, ", "Raise batch.sequences or iem.extra_batches"
+            if self.for_mixture:
+                raise ValueError(
+                    f"{alone}a mixture cannot tell how likely its chunks are. {advice}, or set model.mixture.known=0"
+                )
+            log.warning("%sonly the chunks before are candidates. %s", alone, advice)
         if self._elsewhere.size == 1:
             self._before = self.windows, self.turns, self.counts.update(keys, holders)
             self.windows += windows

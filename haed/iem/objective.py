@@ -212,7 +212,9 @@ class ChunkObjective(Objective):
         if lexicon is not None and iem_weight and system.mixture is not None:
             iem.check_calibrated()
             self.lexicon = lexicon.to(self.preparation_device)
-        self.candidates = Candidates(iem, self.ranks, self.preparation_device) if iem_weight else None
+        self.candidates = (
+            Candidates(iem, self.ranks, self.preparation_device, self.lexicon is not None) if iem_weight else None
+        )
         self.group = single_process() if self.candidates is None else self.candidates.group
         self.terms = {name: (weight, LOSS_TERMS.load_class(name)) for name, weight in iem.split_terms().items()}
         self.has_dropout = any(isinstance(each, nn.Dropout) and each.p > 0 for each in system.modules())

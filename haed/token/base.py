@@ -123,8 +123,8 @@ class TokenModel(SequenceModel):
 
         Args:
             x: (B, L, W) embedded input; with a memory, it follows the positions seen before.
-            route: result of `route` for the same symbols, on the device.
-            memory: result of `memory`, which the call extends; None: nothing comes before, and nothing is kept.
+            route: result of `route_symbols` for the same symbols, on the device.
+            memory: result of `create_body_memory`, which the call extends; None: nothing comes before, and nothing is kept.
 
         Returns:
             (B, L, W).
@@ -297,7 +297,7 @@ class TokenModel(SequenceModel):
     def _hidden_at_scales(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
         """Return the output layer's input (B, L, W) for windows laid out on the CPU.
 
-        The outputs of the `outlets` are stored in `seen`.
+        The outputs of the `scale_outputs` are stored in `seen`.
         """
         laid = to_device(laid, self.device)
         hooks = [
@@ -440,7 +440,7 @@ def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
 def parse_nested_scales(
     notation: str, option: str, what: str, cut: ChunkingSpec, to_tokens: bool = True
 ) -> dict[int, str]:
-    """Parse a notation as `parsed`, sorted from the coarsest scale to scale 1, the tokens themselves.
+    """Parse a notation as `parse_scales` does, sorted from the coarsest scale to scale 1, the tokens themselves.
 
     Without `to_tokens` it may end at a coarser scale.
 

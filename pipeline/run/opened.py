@@ -12,6 +12,7 @@ import io
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -192,7 +193,7 @@ class Run:
     """
 
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
-        self.folder, self.options = folder, options or folder.load_options()
+        self.folder, self.options = folder, deepcopy(options) if options else folder.load_options()
         self.phase = folder.trained_phase(self.options.evaluate.stage)
         place = folder.phase_folder(self.phase) / "checkpoints"
         if (checkpoint := Checkpoints(place).load_best()) is None:
@@ -342,7 +343,7 @@ class Run:
 
         Raises:
             ConfigError: an option is out of bounds.
-            TypeError: `samples` is no whole number.
+            TypeError: `samples` is no whole number, or `options` are no SampleOptions.
             ValueError: `samples` is less than 1, or the prompt is not a text of this run.
         """
         how, samples = _within_bounds(options), check_count("samples", samples)
@@ -350,12 +351,14 @@ class Run:
         prompt = self._encode_document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
         window = self._make_window(*self.chunker.split(prompt))
-        opened = window.tokens[0, -1, : int(window.lengths[0, -1])] if window.lengths.numel() else None
+        length = int(window.lengths[0, -1]) if window.lengths.numel() else self.chunker.k
+        whole = window.lengths.shape[1] - (length < self.chunker.k)  # nothing can be added to a full chunk
+        opened = window.tokens[0, -1, :length] if whole < window.lengths.shape[1] else None
         generator = torch.Generator().manual_seed(how.seed)
         draw = Draw(how.temperature, how.top_k, how.top_p, generator)
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad(), self.compute.use_precision():
-            closed = TokenBatch.from_chunks(window.tokens[:, :-1], window.lengths[:, :-1])
+            closed = TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole])
             sampler = make_sampler(system, closed, samples)
             self._warn_if_cut(prompt, sampler.unread)
             for _ in range(how.chunks):
@@ -365,8 +368,8 @@ class Run:
                 opened = None
                 for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
-        whole = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
-        shares = [dict(zip(whole, each, strict=True)) for each in zip(*whole.values(), strict=True)]
+        means = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
+        shares = [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)]
         parts = [_add_spelled(share) for share in shares] or None
         return Continuations([bytes(text) for text in written], parts, time.perf_counter() - began)
 
@@ -425,13 +428,25 @@ class Run:
         """Continue beginnings (n, P·K) of whole chunks of a fixed size by this many chunks: (n, chunks·K).
 
         All are continued at once.
+
+        Raises:
+            ConfigError: the chunks have no fixed size, or an option is out of bounds.
+            TypeError: `chunks` is no whole number.
+            ValueError: `chunks` is less than 1, or the beginnings are not whole chunks of this run's tokens.
         """
-        how = _within_bounds(options)
+        how, chunks, k = _within_bounds(options), check_count("chunks", chunks), self.chunker.k
+        if not self.chunker.fixed:
+            raise ConfigError(f"chunker.kind={self.chunker.name} has chunks of any size. Use run.sample instead")
+        if beginnings.ndim != 2 or beginnings.shape[1] % k:
+            raise ValueError(f"beginnings of shape {beginnings.shape}: must be (n, P·{k}), whole chunks of {k} tokens")
+        if beginnings.size and not 0 <= beginnings.min() <= beginnings.max() < self.system.cut.vocabulary:
+            raise ValueError(f"beginnings: tokens must be 0 to {self.system.cut.vocabulary - 1}")
+        if not len(beginnings):
+            return np.zeros((0, chunks * k), np.uint8)
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
-        whole = beginnings.shape[1] // self.chunker.k
-        tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (whole, self.chunker.k))
+        tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (beginnings.shape[1] // k, k))
         with torch.no_grad(), self.compute.use_precision():
-            prompt = TokenBatch.from_chunks(tokens, torch.full(tokens.shape[:2], self.chunker.k))
+            prompt = TokenBatch.from_chunks(tokens, torch.full(tokens.shape[:2], k))
             sampler = make_sampler(self.likelihood, prompt, len(tokens))
             written = [sampler.draw_chunk(draw).tokens for _ in range(chunks)]
         return torch.cat(written, 1).numpy().astype(np.uint8)
@@ -493,7 +508,14 @@ class Run:
             layer: layer of the main model; None is its output.
             scale: scale of a model of several scales; None is its output.
             seen: chunks of the window; None is `batch.context`.
+
+        Raises:
+            TypeError: `layer`, `scale` or `seen` is no whole number.
+            ValueError: the model has no such layer or scale, or `seen` is less than 1.
         """
+        for name, value, least in (("layer", layer, 0), ("scale", scale, 1), ("seen", seen, 1)):
+            if value is not None:
+                check_count(name, value, least)
         return self._vector_after(
             self._encode_document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen
         )
@@ -524,7 +546,7 @@ class Run:
         """
         tokens, lengths = self.chunker.split(text)
         window = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
-        seen = seen or self.options.batch.context
+        seen = seen if seen is not None else self.options.batch.context
         if len(lengths) >= seen:
             self._warn_if_cut(text, int(lengths[: len(lengths) - seen + 1].sum()))
             window = TokenBatch.from_chunks(window.tokens[:, -seen:], window.lengths[:, -seen:])
@@ -558,7 +580,9 @@ def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
 
 
 def _within_bounds(how: SampleOptions | None) -> SampleOptions:
-    """Return sampling options, by default the standard ones; raise ConfigError if one is out of bounds."""
+    """Return sampling options, by default the standard ones; raise ConfigError if one is out of bounds, or TypeError."""
+    if not isinstance(how, SampleOptions | None):
+        raise TypeError(f"options must be SampleOptions, not {type(how).__name__}. Use SampleOptions(chunks=100)")
     return check_options(Options(sample=how or SampleOptions())).sample
 
 

@@ -160,6 +160,18 @@ def test_many_outcomes_are_cut_off_like_few(
         assert ((found - wanted).abs() <= 4.5 * (wanted * (1 - wanted) / 4000).sqrt()).all()
 
 
+def test_the_gate_of_a_beginning_that_is_less_likely_than_the_least_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a sentence of 140 bytes that the decoder never saw: P is below e^-745, and no part is NaN."""
+    model, every = mixed()
+    model.known = model.embed_vocabulary(lexicon(every))
+    sampler = ChunkSampler(model, windows(1, 2, K, V))
+    spell, gates = model.decoder_log_probs, list[float]()
+    monkeypatch.setattr(model, "decoder_log_probs", lambda *given: spell(*given) - 1000)
+    for opened in every.tokens:
+        gates.append(find_likeliest_chunks(model, sampler.prediction, sampler.last, opened, 3).gate["known"])
+    assert 0.0 in gates and not any(map(math.isnan, gates))
+
+
 @pytest.mark.parametrize("known", [5, 0])
 def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None:
     model, every = mixed()

@@ -30,17 +30,17 @@ Text = str | bytes | bytearray | memoryview
 Texts = Text | Sequence[Text]
 
 
-def check_count(name: str, value: int) -> int:
+def check_count(name: str, value: int, least: int = 1) -> int:
     """Return a number of results or occurrences as an int, after checking it.
 
     Raises:
         TypeError: it is no whole number.
-        ValueError: it is less than 1.
+        ValueError: it is less than `least`.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be a whole number, not {type(value).__name__}. Use {name}=8.")
-    if value < 1:
-        raise ValueError(f"{name}={value}: must be at least 1. Use {name}=8.")
+    if value < least:
+        raise ValueError(f"{name}={value}: must be at least {least}. Use {name}=8.")
     return int(value)
 
 

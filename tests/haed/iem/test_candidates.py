@@ -46,6 +46,15 @@ def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candi
     ).loss
 
 
+def test_a_mixture_needs_two_windows_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
+    """Of one window nothing follows for other chunks: every target would have the probability 1."""
+    alone, nothing = of_numbers(torch.tensor([[0, 1, 2]])), of_numbers(torch.full((1, 3), -1))
+    with pytest.raises(ValueError, match=r"with one window per step, a mixture .* Raise batch.sequences or"):
+        find_candidates(Candidates(IEMOptions(), Ranks(), for_mixture=True), alone, nothing)
+    find_candidates(made(), alone, nothing)
+    assert "with one window per step, only the chunks before are candidates" in caplog.text
+
+
 def test_rows_choose_among_other_windows_what_is_before_them_and_their_target() -> None:
     own, others = torch.tensor([[0, 1, 0, 2], [3, 1, 4, -1]]), torch.tensor([[4, 5]])
     found = find_candidates(made(), of_numbers(own), of_numbers(others))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from haed.base import TokenBatch
 from pipeline import open_run
 from pipeline.config import ConfigError, Options, SampleOptions, load_options
 from pipeline.run.opened import Run, count_characters, count_words
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards
 from pipeline.run.windows import cut_documents, fixed_subset
 from pipeline.training.stages import pretrain, train
@@ -67,6 +69,25 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
             run.sample("def ", options=SampleOptions(**{name: value}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples=0: must be at least 1"):
         run.sample("def ", samples=0)
+    with pytest.raises(TypeError, match="must be SampleOptions, not dict"):
+        run.sample("def ", options={"chunks": 3})  # type: ignore[arg-type]
+    assert all(run.sample("abcdefghijkl", 2, SampleOptions(chunks=1))), "a full chunk is not what is drawn"
+    with pytest.raises(ConfigError, match="chunker.kind=words has chunks of any size. Use run.sample"):
+        run.complete(np.zeros((1, 12), np.uint8), 3)
+    wrong_places: list[dict[str, Any]] = [{"layer": -1}, {"layer": 99}, {"seen": 0}, {"seen": -1}, {"scale": 0}]
+    for place in wrong_places:
+        with pytest.raises(ValueError, match=r"must be at least|has no layer 99"):
+            run.context("def f", **place)
+    with pytest.raises(TypeError, match="layer must be a whole number"):
+        run.context("def f", layer=0.5)  # type: ignore[arg-type]
+
+
+def test_to_open_a_run_leaves_the_options_of_the_caller_as_they_are(options: Options) -> None:
+    options.train.iem_weight = 0.0
+    train(options)
+    options.train.iem_weight = 0.5
+    Run(RunFolder.from_options(options), options)
+    assert options.train.iem_weight == 0.5
 
 
 @pytest.mark.parametrize(
