@@ -264,7 +264,7 @@ class Candidates:
         assert self.counts is not None
         if windows < 2 and self.windows == 0:
             alone, advice = "with one window per step, ", "Raise batch.sequences or iem.extra_batches"
-            if self.for_mixture:
+            if self.for_mixture and windows:
                 raise ValueError(
                     f"{alone}a mixture cannot tell how likely its chunks are. {advice}, or set model.mixture.known=0"
                 )
