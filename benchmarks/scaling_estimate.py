@@ -34,8 +34,6 @@ from pathlib import Path
 
 import torch
 
-from pipeline.console import exit_on_error
-
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from experiments.timing import build_phase_trainer
@@ -45,6 +43,7 @@ from haed.distributed import group_size
 from haed.options import SYSTEMS, IEMOptions
 from pipeline.arguments import load_run_options
 from pipeline.config import PHASES, Options, Phase, training_phases
+from pipeline.console import exit_on_error
 from pipeline.reporting.rendering import Table
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import as_windows

@@ -324,11 +324,10 @@ def _sign(lead: float, metrics: Sequence[Metric], name: str, unit: float, number
     the cube root of their number: of equal models with three seeds, one experiment in twenty does (simulated).
     """
     share = TIME_NOISE if name.startswith(("seconds", "milliseconds")) else NOISE
-    noise = sum(each.spread for each in metrics)
-    if min(each.runs for each in metrics) > 2:
-        return 1 if lead > noise else -1 if lead < -noise * number ** (1 / 3) else 0
-    noise = max(noise, SEED_NOISE if name == "bits" else share * unit)
-    return 0 if abs(lead) <= noise else 1 if lead > 0 else -1
+    noise, factor = sum(each.spread for each in metrics), number ** (1 / 3)
+    if min(each.runs for each in metrics) < 3:
+        noise, factor = max(noise, SEED_NOISE if name == "bits" else share * unit), 1
+    return 1 if lead > noise else -1 if lead < -factor * noise else 0
 
 
 def list_columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:

@@ -259,7 +259,7 @@ class Candidates:
         is present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
 
         Raises:
-            ValueError: a mixture has one window a step, of which nothing follows for other chunks.
+            ValueError: a mixture has one window a step. No other window shows how likely its chunks are.
         """
         assert self.counts is not None
         if windows < 2 and self.windows == 0:

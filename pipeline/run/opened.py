@@ -546,7 +546,7 @@ class Run:
         """
         tokens, lengths = self.chunker.split(text)
         window = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
-        seen = seen if seen is not None else self.options.batch.context
+        seen = seen or self.options.batch.context
         if len(lengths) >= seen:
             self._warn_if_cut(text, int(lengths[: len(lengths) - seen + 1].sum()))
             window = TokenBatch.from_chunks(window.tokens[:, -seen:], window.lengths[:, -seen:])

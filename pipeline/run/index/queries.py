@@ -31,16 +31,17 @@ Texts = Text | Sequence[Text]
 
 
 def check_count(name: str, value: int, least: int = 1) -> int:
-    """Return a number of results or occurrences as an int, after checking it.
+    """Return a whole number, such as a number of results or a layer, as an int, after checking it.
 
     Raises:
         TypeError: it is no whole number.
         ValueError: it is less than `least`.
     """
+    advice = f"Use {name}={8 if least else 0}."
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}. Use {name}=8.")
+        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}. {advice}")
     if value < least:
-        raise ValueError(f"{name}={value}: must be at least {least}. Use {name}=8.")
+        raise ValueError(f"{name}={value}: must be at least {least}. {advice}")
     return int(value)
 
 
