@@ -223,7 +223,7 @@ class Corpora:
                 write_json(path, known | new)
                 remove_unlocked_files(self.shards_dir.glob(f".{NOTES}.*.partial"))
         except OSError as error:
-            log.warning("%s could not be stored: %s", path, error)
+            log.warning("%s could not be stored: %s", path, error.strerror or error)
 
 
 def iterate_manifests(shards_dir: Path) -> Iterator[tuple[Path, Any]]:
