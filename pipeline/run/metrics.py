@@ -158,7 +158,9 @@ class Metrics:
             self._lines.flush()
         except OSError as error:
             step = f"{record['step']:,}"
-            log.warning("metrics of step %s are kept in memory until they can be written: %s", step, error.strerror or error)
+            log.warning(
+                "metrics of step %s are kept in memory until they can be written: %s", step, error.strerror or error
+            )
         self._notify_listeners(record)
 
     def read_all(self) -> bytes:
