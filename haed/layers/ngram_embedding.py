@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from haed.layers.lstm import linear_rows
 from haed.options import GramsOptions
@@ -30,22 +29,6 @@ def mix_columns(key: Any, columns: Any, factors: tuple[int, int]) -> Any:
         key = (key ^ column) * factors[0]
         key = (key ^ (key >> 29)) * factors[1]
     return key ^ (key >> 32)
-
-
-class _GatherRows(torch.autograd.Function):
-    """Selection of rows of a table, with a sparse gradient; rows that occur twice have the gradient 0."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.shape = table.shape
-        return table[rows]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (rows,) = ctx.saved_tensors
-        return torch.sparse_coo_tensor(rows[None], grad, ctx.shape, is_coalesced=True, check_invariants=False), None
 
 
 @dataclass
@@ -106,8 +89,8 @@ class SparseLookup:
         return self.rows[self.inverse]
 
     def embed_rows(self, table: Tensor) -> Tensor:
-        """Return the rows (…, D) on the table's device."""
-        return F.embedding(self.inverse, _GatherRows.apply(table, self.rows))
+        """Return the rows (…, D) on the table's device. The table's gradient is sparse and has these rows alone."""
+        return F.embedding(self.inverse, F.embedding(self.rows, table, sparse=True))
 
 
 class Grams(nn.Module):
