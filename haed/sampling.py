@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from haed.base import TokenBatch, length_mask, to_device
-from haed.chunk.memory import DocumentMemory, PartPrediction
+from haed.chunk.memory import DocumentMemory
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks, find_distinct
@@ -111,106 +111,76 @@ class Outcomes:
         return {name: value / total for name, value in found.items()}
 
 
-class OutcomeSpace:
-    """The chunks that a model with memory can draw whole, whatever the document.
+def _join_vocabularies(system: HAED) -> tuple[ChunkVocabulary, list[Tensor]]:
+    """Return the chunks that a model with memory can draw whole after any document; see `Memory.join_vocabularies`."""
+    assert system.memory is not None
+    return system.memory.join_vocabularies(system.cut.k, None if system.known is None else system.known.lexicon.chunks)
+
+
+def _score_known(system: HAED, predictions: Tensor) -> Tensor | None:
+    """Return q (N, C) of all known chunks for ŷ (N, W), None without them."""
+    known, mixture = system.known, system.mixture
+    if known is None or mixture is None:
+        return None
+    return known.score_queries(system.compute_query(predictions), mixture.prior).softmax(1)
+
+
+def _list_outcomes(
+    system: HAED,
+    document: DocumentMemory,
+    prediction: Tensor,
+    before: Chunks,
+    opened: Tensor,
+    summoned: Tensor | None,
+) -> Outcomes:
+    """Return the outcomes after what a document has; see `outcome_log_probs`.
 
     Args:
         system: in evaluation mode, with `memory`.
+        document: remembers the chunks before.
+        prediction: ŷ (W,).
+        before: the chunk before, on the CPU, of length 0 for none.
+        opened: (n,) tokens with which the chunk begins, on the CPU.
+        summoned: (C,) q of the known chunks, see `_score_known`.
     """
+    assert system.memory is not None
+    vocabulary, sets = _join_vocabularies(system)
+    rows = list(sets)
+    gate = None if system.mixture is None or summoned is None else system.mixture(prediction[None])[0]
+    weights, predictions = system.memory.predict_next(document, prediction, gate)
+    ways, own = [], 1
+    if summoned is not None:
+        ways.append(("known", rows.pop(0), weights[0] * summoned.double().cpu()))
+        own = 2
+    listed = []
+    for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
+        places = rows.pop(0) if part.vocabulary is not None else None
+        if prediction_of.present:
+            chunks, probability = prediction_of.list_outcomes()
+            listed.append((part.name, chunks, places, weight * probability))
+    found, others = _find_rows(vocabulary, [chunks for _, chunks, places, _ in listed if places is None])
+    for name, _, places, probability in listed:
+        ways.append((name, next(found) if places is None else places, probability))
+    spelled = weights[own - 1].log()
+    if n := len(opened):
+        begins = torch.cat([vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
+        ways = [(name, at, probability * begins[at]) for name, at, probability in ways]
+        beginning, decisions = _spell_beginning(system, prediction[None], before, opened)
+        spelled = spelled + system.memory.spell_decisions(document, decisions, beginning)[0, :n].double().sum().cpu()
+    joint = torch.zeros(len(vocabulary) + len(others), dtype=torch.float64)
+    for _, places, probability in ways:
+        joint.index_add_(0, places, probability)
+    return Outcomes(vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
 
-    def __init__(self, system: HAED) -> None:
-        assert system.memory is not None
-        self.system, self.memory = system, system.memory
 
-    @property
-    def vocabulary(self) -> ChunkVocabulary:
-        """The chunks that are outcomes after every document."""
-        return self._join_vocabularies()[0]
-
-    def _join_vocabularies(self) -> tuple[ChunkVocabulary, list[Tensor]]:
-        known = self.system.known
-        return self.memory.join_vocabularies(self.system.cut.k, None if known is None else known.lexicon.chunks)
-
-    def score_known(self, predictions: Tensor) -> Tensor | None:
-        """Return q (N, C) of all known chunks for ŷ (N, W), None without them."""
-        known, mixture = self.system.known, self.system.mixture
-        if known is None or mixture is None:
-            return None
-        return known.score_queries(self.system.compute_query(predictions), mixture.prior).softmax(1)
-
-    def draw_part(
-        self, document: DocumentMemory, prediction: Tensor, gate: Tensor | None, generator: torch.Generator | None
-    ) -> tuple[str, PartPrediction | None]:
-        """Draw which part draws the next chunk: its name, and its prediction if it remembers.
-
-        Args:
-            document: remembers the chunks before.
-            prediction: ŷ (W,).
-            gate: the mixture's logit (); None without known chunks.
-            generator: random generator, on the CPU.
-        """
-        features, present, predictions = document.predict_next(prediction, gate)
-        weights = self.memory.gate.weigh_parts(features, present)[0].exp()
-        number = int(torch.multinomial(weights, 1, generator=generator))
-        own = len(weights) - len(predictions)
-        return self.memory.names[number], predictions[number - own] if number >= own else None
-
-    def list_outcomes(
-        self,
-        document: DocumentMemory,
-        prediction: Tensor,
-        before: Chunks,
-        opened: Tensor,
-        summoned: Tensor | None,
-    ) -> Outcomes:
-        """Return the outcomes after what a document has; see `outcome_log_probs`.
-
-        Args:
-            document: remembers the chunks before.
-            prediction: ŷ (W,).
-            before: the chunk before, on the CPU, of length 0 for none.
-            opened: (n,) tokens with which the chunk begins, on the CPU.
-            summoned: (C,) q of the known chunks, see `score_known`.
-        """
-        system, (vocabulary, sets) = self.system, self._join_vocabularies()
-        rows = list(sets)
-        gate = None if system.mixture is None or summoned is None else system.mixture(prediction[None])[0]
-        features, present, predictions = document.predict_next(prediction, gate)
-        weights = self.memory.gate.weigh_parts(features, present)[0].exp()
-        ways, own = [], 1
-        if summoned is not None:
-            ways.append(("known", rows.pop(0), weights[0] * summoned.double().cpu()))
-            own = 2
-        listed = []
-        for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
-            places = rows.pop(0) if part.vocabulary is not None else None
-            if prediction_of.present:
-                chunks, probability = prediction_of.list_outcomes()
-                listed.append((part.name, chunks, places, weight * probability))
-        found, others = self._find_rows([chunks for _, chunks, places, _ in listed if places is None])
-        for name, _, places, probability in listed:
-            ways.append((name, next(found) if places is None else places, probability))
-        spelled = weights[own - 1].log()
-        if n := len(opened):
-            begins = torch.cat([vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
-            ways = [(name, at, probability * begins[at]) for name, at, probability in ways]
-            beginning, decisions = _spell_beginning(system, prediction[None], before, opened)
-            spelled = spelled + self.memory.spell_decisions(document, decisions, beginning)[0, :n].double().sum().cpu()
-        joint = torch.zeros(len(vocabulary) + len(others), dtype=torch.float64)
-        for _, places, probability in ways:
-            joint.index_add_(0, places, probability)
-        return Outcomes(vocabulary, others, torch.cat([joint.log(), spelled[None]]), ways)
-
-    def _find_rows(self, sets: Sequence[Chunks]) -> tuple[Iterator[Tensor], Chunks]:
-        """Return the rows of the chunks of each of some sets, and the chunks that the vocabulary lacks."""
-        none = self.vocabulary.chunks[:0]
-        tokens = torch.cat([none.tokens, *(each.tokens for each in sets)])
-        lengths = torch.cat([none.lengths, *(each.lengths for each in sets)])
-        rows = self.vocabulary.find_rows(Chunks(tokens, lengths))
-        missing = (rows < 0).nonzero().squeeze(1)
-        others = find_distinct(tokens[missing], lengths[missing])
-        rows[missing] = len(self.vocabulary) + others.inverse
-        return iter(rows.split([len(each) for each in sets])), Chunks(others.tokens, others.lengths)
+def _find_rows(vocabulary: ChunkVocabulary, sets: Sequence[Chunks]) -> tuple[Iterator[Tensor], Chunks]:
+    """Return the rows of the chunks of each of some sets, and the chunks that the vocabulary lacks."""
+    every = Chunks.concatenate([vocabulary.chunks[:0], *sets])
+    rows = vocabulary.find_rows(every)
+    missing = (rows < 0).nonzero().squeeze(1)
+    others = find_distinct(every.tokens[missing], every.lengths[missing])
+    rows[missing] = len(vocabulary) + others.inverse
+    return iter(rows.split([len(each) for each in sets])), Chunks(others.tokens, others.lengths)
 
 
 def _spell_beginning(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> tuple[Chunks, Tensor]:
@@ -247,31 +217,30 @@ def find_likeliest_chunks(
     before: Chunks,
     opened: Tensor,
     count: int,
-    remembered: "tuple[OutcomeSpace, DocumentMemory] | None" = None,
+    document: DocumentMemory | None = None,
 ) -> LikeliestChunks:
-    """Return the likeliest next chunks, at most `count`, of ŷ (1, W), after a document that is remembered or none.
+    """Return the likeliest next chunks, at most `count`, of ŷ (1, W), after a remembered document or none.
 
     Probabilities are exact. The choice of chunks is approximate: those that are likeliest to be drawn whole, and those
     that a beam search of the decoder finds.
     """
-    if remembered is None:
+    if document is None:
         outcomes = _known_outcomes(system, prediction, before, opened)
     else:
-        space, document = remembered
-        summoned = space.score_known(prediction)
-        outcomes = space.list_outcomes(
-            document, prediction[0], before, opened, None if summoned is None else summoned[0]
-        )
+        summoned = _score_known(system, prediction)
+        known = None if summoned is None else summoned[0]
+        outcomes = _list_outcomes(system, document, prediction[0], before, opened, known)
     shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
     found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
     possible = int(shares[:-1].isfinite().sum())
     named = outcomes[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
-    every = find_distinct(torch.cat([found.tokens, named.tokens]), torch.cat([found.lengths, named.lengths]))
-    chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
+    every = Chunks.concatenate([found, named])
+    chunks = find_distinct(every.tokens, every.lengths)
+    size = len(chunks)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
     decisions = system.decoder_log_probs(prediction.expand(size, -1), chunks, repeated).double().cpu()
-    if remembered is not None:
-        decisions = remembered[0].memory.spell_decisions(remembered[1], decisions, chunks)
+    if document is not None and system.memory is not None:
+        decisions = system.memory.spell_decisions(document, decisions, chunks)
     spelled = shares[-1] + decisions[:, len(opened) :].sum(1)
     rows = outcomes.find_rows(chunks)
     drawn = shares[rows].where(rows >= 0, -torch.inf)
@@ -288,8 +257,7 @@ def find_likeliest_chunks(
 def _known_outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Outcomes:
     """Return the outcomes of a model without memory for ŷ (1, W)."""
     log_prob = outcome_log_probs(system, prediction, before, opened)[0].double().cpu()
-    none = torch.zeros(0, system.cut.k, dtype=torch.long)
-    nothing = Chunks(none, none[:, 0])
+    nothing = Chunks.empty(system.cut.k)
     if system.known is None:
         return Outcomes(ChunkVocabulary(nothing), nothing, log_prob, [])
     lexicon = system.known.lexicon
@@ -437,7 +405,6 @@ class ChunkSampler(Sampler):
         names = [] if system.known is None else ["known"]
         self.documents: list[DocumentMemory] = []
         if system.memory is not None:
-            self.space = OutcomeSpace(system)
             self.documents = self._remember_prompts(prompt)
             names += [part.name for part in self.documents[0].parts]
         self.parts = {name: torch.zeros(samples, dtype=torch.float64) for name in names}
@@ -484,10 +451,12 @@ class ChunkSampler(Sampler):
             self._draw_parts(drawn, draw)
             return
         for some in torch.arange(self.samples).split(_AT_ONCE):
-            scores = self.space.score_known(self.prediction[some.to(self.device)])
+            scores = _score_known(self.system, self.prediction[some.to(self.device)])
             for number, row in enumerate(some.tolist()):
                 before, summoned = self.last[torch.tensor([row])], None if scores is None else scores[number]
-                outcomes = self.space.list_outcomes(self.documents[row], self.prediction[row], before, opened, summoned)
+                outcomes = _list_outcomes(
+                    self.system, self.documents[row], self.prediction[row], before, opened, summoned
+                )
                 place = int(draw(outcomes.log_prob[None].float()))
                 if place < len(outcomes):
                     chunk = outcomes[torch.tensor([place])]
@@ -498,12 +467,16 @@ class ChunkSampler(Sampler):
     def _draw_parts(self, drawn: Chunks, draw: Draw) -> None:
         """Draw a part for every sample, and a chunk of that part: the same distribution, without listing all outcomes."""
         system, summoned = self.system, []
+        assert system.memory is not None
         gates = None if system.known is None or system.mixture is None else system.mixture(self.prediction)
         for row, document in enumerate(self.documents):
             gate = None if gates is None else gates[row]
-            name, part = self.space.draw_part(document, self.prediction[row], gate, draw.generator)
-            if part is not None:
-                self._enter_chunks(drawn, torch.tensor([row]), part.draw_outcome(draw.generator), name)
+            weights, predictions = system.memory.predict_next(document, self.prediction[row], gate)
+            number = int(torch.multinomial(weights, 1, generator=draw.generator))
+            name, remembering = system.memory.names[number], number - len(weights) + len(predictions)
+            if remembering >= 0:
+                chunk = predictions[remembering].draw_outcome(draw.generator)
+                self._enter_chunks(drawn, torch.tensor([row]), chunk, name)
             elif name == "known":
                 summoned.append(row)
         self._summon_chunks(drawn, torch.tensor(summoned), draw)

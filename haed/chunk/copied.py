@@ -74,9 +74,10 @@ class Copied(Part):
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; there is one outcome for each chunk of the cache."""
         if self.states is None or self.chunks is None:
-            none = torch.zeros(0, dtype=torch.long)
-            nothing = Chunks(none, none)
-            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (nothing, none), lambda _: nothing)
+            nothing = Chunks.empty(0)
+            return PartPrediction(
+                torch.tensor([-1.0, 0.0]), False, lambda: (nothing, torch.zeros(0)), lambda _: nothing
+            )
         chunks = self.chunks
         with torch.autocast(state.device.type, enabled=False):
             similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
@@ -100,9 +101,7 @@ class Copied(Part):
         if self.states is None or self.chunks is None:
             self.states, self.chunks = unit, chunks
             return
-        self.states = torch.cat([self.states, unit])
-        tokens, lengths = (torch.cat([getattr(x, n) for x in (self.chunks, chunks)]) for n in ("tokens", "lengths"))
-        self.chunks = Chunks(tokens, lengths)
+        self.states, self.chunks = torch.cat([self.states, unit]), Chunks.concatenate([self.chunks, chunks])
 
     def _forget_oldest(self) -> None:
         assert self.states is not None and self.chunks is not None

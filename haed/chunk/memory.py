@@ -259,16 +259,6 @@ class DocumentMemory:
         """Return a memory that goes on by itself from what is remembered so far."""
         return DocumentMemory([copy(part) for part in self.parts], self.words and self.words.fork())
 
-    def predict_next(
-        self, prediction: Tensor, gate_logit: Tensor | None
-    ) -> tuple[Tensor, Tensor, list[PartPrediction]]:
-        """Return features (1, F), which parts are present (1, J), and the parts' predictions, for ŷ (W,) of a place."""
-        found = [part.predict_next(prediction) for part in self.parts]
-        gate = [] if gate_logit is None else [gate_logit.reshape(1)]
-        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in found)]
-        present = [True] * (1 if gate_logit is None else 2) + [each.present for each in found]
-        return torch.cat(features)[None], torch.tensor([present]), found
-
 
 @dataclass
 class Memory:
@@ -311,12 +301,27 @@ class Memory:
         if self._joined is None or self._joined[0] is not known:
             parts = self.start_document().parts
             sets = [each for each in (known, *(part.vocabulary for part in parts)) if each is not None]
-            tokens = torch.cat([torch.zeros(0, k, dtype=torch.long), *(each.tokens.long() for each in sets)])
-            lengths = torch.cat([tokens[:0, 0], *(each.lengths.long() for each in sets)])
-            every = find_distinct(tokens, lengths)
-            rows = list(every.inverse.split([len(each) for each in sets]))
-            self._joined = known, (ChunkVocabulary(Chunks(every.tokens, every.lengths)), rows)
+            every = Chunks.concatenate([Chunks.empty(k), *(Chunks(x.tokens.long(), x.lengths.long()) for x in sets)])
+            distinct = find_distinct(every.tokens, every.lengths)
+            rows = list(distinct.inverse.split([len(each) for each in sets]))
+            self._joined = known, (ChunkVocabulary(Chunks(distinct.tokens, distinct.lengths)), rows)
         return self._joined[1]
+
+    def predict_next(
+        self, document: DocumentMemory, prediction: Tensor, gate_logit: Tensor | None
+    ) -> tuple[Tensor, list[PartPrediction]]:
+        """Return the weight g (J,) float64 of every part, and the predictions of those that remember.
+
+        Args:
+            document: remembers the chunks before.
+            prediction: ŷ (W,) of the next place.
+            gate_logit: logit () of the model's own gate there; None without known chunks.
+        """
+        found = [part.predict_next(prediction) for part in document.parts]
+        gate = [] if gate_logit is None else [gate_logit.reshape(1)]
+        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in found)]
+        present = [True] * (1 + len(gate)) + [each.present for each in found]
+        return self.gate.weigh_parts(torch.cat(features)[None], torch.tensor([present]))[0].exp(), found
 
     def score_chunks(self, document: DocumentMemory, chunks: Chunks, scores: MixtureScores) -> MemoryScores:
         """Score the next N chunks of a document, and remember them; see `DocumentMemory.read_chunks`."""

@@ -8,6 +8,7 @@ can be passed in, so that a step waits once for all of them.
 Legend: N chunks, K tokens per chunk at most, V vocabulary, S decoding decisions of all chunks together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,16 @@ class Chunks:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @classmethod
+    def empty(cls, k: int) -> "Chunks":
+        """Return no chunks, of K tokens at most."""
+        return cls(torch.zeros(0, k, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+
+    @staticmethod
+    def concatenate(sets: "Sequence[Chunks]") -> "Chunks":
+        """Concatenate one or more sets."""
+        return Chunks(torch.cat([each.tokens for each in sets]), torch.cat([each.lengths for each in sets]))
 
 
 @dataclass

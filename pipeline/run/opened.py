@@ -402,8 +402,8 @@ class Run:
         with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
             self._warn_if_cut(prompt, sampler.unread)
-            remembered = (sampler.space, sampler.documents[0]) if sampler.documents else None
-            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, remembered)
+            document = sampler.documents[0] if sampler.documents else None
+            likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, document)
         if (found := len(likeliest.probability)) < count:
             log.warning("%d of %d chunks were found: no other chunk is possible there", found, count)
         known = None if system.known is None else system.known.lexicon

@@ -150,8 +150,8 @@ def _number_chunks(
     distinct = find_distinct(torch.zeros(0, k, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8))
 
     def merge_waiting() -> Distinct:
-        sets = [distinct, *waiting]
-        return find_distinct(*(torch.cat([getattr(each, name) for each in sets]) for name in ("tokens", "lengths")))
+        every = Chunks.concatenate([distinct, *waiting])
+        return find_distinct(every.tokens, every.lengths)
 
     for tokens, lengths in documents:
         if fixed and len(lengths) and lengths[-1] < k:

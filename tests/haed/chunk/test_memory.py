@@ -204,8 +204,7 @@ def test_each_part_draws_its_outcomes_with_the_probabilities_that_it_lists() -> 
         wanted = torch.zeros(len(every), dtype=torch.float64)
         wanted.index_add_(0, ChunkVocabulary(every).find_rows(chunks), probability)
         drawn = [prediction.draw_outcome(generator) for _ in range(DRAWN // 5)]
-        joined = Chunks(torch.cat([each.tokens for each in drawn]), torch.cat([each.lengths for each in drawn]))
-        assert fits(frequencies(joined, every), wanted, len(drawn)), part.name
+        assert fits(frequencies(Chunks.concatenate(drawn), every), wanted, len(drawn)), part.name
 
 
 def test_a_copy_of_a_memory_goes_on_by_itself() -> None:
@@ -232,7 +231,7 @@ def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], k
     with torch.no_grad():
         sampler = ChunkSampler(model, given)
         found = find_likeliest_chunks(
-            model, sampler.prediction, sampler.last, beginning, len(every), (sampler.space, sampler.documents[0])
+            model, sampler.prediction, sampler.last, beginning, len(every), sampler.documents[0]
         )
     ranked = wanted.sort(descending=True).values[: int(begins.sum())]
     torch.testing.assert_close(found.probability, ranked)
