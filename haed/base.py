@@ -10,9 +10,10 @@ vector.
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -282,6 +283,7 @@ class StepOutput:
     diagnosis: dict[str, Tensor] = field(default_factory=dict)
 
 
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
@@ -455,6 +457,22 @@ class CompiledFunction:
                 log.warning("torch.compile failed (%s). Training continues without it", reason)
                 self.compiled = None
         return self.function(*arguments)
+
+
+@contextmanager
+def record_outputs(modules: "Mapping[Key, nn.Module]") -> "Iterator[dict[Key, Tensor]]":
+    """Record what modules return within the context: the output of each one's last call, by its key."""
+    outputs: dict[Key, Tensor] = {}
+
+    def record(key: Key, module: nn.Module, given: object, found: Tensor) -> None:
+        outputs[key] = found
+
+    hooks = [module.register_forward_hook(partial(record, key)) for key, module in modules.items()]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def length_mask(lengths: Tensor, places: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from haed.base import SHORTER
+from haed.base import SHORTER, record_outputs
 from haed.layers.attention import BlockOptions, KeyValueCache
 from haed.layers.lstm import LSTMLayer
 from haed.layers.transformer import TransformerStack
@@ -52,14 +52,9 @@ class Main(nn.Module, ABC):
 
     def layer_states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
         """Return the output (B, T, ·) of each layer, and ŷ at last; see `forward`."""
-        seen: list[Tensor] = []
-        hooks = [each.register_forward_hook(lambda _, given, found: seen.append(found)) for each in self.get_layers()]
-        try:
+        with record_outputs(dict(enumerate(self.get_layers()))) as seen:
             last = self(embeddings, starts)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return [*seen, last]
+        return [*seen.values(), last]
 
     @abstractmethod
     def get_layers(self) -> nn.ModuleList:

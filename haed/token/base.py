@@ -14,7 +14,6 @@ import itertools
 import re
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from haed.base import (
     SequenceModel,
     TokenBatch,
     length_mask,
+    record_outputs,
     to_device,
 )
 from haed.layers.attention import sinusoidal_embedding
@@ -275,9 +275,7 @@ class TokenModel(SequenceModel):
 
     def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
         """See `SequenceModel.collect_scale_outputs`."""
-        seen: dict[int, Tensor] = {}
-        self._hidden_at_scales(self.prepare_inputs(windows), seen)
-        return seen
+        return self._hidden_at_scales(self.prepare_inputs(windows))[1]
 
     def extract_vectors(
         self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
@@ -289,30 +287,16 @@ class TokenModel(SequenceModel):
         """
         if space != "contexts" or layer is not None or not (scale is None or scale in self.scale_outputs()):
             return super().extract_vectors(windows, space, layer, scale)
-        laid, seen = self.prepare_inputs(windows), dict[int, Tensor]()
+        laid = self.prepare_inputs(windows)
         row, place = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
-        last = self._hidden_at_scales(laid, seen)
+        last, seen = self._hidden_at_scales(laid)
         return last[row, place] if scale is None else seen[scale][row, place // scale]
 
-    def _hidden_at_scales(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
-        """Return the output layer's input (B, L, W) for windows laid out on the CPU.
-
-        The outputs of the `scale_outputs` are stored in `seen`.
-        """
+    def _hidden_at_scales(self, laid: Tokens) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the output layer's input (B, L, W), and the `scale_outputs`, for windows laid out on the CPU."""
         laid = to_device(laid, self.device)
-        hooks = [
-            each.register_forward_hook(partial(_record_output, seen, scale))
-            for scale, each in self.scale_outputs().items()
-        ]
-        try:
-            return self.hidden_states(laid.symbols, laid.route, self.ngram_terms(laid.looked)[0])
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def _record_output(seen: dict[int, Tensor], scale: int, module: nn.Module, given: object, found: Tensor) -> None:
-    seen[scale] = found
+        with record_outputs(self.scale_outputs()) as seen:
+            return self.hidden_states(laid.symbols, laid.route, self.ngram_terms(laid.looked)[0]), seen
 
 
 class Positions(nn.Module):

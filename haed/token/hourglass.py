@@ -38,16 +38,11 @@ class ResamplingMemory:
         last: (B, 1, W) the coarser level's vector of the last group, for that group's later positions.
     """
 
-    shorten: KeyValueCache
-    lengthen: KeyValueCache
+    shorten: KeyValueCache = field(default_factory=KeyValueCache)
+    lengthen: KeyValueCache = field(default_factory=KeyValueCache)
     fed: int = 0
     rest: Tensor | None = None
     last: Tensor | None = None
-
-    @classmethod
-    def create(cls) -> "ResamplingMemory":
-        """Return the state before the first position."""
-        return cls(KeyValueCache(), KeyValueCache())
 
 
 class Downsample(nn.Module):
@@ -136,7 +131,7 @@ class LevelMemory:
 
     before: list[KeyValueCache]
     after: list[KeyValueCache]
-    seam: ResamplingMemory = field(default_factory=ResamplingMemory.create)
+    seam: ResamplingMemory = field(default_factory=ResamplingMemory)
 
 
 class Level(nn.Module):
@@ -197,7 +192,7 @@ class Hourglass(TokenModel):
     def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
         levels, finer = self.named_levels(), []
-        seams = [ResamplingMemory.create() for _ in levels] if memory is None else [each.seam for each in memory]
+        seams = [ResamplingMemory() for _ in levels] if memory is None else [each.seam for each in memory]
         for i, (name, level) in enumerate(levels):
             if i:
                 finer.append(x)

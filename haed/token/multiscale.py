@@ -22,7 +22,7 @@ Legend: B sequences, L positions, J groups, W width.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -221,14 +221,9 @@ class LevelMemory:
         above: vectors of the coarser scale not used yet.
     """
 
-    layers: list[KeyValueCache] | None
-    below: PendingTokens
-    above: PendingTokens
-
-    @classmethod
-    def create(cls, layers: list[KeyValueCache] | None) -> "LevelMemory":
-        """Return a memory without vectors."""
-        return cls(layers, PendingTokens(), PendingTokens())
+    layers: list[KeyValueCache] | None = None
+    below: PendingTokens = field(default_factory=PendingTokens)
+    above: PendingTokens = field(default_factory=PendingTokens)
 
 
 class MultiScale(TokenModel):
@@ -246,7 +241,7 @@ class MultiScale(TokenModel):
 
     def create_level_memories(self) -> list[LevelMemory]:
         """Return an empty memory for each level."""
-        return [LevelMemory.create(level.layers.create_cache()) for level in self.levels_by_scale().values()]
+        return [LevelMemory(level.layers.create_cache()) for level in self.levels_by_scale().values()]
 
 
 class TopDown(MultiScale):
@@ -281,14 +276,14 @@ class TopDown(MultiScale):
 
     def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
-        found, (*levels, tokens) = None, memory or [LevelMemory.create(None) for _ in (*self.scales, 1)]
+        found, (*levels, tokens) = None, memory or [LevelMemory() for _ in (*self.scales, 1)]
         for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
             found = self.mark(f"scale_{scale}", level(x, found, kept))
         return tokens.above.take_first(found, x.shape[1])
 
     def create_body_memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenModel.create_body_memory`."""
-        return [*self.create_level_memories(), LevelMemory.create(None)]
+        return [*self.create_level_memories(), LevelMemory()]
 
 
 class Aggregation(nn.Module):
@@ -351,7 +346,7 @@ class BottomUp(MultiScale):
 
     def forward_body(self, x: Tensor, route: object = None, memory: BottomUpMemory | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
-        levels = memory.levels if memory is not None else [LevelMemory.create(None) for _ in self.scales]
+        levels = memory.levels if memory is not None else [LevelMemory() for _ in self.scales]
         below, groups = x, []
         for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
             below = self.mark(f"scale_{scale}", level(below, None, kept))
