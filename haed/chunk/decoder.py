@@ -6,7 +6,7 @@ symbols: the vocabulary and "the chunk ends here", which is impossible before th
 Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,29 @@ from haed.layers.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
 from haed.layers.ngram_embedding import Grams
 from haed.layers.transformer import TransformerStack
 from haed.options import DecoderOptions
+
+
+@dataclass
+class DecoderState:
+    """State of a decoder between two steps.
+
+    Attributes:
+        context: ŷ's share of the inputs; (N, 4H) of an LSTM's gates, or (N, K, H) or (N, 1, H) of a transformer's inputs.
+        recent: (N, n) last tokens on the CPU, if n-grams are looked up; else None.
+    """
+
+    context: Tensor
+    recent: Tensor | None
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
+        self.context = self.context[rows]
+        self.recent = None if self.recent is None else self.recent[rows.cpu()]
+
+    def append_symbol(self, symbol: Tensor, is_first: bool) -> None:
+        """Append a symbol (N,) that is fed to the last tokens; the first symbol of a chunk is not a token."""
+        if self.recent is not None and not is_first:
+            self.recent = torch.cat([self.recent[:, 1:], symbol[:, None].cpu()], 1)
 
 
 class Decoder(nn.Module):
@@ -49,12 +72,10 @@ class Decoder(nn.Module):
             packed.looked = self.grams.look_up(symbol_histories(packed, self.grams.longest, self.vocabulary))
         return packed
 
-    def recent_tokens(self, before: Chunks | None, count: int) -> Tensor | None:
-        """Return the last tokens (N, n) of `count` chunks before, on the CPU, for `ngram_terms`; None without a table."""
+    def recent_tokens(self, before: Chunks) -> Tensor | None:
+        """Return the last tokens (N, n) of the chunks before, on the CPU, for `ngram_terms`; None without a table."""
         if self.grams is None:
             return None
-        if before is None:
-            return torch.full((count, self.grams.longest), self.vocabulary)
         return last_tokens(to_device(before, torch.device("cpu")), self.grams.longest, self.vocabulary)
 
     def ngram_terms(self, recent: Tensor | None) -> tuple[Tensor | float, Tensor | float]:
@@ -65,27 +86,19 @@ class Decoder(nn.Module):
 
 
 @dataclass
-class LSTMState:
+class LSTMState(DecoderState):
     """State of the LSTM decoder between two steps.
 
     Attributes:
-        context: (N, 4H) ŷ's share of the gates.
-        hidden: (N, H) output of each layer, or None before the first token.
-        cell: (N, H) cell of each layer, or None before the first token.
-        recent: (N, n) last tokens on the CPU, if n-grams are looked up; else None.
+        layers: output and cell, (N, H) each, of every layer; empty before the first token.
     """
 
-    context: Tensor
-    hidden: list[Tensor | None]
-    cell: list[Tensor | None]
-    recent: Tensor | None
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def select_rows(self, rows: Tensor) -> None:
-        """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
-        self.context = self.context[rows]
-        self.hidden = [None if x is None else x[rows] for x in self.hidden]
-        self.cell = [None if x is None else x[rows] for x in self.cell]
-        self.recent = None if self.recent is None else self.recent[rows.cpu()]
+        """See `DecoderState.select_rows`."""
+        super().select_rows(rows)
+        self.layers = {layer: (output[rows], cell[rows]) for layer, (output, cell) in self.layers.items()}
 
 
 class LSTMDecoder(Decoder):
@@ -125,48 +138,37 @@ class LSTMDecoder(Decoder):
             x = self.dropout(packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes))
         return self.output(x) if logits is None else self.output(x) + logits
 
-    def initial_state(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
+    def initial_state(self, context: Tensor, before: Chunks) -> LSTMState:
         """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
-        layers = len(self.recurrent)
-        return LSTMState(
-            self.context(context), [None] * layers, [None] * layers, self.recent_tokens(before, len(context))
-        )
+        return LSTMState(self.context(context), self.recent_tokens(before))
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
         """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
-        state.recent = append_symbol(state.recent, symbol, state.hidden[0] is None)
+        state.append_symbol(symbol, is_first=not state.layers)
         seen, logits = self.ngram_terms(state.recent)
         x = self.input(self.tokens(symbol)) + state.context + seen  # few symbols: the whole table would cost more
         for layer, recurrent in enumerate(self.recurrent):
             gates = x if layer == 0 else self.upper[layer - 1](x)
-            hidden = state.hidden[layer]
-            if hidden is not None:
-                gates = gates + hidden @ recurrent.t()
-            x, state.cell[layer] = lstm_step(gates, state.cell[layer])
-            state.hidden[layer] = x
+            state.layers[layer] = lstm_step(gates, recurrent, state.layers.get(layer))
+            x = state.layers[layer][0]
         return self.output(x) + logits
 
 
 @dataclass
-class TransformerState:
+class TransformerState(DecoderState):
     """State of the transformer decoder between two steps.
 
     Attributes:
-        context: (N, K, H) or (N, 1, H) ŷ's share of the inputs.
         cache: keys and values of the chunk so far, after those of the chunk before, for each block.
-        recent: (N, n) last tokens on the CPU, if n-grams are looked up; else None.
     """
 
-    context: Tensor
     cache: list[KeyValueCache]
-    recent: Tensor | None
 
     def select_rows(self, rows: Tensor) -> None:
-        """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
-        self.context = self.context[rows]
+        """See `DecoderState.select_rows`."""
+        super().select_rows(rows)
         for cache in self.cache:
             cache.select_rows(rows)
-        self.recent = None if self.recent is None else self.recent[rows.cpu()]
 
 
 class TransformerDecoder(Decoder):
@@ -227,24 +229,16 @@ class TransformerDecoder(Decoder):
             caches.append(KeyValueCache(key, value, mask))
         return caches
 
-    def initial_state(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
+    def initial_state(self, context: Tensor, before: Chunks) -> TransformerState:
         """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
-        recent = self.recent_tokens(before, len(context))
-        return TransformerState(self.position_terms(context), self.create_cache(before), recent)
+        return TransformerState(self.position_terms(context), self.recent_tokens(before), self.create_cache(before))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
         place = state.cache[0].seen
         context = state.context[:, min(place, state.context.shape[1] - 1)]
-        state.recent = append_symbol(state.recent, symbol, place == 0)
+        state.append_symbol(symbol, is_first=place == 0)
         seen, logits = self.ngram_terms(state.recent)
         x = (self.tokens(symbol) + self.positions.weight[place] + context + seen)[:, None]
         x = self.blocks(x, state.cache)
         return self.output(self.norm(x[:, 0])) + logits
-
-
-def append_symbol(recent: Tensor | None, symbol: Tensor, first: bool) -> Tensor | None:
-    """Return the last tokens (N, n) after feeding `symbol` (N,); the first symbol is not a token."""
-    if recent is None or first:
-        return recent
-    return torch.cat([recent[:, 1:], symbol[:, None].cpu()], 1)

@@ -192,10 +192,16 @@ def packed_lstm(
     return _PackedLSTM.apply(inputs, context, weight, sizes, capped)
 
 
-def lstm_step(gates: Tensor, cell: Tensor | None, capped: bool = False) -> tuple[Tensor, Tensor]:
-    """Compute one sampling step: from pre-activations (n, 4H) and cell (n, H) to output (n, H) and new cell."""
-    hidden, cell, _ = _step_cell(gates.clone(), cell, capped)
-    return hidden, cell
+def lstm_step(
+    gates: Tensor, recurrent: Tensor, state: tuple[Tensor, Tensor] | None, capped: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return output and cell, (n, H) each, of a sampling step, from the inputs' share of the gates (n, 4H).
+
+    `state` has output and cell of the step before, if there was one; `recurrent` are the weights (4H, H).
+    """
+    gates = gates.clone() if state is None else gates + F.linear(state[0], recurrent)
+    output, cell, _ = _step_cell(gates, None if state is None else state[1], capped)
+    return output, cell
 
 
 class LSTMLayer(nn.Module):
@@ -214,10 +220,7 @@ class LSTMLayer(nn.Module):
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Step all sequences, (N, I), once; return the output and the cell, each (N, H)."""
-        gates = self.input(x)
-        if state is not None:
-            gates = gates + nn.functional.linear(state[0], self.recurrent)
-        return lstm_step(gates, None if state is None else state[1], self.capped)
+        return lstm_step(self.input(x), self.recurrent, state, self.capped)
 
 
 def initialise_lstm(recurrent: Tensor, bias: Tensor) -> None:
