@@ -414,6 +414,15 @@ class HourglassOptions:
     ] = field(default_factory=list)
 
 
+Pooling = Annotated[
+    Literal["average", "max", "convolution"],
+    Field(
+        description="How neighbours are pooled to a coarser scale. average: their mean. max: their maximum. convolution: a "
+        "convolution whose stride is its kernel size."
+    ),
+]
+
+
 @dataclass(kw_only=True)
 class MultiscaleOptions:
     """Scales of Top-down and Bottom-up (Subramanian et al. 2020)."""
@@ -421,13 +430,7 @@ class MultiscaleOptions:
     layers: Annotated[
         str, Field(description="layers@scale for each scale in tokens, such as 2@16 2@4 4@1 (section 3).")
     ] = "2@4 4@1"
-    pooling: Annotated[
-        Literal["average", "max", "convolution"],
-        Field(
-            description="How neighbours are pooled to the next scale. average: their mean. max: their maximum. convolution: a "
-            "convolution whose stride is its kernel size."
-        ),
-    ] = "average"
+    pooling: Pooling = "average"
     upsampling: Annotated[
         Literal["linear", "repeat"],
         Field(
@@ -456,13 +459,7 @@ class RetinaOptions:
         ),
         Unit("tokens"),
     ] = "256:512@16 8:256@4 0:8@1"
-    pooling: Annotated[
-        Literal["average", "max", "convolution"],
-        Field(
-            description="How neighbours are pooled to a coarser scale. average: their mean. max: their maximum. convolution: "
-            "a convolution whose stride is its kernel size."
-        ),
-    ] = "average"
+    pooling: Pooling = "average"
     heads: Annotated[
         str,
         Field(

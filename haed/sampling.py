@@ -358,6 +358,8 @@ class Draw:
 class Sampler(ABC):
     """Continues B prompts of the same number of chunks, chunk by chunk.
 
+    The constructor takes (system, prompt, samples), as `haed.registry.make_sampler` does.
+
     Attributes:
         parts: for each part that draws whole chunks, the number (B,) of chunks of each sample that it drew; the others
             were spelled. A chunk that several parts may draw counts for each by its share.
@@ -381,13 +383,7 @@ class Sampler(ABC):
 
 
 class ChunkSampler(Sampler):
-    """Sampler of a chunk model.
-
-    Args:
-        system: in evaluation mode.
-        prompt: (B, P) closed chunks, where P may be 0; or (1, P), which all samples continue.
-        samples: B.
-    """
+    """Sampler of a chunk model."""
 
     @torch.no_grad()
     def __init__(self, system: HAED, prompt: TokenBatch, samples: int = 1) -> None:
@@ -606,11 +602,6 @@ class TokenSampler(Sampler):
 
     A window has T·K tokens if chunks have a fixed size. Otherwise it has half as many, as windows of training seldom
     have more. When it is full, the memory is rebuilt from the newest half of it.
-
-    Args:
-        system: in evaluation mode.
-        prompt: (B, P) chunks, where P may be 0; or (1, P), which all samples continue.
-        samples: B.
 
     Raises:
         ValueError: the prompts have different numbers of tokens.

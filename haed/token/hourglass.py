@@ -127,10 +127,10 @@ def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:
 
 @dataclass
 class LevelMemory:
-    """Caches of one level while sampling."""
+    """State of one level: caches of its layers while sampling, None where none are kept, and the resampling's."""
 
-    before: list[KeyValueCache]
-    after: list[KeyValueCache]
+    before: list[KeyValueCache] | None = None
+    after: list[KeyValueCache] | None = None
     seam: ResamplingMemory = field(default_factory=ResamplingMemory)
 
 
@@ -192,15 +192,15 @@ class Hourglass(TokenModel):
     def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
         levels, finer = self.named_levels(), []
-        seams = [ResamplingMemory() for _ in levels] if memory is None else [each.seam for each in memory]
+        memory = memory or [LevelMemory() for _ in levels]
         for i, (name, level) in enumerate(levels):
             if i:
                 finer.append(x)
-                x = level.shorten(x, seams[i])
-            x = self.mark(name, level.before(x, memory[i].before if memory is not None else None))
+                x = level.shorten(x, memory[i].seam)
+            x = self.mark(name, level.before(x, memory[i].before))
         for i, (name, level) in reversed(list(enumerate(levels))):
-            x = self.mark(name, level.after(x, memory[i].after if memory is not None else None))
+            x = self.mark(name, level.after(x, memory[i].after))
             if i:
                 fine = finer.pop()
-                x = self.mark(name, fine + level.lengthen(fine, x, seams[i]))
+                x = self.mark(name, fine + level.lengthen(fine, x, memory[i].seam))
         return x

@@ -304,11 +304,11 @@ class Aggregation(nn.Module):
 
 @dataclass
 class BottomUpMemory:
-    """Memory of each coarse scale, of the aggregation layer, and of the finest scale's layers."""
+    """Memory of each coarse scale, of the aggregation layer, and of the finest scale's layers; None where none is kept."""
 
     levels: list[LevelMemory]
-    aggregation: ScaledMemory
-    finest: list[KeyValueCache]
+    aggregation: ScaledMemory | None = None
+    finest: list[KeyValueCache] | None = None
 
 
 class BottomUp(MultiScale):
@@ -346,13 +346,13 @@ class BottomUp(MultiScale):
 
     def forward_body(self, x: Tensor, route: object = None, memory: BottomUpMemory | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
-        levels = memory.levels if memory is not None else [LevelMemory() for _ in self.scales]
+        memory = memory or BottomUpMemory([LevelMemory() for _ in self.scales])
         below, groups = x, []
-        for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
+        for kept, (scale, level) in zip(memory.levels, self.levels_by_scale().items(), strict=True):
             below = self.mark(f"scale_{scale}", level(below, None, kept))
             groups.append(below)
-        x = self.mark("aggregation", self.aggregation(x, groups, memory.aggregation if memory else None))
-        return self.mark("scale_1", self.scale_1(x, memory.finest if memory else None))
+        x = self.mark("aggregation", self.aggregation(x, groups, memory.aggregation))
+        return self.mark("scale_1", self.scale_1(x, memory.finest))
 
     def scale_outputs(self) -> dict[int, nn.Module]:
         """See `SequenceModel.scale_outputs`."""
