@@ -222,3 +222,24 @@ def test_the_rotations_of_lsh_are_saved() -> None:
     assert not torch.allclose(made(x), other(x))
     other.load_state_dict(made.state_dict())
     torch.testing.assert_close(made(x), other(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("past", [0, 2])
+def test_many_sequences_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch, masked: bool, past: int) -> None:
+    """CUDA's kernels take 65,535 at most; the parts are the whole, and so are their gradients."""
+    torch.manual_seed(0)
+    whole_at_once = blocks.attention
+    q, k, v = (torch.randn(7, 2, length, 4, requires_grad=True) for length in (5, 5 + past, 5 + past))
+    visible = torch.rand(7, 5 + past) > 0.3
+    visible[:, 0] = True
+    grids = Grid(past), Grid()
+    whole = whole_at_once(q, k, v, *grids, visible=visible if masked else None)
+    gradients = torch.autograd.grad(whole.square().sum(), (q, k, v))
+    calls = []
+    monkeypatch.setattr(blocks, "_SEQUENCES", 3)
+    monkeypatch.setattr(blocks, "attention", lambda *x: calls.append(len(x[0])) or whole_at_once(*x))
+    split = whole_at_once(q, k, v, *grids, visible=visible if masked else None)
+    assert calls == [3, 3, 1] and torch.equal(split, whole)
+    for ours, theirs in zip(torch.autograd.grad(split.square().sum(), (q, k, v)), gradients, strict=True):
+        assert torch.equal(ours, theirs)
