@@ -37,8 +37,8 @@ class Copied(Part):
 
     def __init__(self, most: int, sharpness: float = SHARPNESS) -> None:
         self.most, self.sharpness = most, sharpness
-        self.states: Tensor | None = None  # (P, W) at unit length
-        self.chunks: Chunks | None = None
+        self.states = torch.zeros(0, 0)  # (P, W) at unit length
+        self.chunks = Chunks.empty(0)
 
     def score(self, states: Tensor, chunks: Chunks) -> PartScores:
         """See `Part.score`."""
@@ -51,9 +51,8 @@ class Copied(Part):
         )
 
     def _score_block(self, states: Tensor, chunks: Chunks) -> PartScores:
-        count, past = len(chunks), 0 if self.chunks is None else len(self.chunks)
+        count, past = len(chunks), len(self.chunks)
         self._append_chunks(states, chunks)
-        assert self.states is not None and self.chunks is not None
         keys = chunk_keys(self.chunks.tokens, self.chunks.lengths)
         with torch.autocast(states.device.type, enabled=False):
             scores = self.sharpness * (self.states[past:] @ self.states.t())
@@ -73,12 +72,9 @@ class Copied(Part):
 
     def predict_next(self, state: Tensor) -> PartPrediction:
         """See `Part.predict_next`; there is one outcome for each chunk of the cache."""
-        if self.states is None or self.chunks is None:
-            nothing = Chunks.empty(0)
-            return PartPrediction(
-                torch.tensor([-1.0, 0.0]), False, lambda: (nothing, torch.zeros(0)), lambda _: nothing
-            )
         chunks = self.chunks
+        if not len(chunks):
+            return PartPrediction(torch.tensor([-1.0, 0.0]), False, lambda: (chunks, torch.zeros(0)), lambda _: chunks)
         with torch.autocast(state.device.type, enabled=False):
             similarity = self.states @ F.normalize(state.to(self.states.dtype), dim=0)
         features = torch.tensor([float(similarity.amax()), math.log1p(len(chunks))])
@@ -98,12 +94,9 @@ class Copied(Part):
 
     def _append_chunks(self, states: Tensor, chunks: Chunks) -> None:
         unit = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=1)
-        if self.states is None or self.chunks is None:
-            self.states, self.chunks = unit, chunks
-            return
-        self.states, self.chunks = torch.cat([self.states, unit]), Chunks.concatenate([self.chunks, chunks])
+        if len(self.chunks):
+            unit, chunks = torch.cat([self.states, unit]), Chunks.concatenate([self.chunks, chunks])
+        self.states, self.chunks = unit, chunks
 
     def _forget_oldest(self) -> None:
-        assert self.states is not None and self.chunks is not None
-        if len(self.chunks) > self.most:
-            self.states, self.chunks = self.states[-self.most :], self.chunks[slice(-self.most, None)]
+        self.states, self.chunks = self.states[-self.most :], self.chunks[slice(-self.most, None)]

@@ -67,19 +67,21 @@ def document(length: int) -> TokenBatch:
 
 
 @torch.no_grad()
-def log_probs_of_all(model: HAED, given: TokenBatch, every: Chunks, window: int | None = None) -> Tensor:
-    """Log P of every string after a document, each scored by itself in one window."""
+def score_document(model: HAED, given: TokenBatch) -> Tensor:
+    """Log P of every chunk of a document in one window."""
     assert model.memory is not None
+    chunks, scores = Chunks(given.tokens, given.lengths)[given.chunk_mask], model.score(given, given.chunk_mask)
+    return model.memory.score_chunks(model.memory.start_document(), chunks, scores).joint_log_prob
+
+
+def log_probs_of_all(model: HAED, given: TokenBatch, every: Chunks) -> Tensor:
+    """Log P of every string after a document, each scored by itself in one window."""
     result = []
     for tokens, length in zip(every.tokens, every.lengths, strict=True):
         whole = TokenBatch.from_chunks(
             torch.cat([given.tokens, tokens[None, None]], 1), torch.cat([given.lengths, length[None, None]], 1)
         )
-        scores = model.score(whole, whole.chunk_mask)
-        chunks = Chunks(whole.tokens, whole.lengths)[whole.chunk_mask]
-        memory = model.memory.start_document()
-        found = model.memory.score_chunks(memory, chunks, scores)
-        result.append(found.joint_log_prob[-1])
+        result.append(score_document(model, whole)[-1])
     return torch.stack(result)
 
 
@@ -101,8 +103,6 @@ def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> 
     given = document(T)
     chunks = Chunks(given.tokens, given.lengths)[given.chunk_mask]
     with torch.no_grad():
-        scores = model.score(given, given.chunk_mask)
-        whole = model.memory.score_chunks(model.memory.start_document(), chunks, scores)
         memory, single = model.memory.start_document(), []
         for place in range(T):
             which = torch.zeros_like(given.chunk_mask)
@@ -110,23 +110,16 @@ def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> 
             part = model.score(given, which)
             one = chunks[torch.tensor([place])]
             single.append(model.memory.score_chunks(memory, one, part).joint_log_prob)
-    torch.testing.assert_close(torch.cat(single), whole.joint_log_prob)
+    torch.testing.assert_close(torch.cat(single), score_document(model, given))
 
 
 def test_later_chunks_change_no_probability_of_earlier_ones() -> None:
     model, _ = remembering(ALL)
-    assert model.memory is not None
     given, other = document(T), document(T)
     other.tokens[0, -1], other.lengths[0, -1] = torch.tensor([1, 1, 1]), 3
-    found = []
-    with torch.no_grad():
-        for each in (given, other):
-            chunks = Chunks(each.tokens, each.lengths)[each.chunk_mask]
-            scores = model.score(each, each.chunk_mask)
-            memory = model.memory.start_document()
-            found.append(model.memory.score_chunks(memory, chunks, scores).joint_log_prob)
-    torch.testing.assert_close(found[0][:-1], found[1][:-1])
-    assert found[0][-1] != found[1][-1]
+    one, two = score_document(model, given), score_document(model, other)
+    torch.testing.assert_close(one[:-1], two[:-1])
+    assert one[-1] != two[-1]
 
 
 def test_copied_chunks_are_weighted_by_the_similarity_of_states_by_brute_force() -> None:
@@ -258,14 +251,13 @@ def test_a_long_prompt_is_remembered_whole_and_sampling_goes_on_past_the_window(
     model, _ = remembering(ALL)
     sampler = ChunkSampler(model, document(3 * T), 2)
     parts = [part for memory in sampler.documents for part in memory.parts if isinstance(part, Copied)]
-    assert [len(part.chunks) for part in parts if part.chunks is not None] == [6, 6]
+    assert [len(part.chunks) for part in parts] == [6, 6]
     generator = torch.Generator().manual_seed(0)
     for _ in range(2 * T):
         drawn = sampler.draw_chunk(Draw(0.8, generator=generator))
         assert (drawn.lengths > 0).all()
     first, second = (memory.parts[0] for memory in sampler.documents)
     assert isinstance(first, Copied) and isinstance(second, Copied)
-    assert first.chunks is not None and second.chunks is not None
     assert not first.chunks.tokens.equal(second.chunks.tokens)
 
 
