@@ -25,6 +25,21 @@ Layers = Annotated[int, Ge(1), Le(1024), Unit("layers")]
 AnyLayers = Annotated[int, Ge(0), Le(1024), Unit("layers")]
 Probability = Annotated[float, Ge(0), Lt(1), Unit("probability")]
 
+# Options that several parts have.
+AttentionHeads = Annotated[Heads, Field(description="Attention heads.")]
+AttentionHeadWidth = Annotated[
+    HeadWidth, Field(description="Width of an attention head. heads × head_width may differ from W.")
+]
+FeedForwardUnits = Annotated[HiddenUnits, Field(description="Hidden units of the feed-forward layers.")]
+Pooling = Annotated[
+    Literal["average", "max", "convolution"],
+    Field(
+        description="How neighbours are pooled to a coarser scale. average: their mean. max: their maximum. convolution: a "
+        "convolution whose stride is its kernel size."
+    ),
+]
+TRANSFORMER: dict[str, Any] = {"kinds": ("transformer",)}  # metadata of options of transformers alone
+
 
 @dataclass(frozen=True)
 class Family:
@@ -162,12 +177,8 @@ class EncoderOptions:
             description="Linear maps of the MLP (paper: 2), layers of the LSTM (paper: 1), or blocks of the transformer."
         ),
     ] = field(default=2, metadata={"kinds": ("mlp", "lstm", "transformer")})
-    heads: Annotated[Heads, Field(description="Attention heads of the transformer encoder.")] = field(
-        default=4, metadata={"kinds": ("transformer",)}
-    )
-    ffn: Annotated[
-        HiddenUnits, Field(description="Hidden units of the feed-forward layers of the transformer encoder.")
-    ] = field(default=1024, metadata={"kinds": ("transformer",)})
+    heads: AttentionHeads = field(default=4, metadata=TRANSFORMER)
+    ffn: FeedForwardUnits = field(default=1024, metadata=TRANSFORMER)
     width: Annotated[
         Width,
         Field(description="Width E of a chunk's embedding (paper: 256). The LSTM encoder returns its first E units."),
@@ -217,13 +228,11 @@ class MainOptions:
         Unit("units"),
     ] = field(default=None, metadata={"kinds": ("lstm",)})
     heads: Annotated[Heads, Field(description="Attention heads (paper: 8, and 12 in the IEM experiments).")] = field(
-        default=4, metadata={"kinds": ("transformer",)}
+        default=4, metadata=TRANSFORMER
     )
-    head_width: Annotated[
-        HeadWidth, Field(description="Width of an attention head. heads × head_width may differ from W.")
-    ] = field(default=64, metadata={"kinds": ("transformer",)})
+    head_width: AttentionHeadWidth = field(default=64, metadata=TRANSFORMER)
     ffn: Annotated[HiddenUnits, Field(description="Hidden units of the feed-forward layers (paper: 1424).")] = field(
-        default=1024, metadata={"kinds": ("transformer",)}
+        default=1024, metadata=TRANSFORMER
     )
     positions: Annotated[
         Literal["rotary", "concatenated", "learned"],
@@ -232,7 +241,7 @@ class MainOptions:
             "the dimensions from E to W, which needs W > E (paper). learned: learned vectors are added to all "
             "dimensions."
         ),
-    ] = field(default="rotary", metadata={"kinds": ("transformer",)})
+    ] = field(default="rotary", metadata=TRANSFORMER)
     dropout: Annotated[
         Probability,
         Field(
@@ -285,22 +294,18 @@ class DecoderOptions:
     )
     width: Annotated[Units, Field(description="Units of the LSTM (paper: 1024) or width of the transformer.")] = 512
     layers: Annotated[Layers, Field(description="Layers of the LSTM or blocks of the transformer.")] = 1
-    heads: Annotated[Heads, Field(description="Attention heads of the transformer decoder.")] = field(
-        default=4, metadata={"kinds": ("transformer",)}
-    )
-    ffn: Annotated[
-        HiddenUnits, Field(description="Hidden units of the feed-forward layers of the transformer decoder.")
-    ] = field(default=1024, metadata={"kinds": ("transformer",)})
+    heads: AttentionHeads = field(default=4, metadata=TRANSFORMER)
+    ffn: FeedForwardUnits = field(default=1024, metadata=TRANSFORMER)
     context: Annotated[
         Literal["same", "each"],
         Field(
             description="How the transformer decoder maps ŷ to the positions of a chunk. same: one matrix for all positions. "
             "each: one matrix for each position (MEGABYTE)."
         ),
-    ] = field(default="same", metadata={"kinds": ("transformer",)})
+    ] = field(default="same", metadata=TRANSFORMER)
     previous: Annotated[
         bool, Field(description="The transformer decoder also sees the tokens of the previous chunk.")
-    ] = field(default=False, metadata={"kinds": ("transformer",)})
+    ] = field(default=False, metadata=TRANSFORMER)
     dropout: Annotated[
         Probability,
         Field(
@@ -335,11 +340,9 @@ class TokenOptions:
     """Embedding, blocks and output, which all models of tokens share."""
 
     width: Annotated[Width, Field(description="Width W of the residual stream.")] = 256
-    heads: Annotated[Heads, Field(description="Attention heads.")] = 4
-    head_width: Annotated[
-        HeadWidth, Field(description="Width of an attention head. heads × head_width may differ from W.")
-    ] = 64
-    ffn: Annotated[HiddenUnits, Field(description="Hidden units of the feed-forward layers.")] = 1024
+    heads: AttentionHeads = 4
+    head_width: AttentionHeadWidth = 64
+    ffn: FeedForwardUnits = 1024
     attention: Annotated[
         Literal["rotary", "relative", "local", "lsh", "plain"],
         Field(
@@ -412,15 +415,6 @@ class HourglassOptions:
             max_length=64,
         ),
     ] = field(default_factory=list)
-
-
-Pooling = Annotated[
-    Literal["average", "max", "convolution"],
-    Field(
-        description="How neighbours are pooled to a coarser scale. average: their mean. max: their maximum. convolution: a "
-        "convolution whose stride is its kernel size."
-    ),
-]
 
 
 @dataclass(kw_only=True)
