@@ -13,7 +13,7 @@ Attention measures distances in positions of the finer level, where group g stan
 Legend: B sequences, L positions of the finer level, G groups that they complete, W width, k factor.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -26,7 +26,6 @@ from haed.options import HourglassOptions, IEMOptions, ModelOptions
 from haed.token.base import Scale, TokenModel, parse_hierarchy
 
 
-@dataclass
 class ResamplingMemory:
     """State between two levels while sampling.
 
@@ -38,11 +37,11 @@ class ResamplingMemory:
         last: (B, 1, W) the coarser level's vector of the last group, for that group's later positions.
     """
 
-    shorten: KeyValueCache = field(default_factory=KeyValueCache)
-    lengthen: KeyValueCache = field(default_factory=KeyValueCache)
-    fed: int = 0
-    rest: Tensor | None = None
-    last: Tensor | None = None
+    def __init__(self) -> None:
+        self.shorten, self.lengthen = KeyValueCache(), KeyValueCache()
+        self.fed = 0
+        self.rest: Tensor | None = None
+        self.last: Tensor | None = None
 
 
 class Downsample(nn.Module):
@@ -125,13 +124,11 @@ def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:
     return sum(layers + [Fraction(by_attention, each.factor) for each in scales[:-1]], Fraction(0))
 
 
-@dataclass
 class LevelMemory:
     """State of one level: caches of its layers while sampling, None where none are kept, and the resampling's."""
 
-    before: list[KeyValueCache] | None = None
-    after: list[KeyValueCache] | None = None
-    seam: ResamplingMemory = field(default_factory=ResamplingMemory)
+    def __init__(self, before: list[KeyValueCache] | None = None, after: list[KeyValueCache] | None = None) -> None:
+        self.before, self.after, self.seam = before, after, ResamplingMemory()
 
 
 class Level(nn.Module):

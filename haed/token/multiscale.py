@@ -22,7 +22,7 @@ Legend: B sequences, L positions, J groups, W width.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -211,7 +211,6 @@ class Level(nn.Module):
         return self.up(x).unflatten(2, (self.ratio, -1)).flatten(1, 2)
 
 
-@dataclass
 class LevelMemory:
     """Memory of a level.
 
@@ -221,9 +220,8 @@ class LevelMemory:
         above: vectors of the coarser scale not used yet.
     """
 
-    layers: list[KeyValueCache] | None = None
-    below: PendingTokens = field(default_factory=PendingTokens)
-    above: PendingTokens = field(default_factory=PendingTokens)
+    def __init__(self, layers: list[KeyValueCache] | None = None) -> None:
+        self.layers, self.below, self.above = layers, PendingTokens(), PendingTokens()
 
 
 class MultiScale(TokenModel):
