@@ -373,27 +373,19 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         server.stop()
 
 
-def test_a_cache_that_is_deleted_meanwhile_is_made_anew(corpus: Corpus, server: str, tmp_path: Path) -> None:
-    remote = Corpus.open(server, options(tmp_path))
-    first, *_ = remote.shards_of("train")
-    before = remote.read(first)[0].tokens.tobytes()
-    (folder,) = (tmp_path / "cache").iterdir()
-    shutil.rmtree(folder)
-    assert remote.read(first)[0].tokens.tobytes() == before
-    assert Corpus.open(server, options(tmp_path)).read(first)[0].tokens.tobytes() == before
-
-
-def test_a_cache_that_is_emptied_meanwhile_is_one_again(corpus: Corpus, server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_cache_that_is_deleted_or_emptied_meanwhile_is_one_again(
+    corpus: Corpus, server: str, tmp_path: Path, emptied: bool
+) -> None:
     remote = Corpus.open(server, options(tmp_path))
     first, second, *_ = remote.shards
     remote.read(first)
     (folder,) = (tmp_path / "cache").iterdir()
-    for path in folder.iterdir():
+    for path in folder.iterdir() if emptied else [folder]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert remote.read(second)[0].tokens.tobytes() == corpus.read(second)[0].tokens.tobytes()
-    assert (
-        Corpus.open(server, options(tmp_path)).read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
-    )
+    for opened in (remote, Corpus.open(server, options(tmp_path))):
+        for each in (second, first):
+            assert opened.read(each)[0].tokens.tobytes() == corpus.read(each)[0].tokens.tobytes()
 
 
 def test_a_cache_that_is_deleted_while_a_shard_is_fetched_does_no_harm(

@@ -11,7 +11,6 @@ import subprocess
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,9 @@ from data.sources.files import BLOCK, LINKS, LeftOut, iterate_members, list_file
 from data.sources.source import make_source
 from tests.data.conftest import tar_of
 from tests.data.sources.test_audio import wav
+from tests.data.sources.test_text import COMPRESS
 
 LONG, SHORT = np.random.default_rng(0).bytes(90_000), b"\0" * 9000 + b"end" * 3000
-STREAMS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".bz2": bz2.compress,
-    ".zst": lambda content: zstd.compress(content),
-}
 
 
 def read(path: Path, content: bytes) -> bytes:
@@ -39,9 +33,9 @@ def read(path: Path, content: bytes) -> bytes:
         return stream.read()
 
 
-@pytest.mark.parametrize("suffix", STREAMS)
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
 def test_streams_one_after_the_other_lose_no_byte(tmp_path: Path, suffix: str) -> None:
-    compress = STREAMS[suffix]
+    compress = COMPRESS[suffix]
     whole = compress(LONG) + compress(SHORT) + compress(SHORT)
     assert read(tmp_path / f"a{suffix}", whole) == LONG + SHORT + SHORT
     for garbage in (b"g", b"garbage behind the end of it all"):

@@ -90,24 +90,6 @@ def test_a_pickle_runs_nothing(tmp_path: Path, where: str) -> None:
     assert not Path("/tmp/haed-was-here").exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x80\x04B\xff\xff\xff\x7f" + b"x" * 10 + b".",  # claims 2 GB
-        b"\x80\x04}r\xff\xff\xff\xff.",  # a memo of 4 billion entries
-        pickle.dumps({"data": PLANES})[:-50],
-        b"\x80\x04.",
-        b"\x80\x04]R.",
-        pickle.dumps([1, 2]),
-        b"\x80\x04" + b"(" * 1000 + b"t.",
-    ],
-)
-def test_a_bad_pickle_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "data_batch_1").write_bytes(content)
-    with pytest.raises(ValueError, match="not a pickled batch"):
-        list(read_rows(str(tmp_path / "data_batch_1"), 256))
-
-
 @pytest.mark.parametrize("suffix", [None, ".tar", ".tar.xz"])
 def test_png_files(tmp_path: Path, suffix: str | None) -> None:
     folder = tmp_path / "source"
