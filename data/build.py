@@ -484,13 +484,7 @@ def find_damaged_shards(corpus: Corpus, options: ShardOptions) -> list[str]:
 
 
 def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Part, ...]], None]) -> None:
-    """Rebuild shards from the parts of the source that they come from.
-
-    Args:
-        work: plan of the corpus.
-        corpus: the corpus.
-        names: file names of the missing or damaged shards.
-        write: writes parts.
+    """Rebuild shards of these file names from the parts of the source that they come from, which `write` writes.
 
     Raises:
         ValueError: the rebuilt shards differ from the manifest.
@@ -520,8 +514,7 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
 def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
     """Map each shard of a corpus to the number of the part that makes it and its file name there.
 
-    Args:
-        parts: the number of shards of each split in each part.
+    `parts` has the number of shards of each split in each part.
     """
     places: dict[str, tuple[int, str]] = {}
     for split in SPLITS:

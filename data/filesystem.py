@@ -66,9 +66,7 @@ def add_path_to_errors(path: Path | str) -> Iterator[None]:
 def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
     """Open a file for reading, without waiting on devices or pipes.
 
-    Args:
-        path: of the file.
-        inside: folder that must contain the file after links are resolved; None: any folder.
+    `inside` is a folder that must contain the file after links are resolved; None: any folder.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -88,11 +86,8 @@ def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
 def open_own(path: Path | str, flags: int) -> IO[bytes]:
     """Open or create a file that we write.
 
-    It does not wait, and it follows no link, so that the target of a link is not overwritten.
-
-    Args:
-        path: of the file.
-        flags: of `os.open`, such as O_RDWR | O_CREAT.
+    It does not wait, and it follows no link, so that the target of a link is not overwritten. The flags are those of
+    `os.open`, such as O_RDWR | O_CREAT.
 
     Raises:
         CorruptFileError: the path is a link, or something other than a file.
@@ -142,12 +137,7 @@ def _kernel_devices() -> set[int]:
 
 
 def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes:
-    """Return the contents of a file.
-
-    Args:
-        path: of the file.
-        most: maximum size in bytes.
-        inside: see `open_file`.
+    """Return the contents of a file of at most `most` bytes. See `open_file` for `inside`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -172,10 +162,7 @@ def read_text(path: Path | str, most: int) -> str:
 def parse_json(content: bytes | str, where: Path | str, advice: str = "") -> Any:
     """Parse JSON whose tree is nested no deeper than `DEEPEST`.
 
-    Args:
-        content: the JSON.
-        where: name of it for errors.
-        advice: what to do, appended to the error.
+    Errors name it by `where`, and end with `advice`, which says what to do.
 
     Raises:
         CorruptFileError: it is nested deeper, or is no JSON.
@@ -195,11 +182,7 @@ def parse_json(content: bytes | str, where: Path | str, advice: str = "") -> Any
 
 
 def check_yaml(content: bytes, where: Path | str) -> str:
-    """Return YAML as text after checking that no parser can choke on it.
-
-    Args:
-        content: the YAML.
-        where: name of it for errors.
+    """Return YAML as text after checking that no parser can choke on it. Errors name it by `where`.
 
     Raises:
         CorruptFileError: it is nested too deeply, has too many values, or is not UTF-8.
@@ -216,12 +199,9 @@ def check_yaml(content: bytes, where: Path | str) -> str:
 
 
 def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
-    """Check the events of YAML one by one, before any tree is built from them.
+    """Check the events of YAML one by one, before any tree is built from them. Errors name it by `where`.
 
-    Args:
-        text: the YAML.
-        where: name of it for errors.
-        fast: use libyaml, which rejects escapes of lone surrogates, such as those of JSON.
+    If it is `fast`, libyaml is used, which rejects escapes of lone surrogates, such as those of JSON.
 
     Raises:
         CorruptFileError: it is nested too deeply, or has too many values.
@@ -325,10 +305,7 @@ class OpenedFile:
     """A file kept open for reads at any position, also by several threads.
 
     It is not memory-mapped. If a mapped file is truncated or its disk fails, SIGBUS ends the process without a message.
-
-    Args:
-        path: name of the file for errors.
-        file: the open file; its descriptor is duplicated and kept until this object is collected.
+    The descriptor of `file` is duplicated and kept until this object is collected. Errors name it by `path`.
     """
 
     def __init__(self, path: Path | str, file: IO[bytes]) -> None:
@@ -449,11 +426,9 @@ def check_guards(path: Path) -> None:
 
 
 def make_folders(path: Path, within: Path) -> None:
-    """Create a folder and its missing parents, up to a folder that must exist.
+    """Create a folder and its missing parents, up to `within`, which must exist.
 
-    Args:
-        path: of the folder.
-        within: existing parent. It is never created, so a removed folder does not come back in part.
+    `within` is never created, so a removed folder does not come back in part.
 
     Raises:
         FileNotFoundError: `within` does not exist.
@@ -563,9 +538,7 @@ def process_description() -> str:
 def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: None) -> None:
     """Remove those files that nobody holds: their writers are dead. Files that cannot be removed are skipped silently.
 
-    Args:
-        paths: the files.
-        before: called with each file just before it is removed, while it is locked.
+    `before` is called with each file just before it is removed, while it is locked.
     """
     for path in paths:
         try:

@@ -267,12 +267,9 @@ class ShardWriter:
 
 
 def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> list[Sample]:
-    """Return the samples of a shard; their arrays are views of its content.
+    """Return the samples of a shard; their arrays are views of its content. Errors name it by `path`.
 
-    Args:
-        path: name of the file for errors.
-        content: of the file.
-        shard: its entry in the manifest; if given, checksum and counts are verified.
+    If its entry in the manifest is given, checksum and counts are verified.
 
     Raises:
         CorruptShardError: it is not what was written.

@@ -147,14 +147,9 @@ def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
 
 
 class Occurrences:
-    """The counts in one split of the chunks of another, by 64-bit hashes.
+    """The counts in `split` of the chunks of the split `among`, by 64-bit hashes.
 
     It takes 16 bytes per distinct chunk of the latter.
-
-    Args:
-        corpus: of both splits.
-        split: where chunks are counted.
-        among: the split whose chunks can be looked up.
     """
 
     def __init__(self, corpus: Corpus, split: str, among: str) -> None:

@@ -218,12 +218,7 @@ def display_path(path: str) -> str:
 
 
 def convert_by(command: str, path: str) -> str:
-    """Return a shell command that passes a file, decompressed, through a command into a new file.
-
-    Args:
-        command: reads standard input.
-        path: of the file.
-    """
+    """Return a shell command that passes a file, decompressed, through a command into a new file."""
     if _is_spooled(path):
         return f"… | {command} | haed …"
     if tool := _DECOMPRESS.get(PurePosixPath(path.lower()).suffix):

@@ -291,23 +291,18 @@ def is_tar(path: str) -> bool:
 
 
 def open_stream(path: str, expansion: int) -> IO[bytes]:
-    """Open a file for reading from start to end, decompressed.
+    """Open a file for reading from start to end, decompressed as its suffix says.
 
-    Args:
-        path: of the file; the suffix tells the compression.
-        expansion: maximum ratio of decompressed to compressed size, beyond 64 MB.
+    `expansion` is the maximum ratio of decompressed to compressed size, beyond 64 MB.
     """
     file = open(path, "rb")  # noqa: SIM115 - the stream owns it
     return open_decompressed(file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
 
 
 def open_decompressed(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
-    """Return a stream of the decompressed contents of a file or a member of a tar.
+    """Return a stream of the contents of a file or a member of a tar, decompressed as the suffix of `path` says.
 
-    Args:
-        file: the open file, closed with the stream.
-        path: its name, whose suffix tells the compression.
-        limit: maximum bytes of its contents, if it is compressed.
+    If it is compressed, it may give at most `limit` bytes. The file is closed with the stream.
     """
     name = path.lower()
     stream: Any
@@ -326,17 +321,10 @@ def open_decompressed(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
 
 
 def bound_stream(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
-    """Return a decompressed stream that fails as soon as it is out of proportion to its file.
-
-    Args:
-        stream: of the file's contents; only its `read` and `close` are used.
-        file: the open compressed file.
-        path: of the file, for errors.
-        expansion: as of `open_stream`.
-        claimed: size of the contents according to the file; the real size is checked by reading.
+    """Return a decompressed stream that fails as soon as it is out of proportion to its file. See `open_stream`.
 
     Raises:
-        ValueError: it claims too much, or, while it is read, gives too much.
+        ValueError: it claims to have too much, or, while it is read, gives too much.
     """
     bounded = _BoundedStream(stream, file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
     bounded.check_size(claimed)

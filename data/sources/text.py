@@ -368,12 +368,7 @@ class JsonLinesSource(_Documents):
 
 
 def check_lines(head: bytes, path: str, field: str) -> None:
-    """Refuse a JSON file that has no object per line.
-
-    Args:
-        head: its first bytes.
-        path: of the file.
-        field: name of the field for the texts.
+    """Refuse a JSON file that begins with `head` and has no object per line.
 
     Raises:
         ValueError: it is one array, or an object over several lines. The message has the command that converts it into
@@ -538,12 +533,7 @@ class Section(NamedTuple):
 
 
 def split_at_headings(stream: Iterator[bytes], start: int) -> Iterator[Section]:
-    """Split WikiText at its headings.
-
-    Args:
-        stream: the text in blocks; its first byte begins a line.
-        start: offset of that byte.
-    """
+    """Split WikiText, given in blocks, at its headings. Its first byte, at the offset `start`, begins a line."""
     buffer, base, begin, first = b"\n", start - 1, start, True  # buffer[0] is the byte before, for the look-behind
     block: bytes | None = b""
     while block is not None:
