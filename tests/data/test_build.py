@@ -18,7 +18,6 @@ from data import build, shards
 from data.build import finish_corpus, make_plan, shard
 from data.chunkers import ONE, Chunker, WordChunker
 from data.corpora import Corpora
-from data.corpus import Corpus
 from data.filesystem import FolderLostError
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.parts import Part, write_part
@@ -29,7 +28,7 @@ from pipeline.config import load_options as load_config
 from pipeline.run.sharding import check_source
 from tests.conftest import mostly_slow
 from tests.data.conftest import shard_source
-from tests.data.test_repair import child
+from tests.data.test_repair import child, contents
 
 sharded = partial(shard_source, megabytes=1)
 
@@ -49,13 +48,9 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def contents(corpus: Corpus) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in corpus.folder.iterdir()}
-
-
 def test_round_trip_manifest_and_any_number_of_workers(folder: Path, tmp_path: Path) -> None:
     one, two = sharded(folder, tmp_path / "one"), sharded(folder, tmp_path / "two", workers=2)
-    assert contents(one) == contents(two)
+    assert contents(one.folder) == contents(two.folder)
     for split in ("train", "valid", "test"):
         files = sorted(folder.glob(f"{split}*"))
         assert b"".join(one.iterate_originals(split)) == b"".join(path.read_bytes() for path in files)
@@ -127,7 +122,7 @@ def test_k_is_advised_where_words_are_longer(
 
 
 def test_an_interrupted_run_redoes_only_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    whole = contents(sharded(folder, tmp_path / "whole"))
+    whole = contents(sharded(folder, tmp_path / "whole").folder)
     source = SourceOptions(kind="text", path=str(folder))
     work = make_plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
     (work.folder / "parts").mkdir(parents=True)
@@ -137,7 +132,7 @@ def test_an_interrupted_run_redoes_only_what_is_missing(folder: Path, tmp_path: 
     (work.parts[1].folder).mkdir()
     (work.parts[1].folder / "train-00000.tar").write_bytes(b"half of a shard")
     corpus = sharded(folder, tmp_path / "cut")
-    assert contents(corpus) == whole
+    assert contents(corpus.folder) == whole
     assert (corpus.folder / "test-00000.tar").stat().st_mtime_ns == before
 
 
@@ -157,7 +152,7 @@ def test_another_source_setting_or_version_of_a_chunker_is_another_folder(
 
 @pytest.mark.parametrize("when", mostly_slow(["one moved", "all moved"], "one moved"))
 def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: Path, when: str) -> None:
-    whole = contents(sharded(folder, tmp_path / "whole"))
+    whole = contents(sharded(folder, tmp_path / "whole").folder)
     source = SourceOptions(kind="text", path=str(folder))
     work = make_plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
     (work.folder / "parts").mkdir(parents=True)
@@ -174,24 +169,25 @@ def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: P
         for part in work.parts:
             for path in part.folder.glob("*.tar"):
                 path.unlink()
-    assert contents(sharded(folder, tmp_path / "cut")) == whole
+    assert contents(sharded(folder, tmp_path / "cut").folder) == whole
 
 
 def test_what_a_run_left_that_was_killed_at_its_very_end_is_removed(folder: Path, tmp_path: Path) -> None:
-    whole = contents(made := sharded(folder, tmp_path / "cut"))
+    made = sharded(folder, tmp_path / "cut")
+    whole = contents(made.folder)
     (made.folder / "parts" / "00000").mkdir(parents=True)
-    assert contents(sharded(folder, tmp_path / "cut")) == whole
+    assert contents(sharded(folder, tmp_path / "cut").folder) == whole
 
 
 def test_a_killed_run_continues_and_leaves_no_process(folder: Path, tmp_path: Path, chance: random.Random) -> None:
-    whole = contents(sharded(folder, tmp_path / "whole"))
+    whole = contents(sharded(folder, tmp_path / "whole").folder)
     for _ in range(4):
         with child(tmp_path, "text", str(folder)) as started:
             time.sleep(0.25 + 0.35 * chance.random())
             children = psutil.Process(started.pid).children(recursive=True)
             started.kill()
         assert not psutil.wait_procs(children, timeout=120)[1]
-    assert contents(sharded(folder, tmp_path / "shards", workers=2)) == whole
+    assert contents(sharded(folder, tmp_path / "shards", workers=2).folder) == whole
 
 
 def test_a_copy_of_a_source_has_the_same_digest(folder: Path, tmp_path: Path) -> None:
