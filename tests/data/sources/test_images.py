@@ -92,24 +92,15 @@ def test_a_pickle_runs_nothing(tmp_path: Path, where: str) -> None:
 
 @pytest.mark.parametrize("suffix", [None, ".tar", ".tar.xz"])
 def test_png_files(tmp_path: Path, suffix: str | None) -> None:
-    folder = tmp_path / "source"
-    for number, picture in enumerate(PICTURES[:40]):
-        path = folder / ("test" if number >= 30 else "train") / f"{number:03d}.png"
+    files = {f"{'test' if number >= 30 else 'train'}/{number:03d}.png": png(PICTURES[number]) for number in range(40)}
+    if suffix:
+        whole = {split: tar_of(*(each for each in files.items() if split in each[0])) for split in ("train", "test")}
+        files = {f"{split}{suffix}": lzma.compress(tar) if suffix == ".tar.xz" else tar for split, tar in whole.items()}
+    for name, content in {**files, "readme.txt": b"not a picture"}.items():
+        path = tmp_path / "source" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(picture))
-    (folder / "readme.txt").write_text("not a picture")
-    place = folder
-    if suffix is not None:
-        place = tmp_path / f"pictures{suffix}"
-        for split in ("train", "test"):
-            with tarfile.open(tmp_path / f"{split}.tar", "w") as tar:
-                tar.add(folder / split, split)
-        place = tmp_path / "tars"
-        place.mkdir()
-        for split in ("train", "test"):
-            content = (tmp_path / f"{split}.tar").read_bytes()
-            (place / f"{split}{suffix}").write_bytes(lzma.compress(content) if suffix.endswith("xz") else content)
-    corpus = sharded(place, tmp_path / "shards", valid_percent=0)
+        path.write_bytes(content)
+    corpus = sharded(tmp_path / "source", tmp_path / "shards", valid_percent=0)
     assert corpus.split_counts("train").documents == 30 and corpus.split_counts("test").documents == 10
     assert np.array_equal(rasters(corpus), PICTURES[:40])
     assert corpus.manifest["form"] == {"height": 32, "width": 32, "channels": 3}
