@@ -14,7 +14,7 @@ from functools import cache, reduce
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from annotated_types import Unit
+from annotated_types import Ge, Gt, Le, Unit
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, Kinds, LoaderOptions, ShardOptions, SourceOptions
@@ -25,15 +25,25 @@ Phase = Literal["pretrain", "finetune", "train"]
 Split = Literal["train", "valid", "test"]
 PHASES: tuple[Phase, ...] = ("pretrain", "finetune", "train")
 CHUNKS_ONLY = {"models": "chunks"}
+# Bounds and units that several options have.
+Rate = Annotated[float, Gt(0), Le(1e3)]
+LossWeight = Annotated[float, Ge(0), Le(1e6)]
+Share = Annotated[float, Ge(0), Le(1), Unit("share")]
+PositiveShare = Annotated[float, Gt(0), Le(1), Unit("share")]
+Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
+Windows = Annotated[int, Ge(1), Le(65_536), Unit("windows")]
+Validations = Annotated[int, Ge(0), Le(10**6), Unit("validations")]
+Steps = Annotated[int, Ge(1), Le(10**12), Unit("steps")]
+OptionalSteps = Annotated[int | None, Ge(1), Le(10**12), Unit("steps")]
+OptionalSeconds = Annotated[float | None, Gt(0), Le(10**10), Unit("seconds")]
+MinCount = Annotated[int | None, Ge(1), Le(10**12), Unit("occurrences")]
 
 
 @dataclass(kw_only=True)
 class BatchOptions:
     """Options of the batch of windows in one training step."""
 
-    sequences: Annotated[
-        int, Field(ge=1, le=65_536, description="Windows per training step and process (B)."), Unit("windows")
-    ] = 4
+    sequences: Annotated[Windows, Field(description="Windows per training step and process (B).")] = 4
     context: Annotated[
         int,
         Field(ge=1, le=65_536, description="Chunks per window (T). This is also the model's context."),
@@ -56,22 +66,15 @@ class OptimizerOptions:
     """Options of AdamW and its learning rate, a function of progress: a warm-up, then a schedule."""
 
     learning_rate: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1e3,
-            description="Learning rate of encoder, decoder and heads (paper: 2e-3), and of models of tokens.",
-        ),
+        Rate, Field(description="Learning rate of encoder, decoder and heads (paper: 2e-3), and of models of tokens.")
     ] = 2e-3
-    main_learning_rate: Annotated[
-        float, Field(gt=0, le=1e3, description="Learning rate of the main model (paper: 3.5e-4).")
-    ] = field(default=1e-3, metadata={"models": "chunks", "instead": "optimizer.learning_rate"})
+    main_learning_rate: Annotated[Rate, Field(description="Learning rate of the main model (paper: 3.5e-4).")] = field(
+        default=1e-3, metadata={"models": "chunks", "instead": "optimizer.learning_rate"}
+    )
     table_learning_rate: Annotated[
-        float,
+        Rate,
         Field(
-            gt=0,
-            le=1e3,
-            description="Learning rate of tables of hashed rows (model.encoder.rows, grams). Adagrad trains them row by row.",
+            description="Learning rate of tables of hashed rows (model.encoder.rows, grams). Adagrad trains them row by row."
         ),
     ] = 0.2
     warmup_steps: Annotated[
@@ -93,8 +96,7 @@ class OptimizerOptions:
     beta2: Annotated[float, Field(gt=0, lt=1, description="Decay of AdamW's second moment.")] = 0.95
     epsilon: Annotated[float, Field(gt=0, le=1, description="Added to the root of AdamW's second moment.")] = 1e-8
     clip_norm: Annotated[
-        float,
-        Field(gt=0, le=1e12, description="Maximum norm of the whole gradient, without tables (paper: 0.01)."),
+        float, Field(gt=0, le=1e12, description="Maximum norm of the whole gradient, without tables (paper: 0.01).")
     ] = 1.0
     ema: Annotated[
         float,
@@ -110,37 +112,30 @@ class OptimizerOptions:
 class PhaseOptions:
     """Options of a training phase. The limit that is reached first ends the phase; any may be null."""
 
-    steps: Annotated[
-        int | None, Field(ge=1, le=10**12, description="Maximum number of steps. Null: no limit."), Unit("steps")
-    ] = None
+    steps: Annotated[OptionalSteps, Field(description="Maximum number of steps. Null: no limit.")] = None
     seconds: Annotated[
-        float | None,
+        OptionalSeconds,
         Field(
-            gt=0,
-            le=10**10,
             description="Maximum time spent in training steps. Start-up, validation and saving are not counted. Null: no "
-            "limit.",
+            "limit."
         ),
-        Unit("seconds"),
     ] = None
     epochs: Annotated[
         float | None,
         Field(gt=0, le=10**9, description="Maximum passes over the phase's part of the data. Null: no limit."),
         Unit("epochs"),
     ] = None
-    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="Weight of the IEM loss. 0 turns it off.")] = field(
+    iem_weight: Annotated[LossWeight, Field(description="Weight of the IEM loss. 0 turns it off.")] = field(
         default=0.0, metadata=CHUNKS_ONLY
     )
-    decode_fraction: Annotated[
-        float, Field(ge=0, le=1, description="Share of the chunks that are decoded in each step."), Unit("share")
-    ] = field(default=1.0, metadata=CHUNKS_ONLY)
-    rate_from: Annotated[
-        float, Field(gt=0, le=1, description="Share of the learning rates at the start of the phase."), Unit("share")
-    ] = 1.0
+    decode_fraction: Annotated[Share, Field(description="Share of the chunks that are decoded in each step.")] = field(
+        default=1.0, metadata=CHUNKS_ONLY
+    )
+    rate_from: Annotated[PositiveShare, Field(description="Share of the learning rates at the start of the phase.")] = (
+        1.0
+    )
     rate_to: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the learning rates at the end of the phase (paper: 0.05)."),
-        Unit("share"),
+        Share, Field(description="Share of the learning rates at the end of the phase (paper: 0.05).")
     ] = 0.05
     layer_decay: Annotated[
         float,
@@ -152,21 +147,14 @@ class PhaseOptions:
         ),
     ] = 1.0
     patience: Annotated[
-        int,
-        Field(ge=0, le=10**6, description="Validations in a row without improvement that end the phase. 0: no limit."),
-        Unit("validations"),
+        Validations, Field(description="Validations in a row without improvement that end the phase. 0: no limit.")
     ] = 0
     part_from: Annotated[
         float, Field(ge=0, lt=1, description="Start of the part of the corpus that the phase reads."), Unit("share")
     ] = 0.0
     part_to: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1,
-            description="End of the part of the corpus that the phase reads (paper: one half for each phase).",
-        ),
-        Unit("share"),
+        PositiveShare,
+        Field(description="End of the part of the corpus that the phase reads (paper: one half for each phase)."),
     ] = 1.0
 
 
@@ -174,11 +162,9 @@ class PhaseOptions:
 class PretrainOptions(PhaseOptions):
     """Options of phase one: encoder and main model learn in the space of chunk embeddings."""
 
-    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="Weight of the IEM loss. 0 turns it off.")] = 1.0
+    iem_weight: Annotated[LossWeight, Field(description="Weight of the IEM loss. 0 turns it off.")] = 1.0
     decode_fraction: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the chunks on which the decoder is trained in each step (paper: 0)."),
-        Unit("share"),
+        Share, Field(description="Share of the chunks on which the decoder is trained in each step (paper: 0).")
     ] = 0.15
 
 
@@ -198,13 +184,7 @@ class FinetuneOptions(PhaseOptions):
         ),
     ] = "everything"
     decoder_steps: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=10**12,
-            description="Steps in which the decoder is trained alone, with finetune.trains=decoder_first.",
-        ),
-        Unit("steps"),
+        Steps, Field(description="Steps in which the decoder is trained alone, with finetune.trains=decoder_first.")
     ] = 1000
 
 
@@ -217,15 +197,11 @@ class TrainOptions(PhaseOptions):
 class CheckpointOptions:
     """Options of checkpoints: when a phase saves them, and how many are kept."""
 
-    every_steps: Annotated[
-        int | None,
-        Field(ge=1, le=10**12, description="Steps between two checkpoints. Null: none by steps."),
-        Unit("steps"),
-    ] = None
+    every_steps: Annotated[OptionalSteps, Field(description="Steps between two checkpoints. Null: none by steps.")] = (
+        None
+    )
     every_seconds: Annotated[
-        float | None,
-        Field(gt=0, le=10**10, description="Training time between two checkpoints. Null: none by time."),
-        Unit("seconds"),
+        OptionalSeconds, Field(description="Training time between two checkpoints. Null: none by time.")
     ] = 60.0
     keep: Annotated[
         int,
@@ -241,9 +217,7 @@ class ValidationOptions:
     The loss is in bits, or the IEM loss if nothing is decoded.
     """
 
-    times: Annotated[
-        int, Field(ge=0, le=10**6, description="Validations, spread evenly over a phase. 0: none."), Unit("validations")
-    ] = 5
+    times: Annotated[Validations, Field(description="Validations, spread evenly over a phase. 0: none.")] = 5
     windows: Annotated[
         int, Field(ge=1, le=10**7, description="Windows of the validation split that are scored."), Unit("windows")
     ] = 64
@@ -336,7 +310,7 @@ class EvaluateOptions:
             "the processor multiplies it fast. It is faster and differs by some hundredths of a bit per chunk."
         ),
     ] = "fp32"
-    sequences: Annotated[int, Field(ge=1, le=65_536, description="Windows scored at a time."), Unit("windows")] = 16
+    sequences: Annotated[Windows, Field(description="Windows scored at a time.")] = 16
     baselines: Annotated[bool, Field(description="Also measure n-gram models, xz and PPMd on the same bytes.")] = True
 
 
@@ -371,7 +345,7 @@ class SampleOptions:
         ),
         Unit("probability"),
     ] = 0.95
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of sampling.")] = 0
+    seed: Annotated[Seed, Field(description="Seed of sampling.")] = 0
 
 
 @dataclass(kw_only=True)
@@ -401,25 +375,19 @@ class IndexOptions:
         ),
     ] = "auto"
     recall: Annotated[
-        float,
+        PositiveShare,
         Field(
-            gt=0,
-            le=1,
             description="Share of the exact ten nearest vectors that an approximate index must find. Its search is tuned to "
-            "this.",
+            "this."
         ),
-        Unit("share"),
     ] = 0.99
     split: Annotated[Split, Field(description="Split whose distinct chunks or contexts are indexed.")] = "train"
     min_count: Annotated[
-        int | None,
+        MinCount,
         Field(
-            ge=1,
-            le=10**12,
             description="Minimum number of occurrences of an indexed chunk. Null: all chunks are indexed, and searches "
-            "return frequent chunks only, unless they set a min_count.",
+            "return frequent chunks only, unless they set a min_count."
         ),
-        Unit("occurrences"),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     max_chunks: Annotated[
         int | None,
@@ -470,14 +438,11 @@ class AnalyseOptions:
 
     split: Annotated[Split, Field(description="Split whose chunks and contexts are analysed.")] = "train"
     min_count: Annotated[
-        int | None,
+        MinCount,
         Field(
-            ge=1,
-            le=10**12,
             description="Minimum number of occurrences of an analysed chunk. Null: 10 if at least 1,000 chunks occur as "
-            "often, else 1.",
+            "often, else 1."
         ),
-        Unit("occurrences"),
     ] = None
     max_chunks: Annotated[
         int,
@@ -518,9 +483,7 @@ class AnalyseOptions:
     projector: Annotated[
         int,
         Field(
-            ge=0,
-            le=10**7,
-            description="Points exported for TensorBoard's projector, the most frequent first. 0: none.",
+            ge=0, le=10**7, description="Points exported for TensorBoard's projector, the most frequent first. 0: none."
         ),
         Unit("points"),
     ] = 100_000
@@ -541,7 +504,7 @@ class Options:
     ] = "run"
     runs_dir: Annotated[str, Field(description="Folder of runs.")] = "runs"
     shards_dir: Annotated[str, Field(description="Folder of sharded corpora.")] = "shards"
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of weights, data order and random choices.")] = 0
+    seed: Annotated[Seed, Field(description="Seed of weights, data order and random choices.")] = 0
     device: Annotated[
         str,
         Field(
@@ -582,11 +545,7 @@ class Options:
         ),
     ] = False
     log_steps: Annotated[
-        int,
-        Field(
-            ge=1, le=10**12, description="Steps between two lines of metrics. Some of the first steps are also logged."
-        ),
-        Unit("steps"),
+        Steps, Field(description="Steps between two lines of metrics. Some of the first steps are also logged.")
     ] = 50
     tracking: Annotated[
         Literal["none", "mlflow", "wandb"],
