@@ -46,12 +46,13 @@ def install(place: Path, module: str, title: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Packages with the encoder and the term; what they register in this process is taken back."""
+    """Packages with the encoder, the source and the term; what they register in this process is taken back."""
     install(tmp_path / "packages", "my_encoder", "a chunk encoder")
+    install(tmp_path / "packages", "my_haed", "a source")
     install(tmp_path / "packages", "my_terms", "a term of the loss")
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     yield
-    for module in ("my_encoder", "my_terms"):
+    for module in ("my_encoder", "my_haed", "my_terms"):
         sys.modules.pop(module, None)
     option_classes.clear()
     schema_options.cache_clear()
@@ -99,6 +100,12 @@ def test_its_options_are_listed_checked_and_read_back(tmp_path: Path, capsys: py
     assert "power" not in dump_options(load_options("quickstart"))
     with pytest.raises(ConfigError, match=f"expected one of {', '.join(ENCODERS)}, bag. Write model.encoder.kind=bag"):
         load_options("quickstart", ["model.encoder.kind=bagg"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_text_that_does_not_match_the_pattern_of_its_option_is_told_the_pattern() -> None:
+    with pytest.raises(ConfigError, match=re.escape(r"source.table='a b': string should match pattern '^\w+$'")):
+        load_options(None, ["source.kind=sqlite", "source.table=a b"])
 
 
 def test_without_its_package_a_kind_is_not_known() -> None:

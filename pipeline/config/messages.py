@@ -492,7 +492,7 @@ def explain_validation_error(key: str, item: Any) -> str:
             message += (
                 f". For a kind of your own, install the package that names it as an entry point of {KINDS[key].group}"
             )
-    elif code == "string_pattern_mismatch":
+    elif code == "string_pattern_mismatch" and key == "device":
         message = "expected auto (a GPU if there is one), cpu, cuda, or cuda:1 for the second GPU"
         numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", value.lower())
         meant = f"cuda:{numbered[1]}" if numbered else None
