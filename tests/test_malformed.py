@@ -131,6 +131,9 @@ CONFIG = {
     "wrong type": b"batch: {context: many}\n",
     "section as value": b"batch: 3\n",
     "value as section": b"seed: {a: 1}\n",
+    "value as list": b"runs_dir: [a]\n",
+    "text as section": b"source: {path: {a: 1}}\n",
+    "choice as list": b"source: {kind: [a]}\n",
     "out of range": b"batch: {context: 0}\n",
     "infinite": b"optimizer: {learning_rate: .inf}\n",
     "not a number": b"optimizer: {learning_rate: .nan}\n",
@@ -229,6 +232,7 @@ def test_a_line_or_two_of_error(
     ]
     assert 1 <= len(lines) <= 2 and lines[-1].startswith("error: ") and len(lines[-1]) < 600, lines
     assert "--debug prints the traceback" not in lines[-1] and not PWNED.exists()
+    assert pattern != "config.yaml" or pattern in lines[-1] or case == "config: path as name"
     assert {path for path in tmp_path.parent.glob("*")} == before
 
 
