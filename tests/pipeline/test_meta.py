@@ -3,14 +3,13 @@
 Whatever is left on the CPU, and whatever asks the device for a number, raises there.
 """
 
-import shutil
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipeline.config import Options, load_options
+from pipeline.config import PHASES, Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, resolve_device
 from pipeline.run.sharding import open_shards
@@ -30,58 +29,34 @@ def on_meta(options: Options, phase: str, folder: Path, monkeypatch: pytest.Monk
     return trainer
 
 
-@pytest.mark.parametrize(
-    ("phase", "decoder", "pieces"),
-    [
-        *product(["pretrain", "finetune", "train"], ["kind=lstm", "kind=transformer", "previous=true"], [1]),
-        *(
-            pytest.param(phase, decoder, 2, marks=pytest.mark.slow)
-            for phase, decoder in (
-                ("pretrain", "kind=lstm"),
-                ("finetune", "previous=true"),
-                ("train", "kind=transformer"),
-            )
-        ),
-    ],
-)
+LSTM, TRANSFORMER = ["model.decoder.kind=lstm"], ["model.decoder.kind=transformer"]
+PREVIOUS = [*TRANSFORMER, "model.decoder.previous=true"]
+PAPERS_LOSS = [
+    f"iem.{word}" for word in ("correction=none", "head=none", "scale=none", "bias=false", "duplicates=true")
+]
+IN_PIECES = ["batch.pieces=2", "model.mixture.known=0", *PAPERS_LOSS]
+PARTS = [
+    ["encoder.kind=lstm", "main.kind=lstm"],
+    ["encoder.kind=transformer", "encoder.heads=2", "encoder.rows=7", "decoder.grams.rows=9"],
+    ["encoder.kind=linear", "main.positions=learned", "decoder.kind=transformer", "decoder.context=each"],
+]
+OTHERS = [["pretrain.decode_fraction=0.5", *(f"model.{part}" for part in parts)] for parts in PARTS]
+QUICK = [*product(PHASES, [LSTM, TRANSFORMER, PREVIOUS]), *product(["pretrain"], OTHERS)]
+SLOW = [("pretrain", [*LSTM, *IN_PIECES]), ("finetune", [*PREVIOUS, *IN_PIECES]), ("train", [*TRANSFORMER, *IN_PIECES])]
+SLOW += [("pretrain", [*words, "batch.pieces=2"]) for words in OTHERS]
+
+
+@pytest.mark.parametrize(("phase", "words"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
 def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, phase: str, pieces: int
+    options: Options, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, words: list[str]
 ) -> None:
-    options.batch.pieces = pieces
-    options.model.decoder.previous = decoder == "previous=true"
-    options.model.decoder.kind = "lstm" if decoder == "kind=lstm" else "transformer"
-    options.iem.correction, options.iem.head = ("inclusion", "linear") if pieces == 1 else ("none", "none")
-    if pieces == 2:  # the paper's loss
-        options.iem.similarity, options.iem.scale, options.iem.bias, options.iem.duplicates = "dot", "none", False, True
-        options.model.mixture.known = 0
-    trainer = on_meta(options, phase, tmp_path, monkeypatch)
+    trainer = on_meta(load_options("quickstart", [*tiny, *words]), phase, tmp_path, monkeypatch)
     batches = trainer.prepare_batches()
     for _ in range(2):
         trainer.step(next(batches))
     assert all(parameter.is_meta for parameter in trainer.objective.parameters())
-    assert ("gate" in trainer.state.sums) == (pieces == 1 and phase != "train")  # the preset's mixture
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ["encoder.kind=lstm", "main.kind=lstm"],
-        ["encoder.kind=transformer", "encoder.heads=2", "encoder.rows=7", "decoder.grams.rows=9"],
-        ["encoder.kind=linear", "main.positions=learned", "decoder.kind=transformer", "decoder.context=each"],
-    ],
-)
-@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_nor_does_one_of_other_parts(
-    tiny: list[str], sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[str], pieces: int
-) -> None:
-    shutil.copytree(sharded, tmp_path / "shards")
-    model = [f"model.{part}" for part in parts]
-    options = load_options("quickstart", [*tiny, *model, f"batch.pieces={pieces}", "pretrain.decode_fraction=0.5"])
-    trainer = on_meta(options, "pretrain", tmp_path, monkeypatch)
-    batches = trainer.prepare_batches()
-    for _ in range(2):
-        trainer.step(next(batches))
-    assert all(parameter.is_meta for parameter in trainer.objective.parameters())
+    has_mixture = "model.mixture.known=0" not in words and phase != "train"
+    assert ("gate" in trainer.state.sums) == has_mixture
 
 
 @pytest.mark.parametrize(
