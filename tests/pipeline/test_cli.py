@@ -106,7 +106,6 @@ def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["pretrain", "--config", "quickstat"], 2, "Did you mean quickstart"),
         (["pretrain", "pretrain.stps=1"], 2, "did you mean pretrain.steps=1?"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
         (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "Give a value after sample.temperature="),
@@ -125,13 +124,10 @@ def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest
         (["shard", "source.kind=text"], 1, "needs source.path="),
         (["evaluate", "nowhere"], 1, "no run 'nowhere'"),
         (["evaluate", "."], 1, "is not a run: it has no config.yaml"),
-        (["neighbours", "nowhere", "x"], 1, "no run 'nowhere'"),
-        (["finetune", "nowhere"], 1, "no run 'nowhere'"),
         (["cat", "."], 1, "is not a sharded corpus"),
         (["cat", ".", "--json"], 2, "cat writes the bytes of a corpus"),
         (["config", "nothing"], 2, "no preset 'nothing'"),
         (["config", "nowhere.yaml"], 2, "no configuration file at nowhere.yaml"),
-        (["next", "nowhere", "x"], 1, "no run 'nowhere'"),
         (["next", "nowhere", "x", "--count", "0"], 2, "must be at least 1"),
         (["sample", "nowhere", "--prompt", "—Oui, dit-il"], 1, "no run 'nowhere'"),  # texts, not options
         (["sample", "--prompt", "def f(x=", "nowhere"], 1, "no run 'nowhere'"),

@@ -6,14 +6,16 @@ import os
 import resource
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from data.filesystem import add_path_to_errors, make_folders, write_atomically
+from flows.cli import main as haed
 from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
-from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
 from pipeline.console import format_error
 from tests.pipeline.test_cli import PROGRAM, is_met
@@ -21,7 +23,7 @@ from tests.pipeline.test_cli import PROGRAM, is_met
 
 def main(words: list[str]) -> int:
     try:
-        return pipeline_main(words, "haed", lambda: MORE)
+        return haed(words)
     except SystemExit as error:
         assert isinstance(error.code, int)
         return error.code
@@ -150,18 +152,24 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, missing: str) 
         assert format_error(caught.value) == said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount a small disk")
-def test_shards_on_a_disk_that_is_full(tmp_path: Path, text: Path) -> None:
-    (small := tmp_path / "small").mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True).returncode:
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A folder that is a disk of this size; a test is skipped if none can be mounted."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("a disk cannot be mounted here")
     try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_shards_on_a_disk_that_is_full(tmp_path: Path, text: Path) -> None:
+    with small_disk(small := tmp_path / "small", "64k"):
         words = ["shard", "source.kind=text", f"source.path={text}", f"shards_dir={small}", "--json"]
         done = limited(words, tmp_path)
         with pytest.raises(OSError, match="No space left on device: .*report.json"):
             write_atomically(small / "report.json", bytes(100_000))
-    finally:
-        subprocess.run(["umount", small], check=True)
     message = str(last_error(done.stdout)["message"])
     assert message.startswith(f"{small}/") and "no space left on the disk. Free some" in message, message
 

@@ -4,10 +4,7 @@ import errno
 import itertools
 import logging
 import os
-import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +25,9 @@ from pipeline.training import trainer
 from pipeline.training.stages import pretrain, train
 from pipeline.training.trainer import Validation
 from tests.conftest import TINY, mostly_slow
+from tests.pipeline.test_failures import limited, small_disk
 from tests.pipeline.training.test_stages import newest, stripped, weights
 
-ROOT = Path(__file__).resolve().parents[2]
 PLACES = {"tensors": (safetensors.torch, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}
 PLACES |= {"folders": (checkpoints, "sync_folder"), "metrics": (os, "pwrite")}
 QUICK = [("tensors", errno.ENOSPC), ("metrics", errno.ENOSPC)]  # one of each kind of file
@@ -209,12 +206,9 @@ def test_a_step_that_fails_is_as_if_it_had_not_begun(
     assert_same(options, undisturbed, "pretrain")
 
 
-def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProcess[str]":
-    config = folder / f"{options.name}.yaml"
-    config.write_text(dump_options(options))
-    command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, **how)
+def command(options: Options, folder: Path) -> list[str]:
+    (config := folder / f"{options.name}.yaml").write_text(dump_options(options))
+    return ["train", "--config", str(config)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "no")], ids=["killed", "failed"])
@@ -252,21 +246,15 @@ def test_a_limit_on_the_size_of_files(often: Options, tmp_path: Path) -> None:
     train(often)
     size = (newest(often, "train") / "training.safetensors").stat().st_size
     often.train.steps = 12
-    done = run(often, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2)))
+    done = limited(command(often, tmp_path), tmp_path, FSIZE=size // 2)
     assert done.returncode == 1 and "error: the checkpoint of step 12 could not be written" in done.stderr
     assert "the last good one is step-00000008" in done.stderr and "Traceback" not in done.stderr
     assert train(often).steps == 12 and newest(often, "train").name == "step-00000012"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
 @pytest.mark.slow
 def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs: {mounted.stderr.decode().strip()}")
-    try:
+    with small_disk(disk := tmp_path / "disk", "2m"):
         often.runs_dir = str(disk)
         train(often)
         filler = disk / "filler"
@@ -274,12 +262,10 @@ def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
             while True:
                 file.write(bytes(4096))
         often.train.steps = 12
-        done = run(often, tmp_path)
+        done = limited(command(often, tmp_path), tmp_path)
         assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
         assert (
             newest(often, "train").name == "step-00000008" and Checkpoints(newest(often, "train").parent).load_newest()
         )
         filler.unlink()
         assert train(often).steps == 12 and newest(often, "train").name == "step-00000012"
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

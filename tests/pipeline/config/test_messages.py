@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import main
 from flows.commands import COMMANDS as MORE
 from pipeline.arguments import load_run_options, parse_arguments
-from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError, list_presets, load_options, type_of
 from pipeline.config.messages import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, find_similar_keys, suggest_option
 from pipeline.config.schema import option_names
 
 ALL = (*COMMANDS, *MORE)
-
-
-def main(words: list[str]) -> int:
-    return pipeline_main(words, "haed", lambda: MORE)
 
 
 @pytest.mark.parametrize(
