@@ -282,11 +282,12 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
 
     The check runs before the words are parsed. None: nothing is wrong.
     """
-    for word, after in zip(words, [*words[1:], ""], strict=False):
+    for place, word in enumerate(words):
         key = word.removesuffix("=")
+        after, third = [*words[place + 1 :], "", ""][:2]
         if "=" not in key and key[:1] != "-" and (not are_queries or "." in key and type_of(key) is not None):
-            value = after.removeprefix("=") or next(iter(words[words.index(word) + 2 :]), "…")
             if key == word and after.startswith("="):
+                value = after.removeprefix("=") or third or "…"
                 return f"{word} {after}: remove the spaces around the equals sign. Use {key}={value}"
             if key != word and after and "=" not in after and after[:1] != "-":
                 return f"{word} {after}: remove the space after the equals sign. Use {key}={after}"

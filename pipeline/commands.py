@@ -146,10 +146,15 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _check_is_file(option: str, path: Path) -> None:
+    if path.is_dir() or not path.exists():
+        raise FileNotFoundError(f"{option} {path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+
+
 def _run_evaluate(arguments: argparse.Namespace) -> CommandResult:
     options, text = load_run_options(arguments.run, arguments.words, "evaluate"), arguments.text
-    if text is not None and str(text) != "-" and (text.is_dir() or not text.exists()):
-        raise FileNotFoundError(f"--text {text}: {'a folder, not a file' if text.is_dir() else 'no such file'}")
+    if text is not None and str(text) != "-":
+        _check_is_file("--text", text)
     from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
 
     result = evaluate_run(options, text)
@@ -361,9 +366,8 @@ def _read_query_file(name: str, option: str) -> bytes:
         if sys.stdin is None:
             raise OSError(f"{option} -: standard input is closed")
         content = sys.stdin.buffer.read()
-    elif not Path(name).exists() or Path(name).is_dir():
-        raise FileNotFoundError(f"{option} {name}: {'a folder, not a file' if Path(name).is_dir() else 'no such file'}")
     else:
+        _check_is_file(option, Path(name))
         content = Path(name).read_bytes()
     if (at := content.find(0)) >= 0:
         raise ConfigError(

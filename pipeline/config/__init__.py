@@ -21,7 +21,6 @@ from pipeline.config.loading import (
 from pipeline.config.messages import list_presets
 from pipeline.config.schema import (
     PHASES,
-    AnalyseOptions,
     BatchOptions,
     CheckpointOptions,
     EvaluateOptions,
