@@ -71,25 +71,17 @@ class TensorBoard:
     def write_summary(self, summary: RunSummary) -> None:
         """Write options and final metrics for the HPARAMS dashboard, and samples as text, in place of earlier ones."""
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
-        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
-        from tensorboard.util.tensor_util import make_tensor_proto
 
-        # No list of the options: TensorBoard would take that of one run for all. It collects them from the sessions.
-        session = plugin_data_pb2.SessionStartInfo(group_name=self.run.path.name, start_time_secs=time.time())
-        for name, value in summary.options.items():
-            kind = "bool_value" if isinstance(value, bool) else "string_value" if isinstance(value, str) else ""
-            setattr(session.hparams[name], kind or "number_value", value)
-        about = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_start_info=session))
-        values = [Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)]
-        for number, text in enumerate(summary.samples, 1):
-            shown = make_tensor_proto([text.encode()])
-            values.append(Summary.Value(tag=f"sample {number}", metadata=create_summary_metadata("", ""), tensor=shown))
         records = RecordWriter(content := io.BytesIO())
         _add_event(records, Event(file_version="brain.Event:2"))
-        _add_event(records, Event(step=summary.step, summary=Summary(value=values)))
+        # No list of the options: TensorBoard would take that of one run for all. It collects them from the sessions.
+        shown = [hparams_pb(summary.options, self.run.path.name)]
+        shown += [text_pb(f"sample {number}", text) for number, text in enumerate(summary.samples, 1)]
+        for each in shown:
+            _add_event(records, Event(step=summary.step, summary=each))
         _add_event(records, _scalars(summary.metrics, summary.step))
         folder = self.run.path / "tensorboard"
         try:

@@ -52,7 +52,7 @@ def read_summary(run: Path) -> tuple[dict[str, Any], dict[str, float], dict[str,
                 session = metadata.parse_session_start_info_plugin_data(plugin.content)
                 options = {name: getattr(item, item.WhichOneof("kind")) for name, item in session.hparams.items()}
             elif plugin.plugin_name == "text":
-                samples[value.tag] = make_ndarray(value.tensor)[0].decode()
+                samples[value.tag] = make_ndarray(value.tensor).item().decode()
             else:
                 metrics[value.tag] = float(make_ndarray(value.tensor))
     return options, metrics, samples
