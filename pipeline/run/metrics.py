@@ -20,7 +20,6 @@ from data.filesystem import (
     add_path_to_errors,
     is_still,
     make_folders,
-    open_file,
     open_own,
     parse_json,
     read_bytes,
@@ -254,27 +253,6 @@ def _read_lines(path: Path) -> list[bytes]:
     return lines if is_begun else [*lines, last]  # which is damaged, or lacks but its end
 
 
-class MetricsTail:
-    """Reader of the records that another process adds to a metrics.jsonl, which it may cut back first."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._inode, self._read = path, 0, 0
-        self._before = set(_read_lines(path))
-
-    def read_new_records(self) -> list[Record]:
-        """Return the records added since the last call."""
-        try:
-            with open_file(self._path, self._path.parent.parent) as file:
-                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
-                    self._inode, self._read = inode, 0
-                file.seek(self._read)
-                *lines, _ = file.read().split(b"\n")
-        except FileNotFoundError:
-            return []
-        self._read += sum(len(line) + 1 for line in lines)
-        return [parse_record(line, self._path) for line in lines if line not in self._before]
-
-
 def _cut_back(path: Path, step: int) -> None:
     """Drop the records after `step`, which may be damaged: they were not synced if the machine lost power.
 
@@ -427,6 +405,7 @@ class Progress(PhaseStatus):
         self.close = self._status.close
 
     def __call__(self, record: Record) -> None:
-        """Take a record, and show the line if it is time."""
+        """Take a record, and show the line if it is time, or if a terminal lacks the whole bar of the end."""
         super().__call__(record)
-        self._status.show(self.line, self.progress())
+        share = self.progress()
+        self._status.show(self.line, share, now=share == 1 and self._status.is_shown)

@@ -21,14 +21,15 @@ import torch.distributed as dist
 from data.processes import available_threads
 from haed.distributed import Ranks, group_size
 from pipeline.config import Options, dump_options
-from pipeline.run.metrics import Listener, MetricsTail, Progress
-from pipeline.run.run_directory import RunFolder
+from pipeline.console import print_stdout
+from pipeline.run.metrics import Listener, Progress, Record
 from pipeline.signals import RESUME_ADVICE, TrainingInterrupted, die_with_parent
 from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LAUNCHED = "HAED_LAUNCHED"
+_RECORD = '{"step": '  # begins a line that `print_record` prints
 _SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself it gives a checkpoint 30
 _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
 
@@ -39,8 +40,13 @@ def is_torchrun_child() -> bool:
 
 
 def is_launched() -> bool:
-    """Return whether this process was started by `launch_stage`, which then shows the progress."""
+    """Return whether this process was started by `launch_stage`, which shows the progress by what `print_record` prints."""
     return _LAUNCHED in os.environ
+
+
+def print_record(record: Record) -> None:
+    """Print a metrics record, or the position, for `launch_stage` in the process above."""
+    print_stdout(json.dumps(record))
 
 
 def choose_backends() -> str:
@@ -89,12 +95,17 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
     """
     if getattr(options, stage).iem_weight and options.iem.group is not None:
         group_size(options.iem.group, options.launcher.processes)
-    tail = MetricsTail(RunFolder.from_options(options).phase_folder(stage) / "metrics.jsonl")
-    printed, log_lines, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
+    printed, log_lines, stopping = deque[str](), deque[str](maxlen=200), threading.Event()
+    result = ""  # the last line that is no record
     with closing(Progress(stage, getattr(options, stage))) as progress, tempfile.TemporaryDirectory() as folder:
 
         def tell() -> None:
-            for record in tail.read_new_records():
+            nonlocal result
+            while printed:
+                if not (line := printed.popleft()).startswith(_RECORD):
+                    result = line
+                    continue
+                record = json.loads(line)
                 progress(record)
                 listener(record)
 
@@ -150,7 +161,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:
             raise ChildProcessError(errors[0])
         raise RuntimeError(next(reversed(log_lines), "the processes failed"))
-    return TrainingResult(**json.loads(printed[0]))
+    return TrainingResult(**json.loads(result))
 
 
 def _collect_lines(

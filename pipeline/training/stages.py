@@ -56,7 +56,7 @@ from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section
 from pipeline.suggestions import format_command
-from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
+from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage, print_record
 from pipeline.training.optimizer import learning_rate_share
 from pipeline.training.rescue import save_beside
 from pipeline.training.trainer import (
@@ -205,7 +205,7 @@ def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> 
     if phase != "finetune":
         return
     try:
-        first = load_phase_one(options)
+        first = RunFolder.from_options(options).find_first_run(options).select_checkpoint("pretrain")
     except (FileNotFoundError, ValueError):  # it is not needed any more
         return
     if first.path.stat().st_mtime > newest.path.stat().st_mtime:
@@ -296,7 +296,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             warn_lost_steps(run.phase_folder(phase), resumed)
         progress, metrics = Progress(phase, limits), None
         if ranks.is_first:
-            listeners: list[Listener] = [listener] if is_launched() else [progress, listener]
+            listeners: list[Listener] = [print_record] if is_launched() else [progress, listener]
             trackers = held.enter_context(open_trackers(noted, phase, resumed))
             metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners)
         ranks.wait_for_all()  # with patience: others may begin with an exchange that has less of it
