@@ -54,7 +54,6 @@ class Agreement:
         first: frequency rank of the first chunk of the band. Queries and neighbours both lie in the band.
         among: number of chunks in the band.
         counts: occurrences of the last and the first chunk of the band.
-        queries: number of query chunks.
         neighbours: neighbours of each query.
         chance: expected overlap of two unrelated lists of neighbours.
         use: similarity of contexts.
@@ -90,7 +89,6 @@ class Classes:
     """Mutual information, in bits, of the classes of neighbouring chunks (average, as in Brown et al. 1992).
 
     Attributes:
-        classes: number of clusters.
         pairs: number of neighbouring chunks counted.
         embedding: bits for the clusters of embeddings.
         use: bits for as many clusters of context vectors, the baseline.
@@ -98,7 +96,6 @@ class Classes:
         bias: bits for the clusters of embeddings if the chunks of the split are permuted: the bias of small counts.
         random: mean bits for random classes, which are permutations of the clusters of embeddings. Unlike `bias`, they
             keep what a chunk alone tells of the next one.
-        random_deviation: standard deviation of these.
     """
 
     classes: int
@@ -116,7 +113,6 @@ class Check:
     """Result of one word set.
 
     Attributes:
-        name: name of the set.
         of: `text` or `code`.
         use: true if members are alike in use only, false if they are also spelled alike.
         pairs: true if the set consists of pairs.
@@ -158,7 +154,6 @@ class Intrinsic:
 
     Attributes:
         words: number of words searched.
-        checks: result of each set.
         left_out: sets with too few members in the corpus, or meant for another kind of corpus.
         mean: mean precision over sets alike in use only, by system.
         mean_spelled: mean precision over sets that are also spelled alike, by system.
@@ -197,8 +192,7 @@ class Drift:
     """Difference between the embeddings of two checkpoints.
 
     Attributes:
-        before: displayed name of the earlier checkpoint.
-        after: displayed name of the later checkpoint.
+        before, after: displayed names of the checkpoints.
         distance: Procrustes' statistic: the distance after the best alignment, 0 if that makes them equal.
         distance_chance: that distance after the chunks of one checkpoint are permuted, for unrelated embeddings.
         cosine: mean cosine of each chunk's two embeddings after that alignment. All cosines are of centred embeddings.
@@ -208,8 +202,7 @@ class Drift:
         queries: number of chunks whose neighbours are compared.
         overlap: share of the neighbours that both checkpoints have.
         chance: that share for unrelated embeddings.
-        most: the frequent chunks that moved most.
-        least: the frequent chunks that moved least.
+        most, least: the frequent chunks that moved most and least.
     """
 
     before: str
@@ -232,8 +225,6 @@ class Norms:
     """Norms of the embeddings and their relation to the frequency of the chunks.
 
     Attributes:
-        mean: mean norm.
-        deviation: standard deviation of the norms.
         correlation: Spearman's rank correlation of norm and count.
         slope: least-squares slope of the norm over log10 of the count, as a multiple of the mean norm.
     """
@@ -301,7 +292,6 @@ class ByLayer:
         neighbours: neighbours of each query.
         chance: shares expected for random places.
         layers: shares of each layer, from the first to ŷ.
-        examples: some passages with their neighbours.
     """
 
     places: int
@@ -318,29 +308,20 @@ class Analysis:
     """Fields of analysis.json.
 
     Attributes:
-        folder: folder with all files of the analysis.
-        run: name of the run.
-        stage: phase whose checkpoint was analysed.
-        step: step of that checkpoint.
-        checkpoint: digest of that checkpoint.
+        stage, step, checkpoint: phase, step and digest of the checkpoint.
         fallback: why a checkpoint other than the best was used, or None.
         split: split whose chunks and contexts were analysed.
         chunks: number of chunks analysed, the most frequent ones.
         least: count of the rarest analysed chunk.
-        width: width of their embeddings.
         agreement: agreement in use and spelling by frequency band, the most frequent chunks first.
         classes: information that clusters give about the next cluster, or None.
         intrinsic: intrinsic checks, or None for pixels and for corpora with too few of the words.
         loss: bits by frequency from evaluation.json, empty if it has none of this checkpoint.
-        norms: norms of the embeddings.
-        cloud: anisotropy and effective dimension of the embeddings.
         drift: drift from phase one or from another run, or None if there is neither.
         passages: most similar passages by layer, or None if not requested or too few.
         maps: names of the maps, in the order they are shown.
         findings: sentences that summarise the analysis.
         notes: what was left out, cut or not possible, and why.
-        files: files written beside analysis.json.
-        seconds: duration of the analysis.
     """
 
     folder: str

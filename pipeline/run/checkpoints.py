@@ -81,15 +81,12 @@ class State(TypedDict, total=False):
     """The contents of a checkpoint's state.json: everything but tensors.
 
     Attributes:
-        step: training step.
         sha256: digests of the other files, by name.
         digest: digest of the whole checkpoint.
-        identity: everything that must match for it to fit a run.
         options: options of the run that wrote it.
         threads: number of CPU threads, which decides how sums are rounded.
         phase: the rest of the position in the schedule.
-        loader: position in the data.
-        negatives: position in the stream of negatives, or None.
+        loader, negatives: positions in the streams of windows and of negatives.
         sums: metrics of each rank that are not written yet.
         validated_at: position of the last validation.
         stale: number of validations since the best one.

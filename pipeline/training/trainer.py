@@ -72,15 +72,12 @@ class TrainingResult:
 
 @dataclass
 class PhaseProgress:
-    """Progress of a phase.
+    """Progress of a phase: the positions now, at the last validation and at the last checkpoint.
 
     Attributes:
-        position: position in the schedule.
         sums: sums of metrics since the last record, by name.
-        validated_at: position of the last validation.
         stale: number of validations since the best one.
         best: metric of the best one: bits per token, or nats per chunk for a phase one that decodes nothing.
-        saved_at: position of the last checkpoint.
     """
 
     position: Position = field(default_factory=Position)
@@ -101,13 +98,7 @@ class PhaseProgress:
 
 @dataclass
 class DataPosition:
-    """Position in the data up to a step's batch.
-
-    Attributes:
-        loader: position of the loader.
-        negatives: position of the negatives, or None.
-        skipped: number of windows that were not read.
-    """
+    """Position in the data up to a step's batch; `skipped` windows were not read."""
 
     loader: dict[str, int]
     negatives: dict[str, int] | None
@@ -116,15 +107,7 @@ class DataPosition:
 
 @dataclass
 class TrainingState:
-    """Model, optimizer and data of a phase.
-
-    Attributes:
-        objective: system and loss, on the device.
-        optimizer: optimizer of the system's parameters.
-        average: moving average of the weights, or None.
-        loader: batches of windows.
-        negatives: batches that are read only for their chunks, or None.
-    """
+    """Model on the device, optimizer and data of a phase; `negatives` are batches that are read only for their chunks."""
 
     objective: Objective
     optimizer: torch.optim.Optimizer
@@ -144,10 +127,8 @@ def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: 
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
     state = PhaseProgress(Position(saved["step"], **saved["phase"]))
-    skipped = [int(each[SKIPPED]) for each in saved["sums"]]
-    if ranks.size != len(skipped):  # the first one has those of all
-        skipped = [sum(skipped), *[0] * (ranks.size - 1)]
-    learner.loader.skipped = skipped[ranks.rank]
+    skipped = sum(int(each[SKIPPED]) for each in saved["sums"])
+    learner.loader.skipped = skipped if ranks.is_first else 0  # records have the sum over ranks
     state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
     state.sums.pop(SKIPPED, None)
     state.validated_at = Position(**saved["validated_at"])
@@ -281,9 +262,7 @@ Stop = Callable[[], bool]
 class UnsavedCheckpointError(Exception):
     """Loss of the run's folder, in which nothing was written.
 
-    Attributes:
-        step, captured: the unsaved checkpoint.
-        is_best: whether it has the best validation.
+    `step` and `captured` are the unsaved checkpoint; `is_best` says whether it has the best validation.
     """
 
     def __init__(

@@ -82,16 +82,10 @@ class IndexSummary:
     """Summary of an index: its content, its checkpoint, and its search quality.
 
     Attributes:
-        folder: folder of the index.
-        space: chunks, or contexts.
         chunks: number of vectors: of distinct chunks, or of places in the text.
-        width: width of a vector.
-        split: split of the chunks or places.
-        stage: phase of the checkpoint.
-        step: step of the checkpoint.
+        stage, step: phase and step of the checkpoint.
         left_out: distinct chunks, or places, beyond `index.max_chunks` or `index.max_contexts`.
         kind: flat, hnsw, ivf or ivfpq.
-        metric: metric of the scores.
         floor: default minimum count of a result.
         found: recall and milliseconds at the chosen effort.
     """
@@ -207,8 +201,6 @@ class IndexFiles:
     """The files of an index, found and verified; errors include the command that builds them again.
 
     Args:
-        folder: the run.
-        space: the space.
         digest: digest of the checkpoint that they must be of; None is the run's checkpoint, of the phase requested
             when they were made.
 
