@@ -259,11 +259,7 @@ def read_position(folder: Path) -> dict[str, float]:
 def explain_too_few_steps(folder: Path) -> str:
     """Explain that a phase has taken too few steps to learn anything, and suggest larger limits.
 
-    Args:
-        folder: folder of the phase's checkpoints.
-
-    Returns:
-        A sentence; empty if there were enough steps or no checkpoint can be read.
+    The result is empty if there were enough steps, or no checkpoint in the folder can be read.
     """
     state, phase = _newest_state(folder), folder.parent.name
     with suppress(TypeError, KeyError):
@@ -308,10 +304,7 @@ class CorruptCheckpointError(ValueError):
 
 
 def choose_checkpoint(folder: Path) -> Checkpoint:
-    """Choose the checkpoint of a phase that is evaluated, sampled from, indexed and shown.
-
-    Args:
-        folder: folder of the phase's checkpoints.
+    """Choose the checkpoint of a phase, in its folder of checkpoints, that is evaluated, sampled from, indexed and shown.
 
     Raises:
         CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.

@@ -126,11 +126,7 @@ class ChecksumCache:
         self.folder = folder
 
     def compute_sha256(self, name: str, fresh: bool = False) -> str:
-        """Return the sha256 of a file, by its path below the folder.
-
-        Args:
-            name: path of the file.
-            fresh: hash the file even if its checksum is cached.
+        """Return the sha256 of a file, by its path below the folder; with `fresh`, whatever is cached.
 
         Raises:
             OSError: the file cannot be read.
@@ -149,12 +145,7 @@ class ChecksumCache:
         return digest
 
     def note_sums(self, sums: Mapping[str, str], is_built: bool = False) -> None:
-        """Cache the checksums of files, unless the folder cannot be written.
-
-        Args:
-            sums: sha256 of each file.
-            is_built: the files were built here by this user.
-        """
+        """Cache the sha256 of files, unless the folder cannot be written; `is_built` if this user built them here."""
         with suppress(OSError):
             kept = {name: entry for name, entry in self._read_entries().items() if (self.folder / name).exists()}
             new = {name: (filesystem.stamp_file(self.folder / name), digest, is_built) for name, digest in sums.items()}
@@ -205,9 +196,7 @@ class CorpusRecord:
         beside: that folder relative to the run's folder; None for a URL.
         digest: digest of source, chunker and settings.
         fitted: state that its chunker learned from it.
-        chunker_version: version of that chunker.
         frequent: frequent chunks, used as prompts.
-        statistics: statistics of its splits.
         form: common format of its documents, if they are pictures or sound; empty for text.
     """
 
@@ -239,8 +228,6 @@ class ClosedSet:
         bits_per_token: by the softmax over all candidates.
         decoder_bits_per_token: by the decoder, on the same chunks.
         candidates: size of the closed set.
-        chunks: number of chunks scored.
-        tokens: number of tokens in them.
         calibrated: the loss was corrected for candidate sampling, so the softmax should be a likelihood; without a
             correction the result measures how far it is from one.
     """
@@ -370,9 +357,7 @@ class Evaluation:
 
     Attributes:
         split: the split or file that was scored.
-        stage: phase whose checkpoint was used.
-        step: training step of that checkpoint.
-        checkpoint: digest of that checkpoint.
+        stage, step, checkpoint: phase, step and digest of the checkpoint.
         fallback: why it was used although it is not the best, see `pipeline.run.checkpoints.Checkpoint`; None if nothing was
             wrong.
         bits: total of all tokens and ends of chunks.
@@ -380,9 +365,6 @@ class Evaluation:
         characters: characters of the original; for pictures and sound, their values.
         bytes: bytes of the original.
         text: digest of the original, independent of the order of documents; None for a model of another package.
-        bits_per_token: `bits` divided by tokens.
-        bits_per_char: `bits` divided by characters.
-        bits_per_byte: `bits` divided by bytes.
         word_perplexity: 2 to the power of the bits for a word of a text, see `pipeline.run.opened.count_words`; None for
             pictures and sound, and where white space does not divide the text into words.
         bits_per_dim: for pictures and sound, bits per value: a token, so a channel of a pixel, a µ-law code or a byte

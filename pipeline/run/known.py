@@ -40,14 +40,7 @@ def store_known_chunks(folder: RunFolder, corpus: Corpus, most: int) -> None:
 def embed_known_chunks(
     folder: RunFolder, system: HAED, most: int, checkpoint: Checkpoint, precision: str
 ) -> VocabularyScorer:
-    """Return the known chunks with their embeddings by a checkpoint, cached or computed.
-
-    Args:
-        folder: the run.
-        system: the checkpoint's system, in evaluation mode.
-        most: maximum number of known chunks.
-        checkpoint: summary of the checkpoint.
-        precision: precision in which the system embeds them.
+    """Return at most `most` known chunks with their embeddings by a checkpoint's system, cached or computed.
 
     Raises:
         FileNotFoundError: neither the run's cache nor its shards exist.

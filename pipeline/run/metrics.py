@@ -208,12 +208,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
-    """Return the record of a line of metrics.jsonl.
-
-    Args:
-        line: the line without its end.
-        path: path of the file, for errors.
-        number: number of the line, for errors.
+    """Return the record of a line of metrics.jsonl, without its end; errors name the file and the number of the line.
 
     Raises:
         CorruptFileError: the line is not as it was written.
@@ -343,13 +338,7 @@ class StatusLine:
         self._last, self.is_shown = begin, False
 
     def show(self, make_line: Callable[[], str], share: float, now: bool = False) -> None:
-        """Show the line, with a bar on a terminal, if it is time or `now` is set.
-
-        Args:
-            make_line: returns the line.
-            share: share that is done.
-            now: show it whatever the time.
-        """
+        """Show the line, with a bar of the share that is done on a terminal, if it is time or `now` is set."""
         time_now = time.monotonic()
         if not now and time_now - self._last < (TERMINAL_SECONDS if self._terminal else QUIET_SECONDS):
             return
@@ -372,13 +361,7 @@ class StatusLine:
 
 
 class ProgressCounter:
-    """Counter that shows how many of several things are done, and the remaining time, as a status line.
-
-    Args:
-        what: the activity that is counted.
-        total: number of things.
-        unit: name of the things.
-    """
+    """Counter that shows how many of `total` things are done, and the remaining time, as a status line."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self._what, self._total, self._unit, self._pace = what, total, unit, RemainingTime()

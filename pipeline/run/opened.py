@@ -100,8 +100,7 @@ class ScoredChunk:
     """A chunk of a scored text.
 
     Attributes:
-        text: the chunk as readable text.
-        hex: its exact bytes.
+        text, hex: the chunk as readable text, and its exact bytes.
         bits: bits that it costs.
         alone: bits by the model alone; equal to `bits` without a memory.
         parts: probability that each part of the likelihood produced it, see `NextChunk.parts`; None for one part alone.
@@ -140,8 +139,7 @@ class NextChunk:
     """A possible next chunk.
 
     Attributes:
-        text: the chunk as readable text.
-        hex: its exact bytes.
+        text, hex: the chunk as readable text, and its exact bytes.
         probability: probability that it is next, by all parts of the likelihood.
         parts: share of that probability by each part: `known` from the vocabulary, `copied` and `repeated` from
             the prompt, `recalled` from the train split, `spelled` by the decoder.
@@ -181,11 +179,7 @@ class Run:
     """A trained run: its model, chunker and folder.
 
     Attributes:
-        folder: folder of the run.
-        options: its configuration.
-        phase: the phase whose checkpoint was opened.
-        step: training step of that checkpoint.
-        digest: digest of that checkpoint.
+        phase, step, digest: phase, step and digest of the checkpoint that was opened.
         system: the system, in evaluation mode.
         chunker: as in training.
         compute: device and precision, the same for all results so that they can be compared.

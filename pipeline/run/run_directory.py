@@ -304,12 +304,8 @@ class RunFolder:
     def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
         """Warn, once a command, if a later phase than the one used has begun and has no checkpoint.
 
-        Args:
-            phase: the phase whose checkpoint is used, the last one that has any.
-            fallback: a problem with the checkpoint itself, or None.
-
         Returns:
-            Both explanations, joined; None if nothing is wrong.
+            This and `fallback`, a problem with the checkpoint itself, joined; None if nothing is wrong.
         """
         for later in LATEST_FIRST[: LATEST_FIRST.index(phase)]:
             if os.path.isfile(path := self.phase_folder(later) / "metrics.jsonl") and os.path.getsize(path):

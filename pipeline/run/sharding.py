@@ -250,14 +250,7 @@ def split_sizes(corpus: Corpus) -> dict[str, SplitSize]:
 
 
 def check_split(chunks: int, corpus: str, option: str, split: str) -> None:
-    """Raise ValueError, before any training, if a split that an option selects is known to be empty.
-
-    Args:
-        chunks: number of chunks of the split.
-        corpus: location of the corpus, for the message.
-        option: option that selects the split.
-        split: train, valid or test.
-    """
+    """Raise ValueError, before any training, if a split that an option such as `index.split` selects has no chunks."""
     if not chunks:
         raise ValueError(
             f"the {split} split of {corpus} is empty, so {option}={split} cannot be read. Add documents "

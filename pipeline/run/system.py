@@ -97,15 +97,7 @@ def estimate_memory(
 def check_memory(
     options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None, shards: int = 1
 ) -> None:
-    """Raise ValueError naming the options that need more memory than is free.
-
-    Args:
-        options: options of the run.
-        chunker: chunker of its corpus.
-        machine: device and precision.
-        phase: the phase that is trained; None if the model is only read.
-        shards: number of devices over which the weights are sharded.
-    """
+    """Raise ValueError naming the options that need more memory than the device has free; see `estimate_memory`."""
     needed = estimate_memory(options, chunker, phase, shards)
     available = free_memory(machine.device)
     if sum(needed.values()) > available:

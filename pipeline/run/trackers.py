@@ -42,12 +42,8 @@ _FIGURES = ("bits_per_char", "bits_per_byte", "bits_per_token", "bits_per_dim", 
 class TensorBoard:
     """TensorBoard's files of a run: the curves of a phase in its own folder, and the summary in that of the run.
 
-    TensorBoard's own writer has a thread that ends with a traceback on a full disk.
-
-    Args:
-        run: the run.
-        phase: the phase whose metrics are written, or None.
-        step: step from which it is resumed; later metrics in older files no longer count.
+    TensorBoard's own writer has a thread that ends with a traceback on a full disk. `step` is that from which the phase
+    is resumed: later metrics in older files no longer count.
     """
 
     def __init__(self, run: RunFolder, phase: Phase | None = None, step: int = 0) -> None:

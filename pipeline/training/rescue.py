@@ -25,15 +25,7 @@ def save_beside(
     """Save an unsaved checkpoint in the run's moved folder, or as a new run beside the old place.
 
     A moved run has its lock file with it, so no other process trains it there. Files at the old place are not touched,
-    because they may belong to another process.
-
-    Args:
-        unsaved: the checkpoint.
-        phase: phase of the checkpoint.
-        options: options of the run.
-        guard: guard of its folder.
-        corpus: corpus that it is trained on.
-        metrics: content of metrics.jsonl.
+    because they may belong to another process. `metrics` is the content of metrics.jsonl.
 
     Returns:
         An error that says what happened, where the checkpoint is, and which command resumes it.

@@ -78,13 +78,7 @@ def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say:
     """Return the options with those that a finished phase was trained with; None if the phase is resumed.
 
     A phase is finished if the limits of its checkpoint are reached, and the given ones as well. Lower limits only end
-    it where it is.
-
-    Args:
-        phase: the phase.
-        options: the given options.
-        newest: its checkpoint.
-        say: log the options that come too late to have an effect.
+    it where it is. With `say`, options that come too late to have an effect are logged.
     """
     state = newest.state
     kept, late = _restore_sections(state["options"], options, (*_SHARED, phase))
@@ -464,10 +458,7 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
 def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder | None = None) -> None:
     """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
 
-    Args:
-        checkpoint: the checkpoint.
-        wanted: the run's identity.
-        run: the run, whose own shards may still exist.
+    If the run is given, the message names its own shards, if they still exist.
     """
     if other := identity_differences(checkpoint.identity, wanted):
         how = "set it back"

@@ -281,12 +281,8 @@ class Trainer:
 
     Args:
         phase: limits and rates of the phase.
-        options: the run's options.
         objective: system and loss, on the device.
-        loader: batches of windows.
         negatives: batches that are read only for their chunks, or None.
-        checkpoints: folder of the phase's checkpoints.
-        compute: device and precision.
         identity: everything that must match for a checkpoint to be resumed; see `pipeline.run.checkpoints.make_identity`.
         stop: called after every step; true makes the phase save and raise `TrainingInterrupted`.
         validation: scores the model at intervals, or None.

@@ -48,9 +48,7 @@ def check_count(name: str, value: int, least: int = 1) -> int:
 def to_bytes(text: Text, example: str = 'run.neighbours("return ")') -> bytes:
     """Return the bytes of a text: a str is encoded as UTF-8, and its lone surrogates are bytes, as in file names.
 
-    Args:
-        text: str, or bytes, which are returned unchanged.
-        example: a call that the error shows.
+    The error shows the call `example`.
 
     Raises:
         TypeError: it is neither a str nor bytes.
