@@ -52,7 +52,8 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     again = weights(together, "pretrain"), stripped(together, "pretrain")
     assert again[1] == first[1] and again[0].keys() == first[0].keys()
     assert all(torch.equal(again[0][name], value) for name, value in first[0].items())
-    assert not any(temporary.iterdir()), "torchrun leaves a folder for each start, unless it is told where"
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]  # PyTorch's own
+    assert not left, "torchrun leaves a folder for each start, unless it is told where"
 
 
 @pytest.mark.slow
