@@ -287,6 +287,13 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
     path.write_text(json.dumps(state | {"digest": compute_checksum(state, "digest")}))
 
 
+def flip_bit(path: Path, place: int) -> None:
+    """Flips a bit of the byte at a place of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
 class Listener:
     """A port of this machine, and how often somebody connected to it."""
 

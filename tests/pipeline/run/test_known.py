@@ -22,6 +22,7 @@ from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import finetune
+from tests.conftest import flip_bit
 
 TEXT = "def f(self):\n    return self.queue\n"
 
@@ -61,12 +62,6 @@ def test_one_of_another_checkpoint_is_stale(run: Run, mixed: Options, caplog: py
     assert score(run) == found
 
 
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-
-
 def turned(path: Path) -> None:
     """The same bytes as a table with rows for columns."""
     content, size = path.read_bytes(), int.from_bytes(path.read_bytes()[:8], "little")
@@ -80,7 +75,7 @@ def turned(path: Path) -> None:
 def test_a_damaged_one_is_made_anew(name: str, run: Run, caplog: pytest.LogCaptureFixture) -> None:
     right = score(run)
     damages: list[Callable[[Path], object]] = [
-        flipped,
+        lambda path: flip_bit(path, -5),
         turned,
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(b"garbage, and more of it"),

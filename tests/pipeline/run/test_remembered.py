@@ -25,6 +25,7 @@ from pipeline.run.remembered import GATE, RECALL, _number_chunks, load_recall
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
+from tests.conftest import flip_bit
 
 
 def opened(options: Options, **how: object) -> Run:
@@ -106,9 +107,7 @@ def test_recall_and_gate_are_built_once_and_made_anew_where_they_are_damaged(
     caplog.clear()
     assert opened(mixed).score("def f(self):\n").bits == first and caplog.text == ""
     for path, line in ((gate, "fitting the gate"), (recall, "for the recalled part")):
-        content = bytearray(path.read_bytes())
-        content[-3] ^= 1
-        path.write_bytes(content)
+        flip_bit(path, -3)
         caplog.clear()
         assert opened(mixed).score("def f(self):\n").bits == first
         assert "damaged" in caplog.text and line in caplog.text

@@ -28,7 +28,7 @@ from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.trackers import BackgroundTracker, MLflow, publish_results, summarise_run
 from pipeline.training.stages import pretrain
-from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
+from tests.flows.api import PATIENCE, call, clean_environment, until
 
 needs_mlflow = pytest.mark.skipif(not find_spec("mlflow"), reason="MLflow is not installed: make setup-peers")
 needs_wandb = pytest.mark.skipif(not find_spec("wandb"), reason="W&B is not installed: make setup-peers")
@@ -293,26 +293,6 @@ def test_mlflow_has_one_run_through_ranks_resuming_a_signal_and_a_report(
         assert figures["validation/bits_per_token"] == summary.metrics["validation/bits_per_token"]
         files = ask_mlflow(address, f"artifacts/list?run_id={found['info']['run_id']}")["files"]
         assert [file["path"] for file in files] == ["report.html"]
-
-
-@needs_mlflow
-@pytest.mark.slow
-@pytest.mark.timeout(PATIENCE)
-def test_a_server_that_dies_ends_no_training(tiny: list[str], options: Any, tmp_path: Path) -> None:
-    words = [*tiny, "name=tiny", "tracking=mlflow", "pretrain.steps=60", "log_steps=1"]
-    command = [sys.executable, "-m", "pipeline", "pretrain", "--config", "quickstart", *words]
-    with mlflow_server(tmp_path) as (address, server):
-        more = {"MLFLOW_TRACKING_URI": address, "MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            command, env=clean_environment(**more), cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        ) as training:
-            until(PATIENCE, lambda: has_begun(tmp_path / "runs/tiny/pretrain/metrics.jsonl"), every=0.01)
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-            said = training.communicate()[1]
-            assert training.returncode == 0
-    assert said.count("MLflow") == 1 and f"MLflow at {address} does not answer. The command goes on" in said
-    assert read_metrics(tmp_path / "runs/tiny/pretrain/metrics.jsonl")[-1]["step"] == 60
 
 
 class Broken(http.server.BaseHTTPRequestHandler):

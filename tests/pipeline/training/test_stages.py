@@ -23,7 +23,7 @@ from pipeline.signals import TrainingInterrupted
 from pipeline.training import trainer
 from pipeline.training.stages import finetune, pretrain, train
 from pipeline.training.trainer import NonFiniteLossError
-from tests.conftest import of_kind
+from tests.conftest import flip_bit, of_kind
 
 
 def weights(options: Options, phase: str) -> dict[str, torch.Tensor]:
@@ -175,9 +175,7 @@ def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest
     options.checkpoint.every_steps = 2
     train(options)
     path = newest(options, "train") / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, -1)
     saved = Checkpoints(path.parent.parent)
     found = saved.load_newest()
     assert found is not None and found.state["step"] == 2 and "The checkpoint before it is tried" in caplog.text

@@ -17,6 +17,7 @@ from pipeline.run.files import ChecksumCache
 from pipeline.run.index.build import build_index
 from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.run_directory import RunFolder
+from tests.conftest import flip_bit
 
 
 @pytest.fixture
@@ -40,9 +41,7 @@ def test_sums_are_worked_out_once_and_again_when_a_file_changed(
     assert open_and_sum() == ["table.parquet"]
     (place / ".checked").write_text('{"vectors.faiss": true}')
     assert open_and_sum() == ["vectors.faiss", "table.parquet"]
-    content = bytearray((place / "vectors.faiss").read_bytes())
-    content[200] ^= 1
-    (place / "vectors.faiss").write_bytes(content)
+    flip_bit(place / "vectors.faiss", 200)
     with pytest.raises(ValueError, match=r"is damaged \(vectors.faiss\). Run `haed index .*` again"):
         ChunkIndex(folder)
 
