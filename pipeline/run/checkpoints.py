@@ -550,26 +550,17 @@ class Checkpoints:
         check_pointers(self.folder)
         return None
 
-    def load_best(self, training: bool = False) -> Checkpoint | None:
-        """Load the checkpoint that `choose_checkpoint` returns; None if there never was one.
 
-        Only the model is loaded unless `training` is set.
-
-        Raises:
-            CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.
-        """
-        self.wait_until_written()
-        while True:
-            try:
-                chosen = choose_checkpoint(self.folder)
-            except FileNotFoundError:
-                return None
-            try:
-                return replace(load_checkpoint(chosen.path, training), fallback=chosen.fallback)
-            except CorruptCheckpointError:
-                # It has changed since its sum was noted, or is replaced; `choose_checkpoint` knows by now.
-                if choose_checkpoint(self.folder).path == chosen.path:
-                    raise
+def load_chosen(folder: Path, training: bool = False) -> Checkpoint:
+    """Load the checkpoint that `choose_checkpoint` returns, only its model unless `training` is set; raises as that does."""
+    while True:
+        chosen = choose_checkpoint(folder)
+        try:
+            return replace(load_checkpoint(chosen.path, training), fallback=chosen.fallback)
+        except CorruptCheckpointError:
+            # It has changed since its sum was noted, or is replaced; `choose_checkpoint` knows by now.
+            if choose_checkpoint(folder).path == chosen.path:
+                raise
 
 
 def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:

@@ -36,7 +36,7 @@ from pipeline.config import (
     requested_likelihood,
 )
 from pipeline.console import escape_control_characters
-from pipeline.run.checkpoints import Checkpoint, Checkpoints, load_weights
+from pipeline.run.checkpoints import Checkpoint, load_chosen, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts, RememberedParts
 from pipeline.run.index.probe import Probe
@@ -189,9 +189,7 @@ class Run:
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
         self.folder, self.options = folder, deepcopy(options) if options else folder.load_options()
         self.phase = folder.trained_phase(self.options.evaluate.stage)
-        place = folder.phase_folder(self.phase) / "checkpoints"
-        if (checkpoint := Checkpoints(place).load_best()) is None:
-            raise FileNotFoundError(f"{place} has no complete checkpoint. Train it again")
+        checkpoint = load_chosen(folder.phase_folder(self.phase) / "checkpoints")
         if self.options.evaluate.stage is None:
             checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
         folder.check_unchanged(self.options, checkpoint)

@@ -42,6 +42,7 @@ from pipeline.run.checkpoints import (
     has_checkpoint,
     identity_differences,
     list_checkpoints,
+    load_chosen,
     make_identity,
     read_trained_options,
     resolve_pointer,
@@ -175,13 +176,14 @@ def check_fixed_options(phase: Phase, newest: Checkpoint, options: Options) -> N
 def load_phase_one(options: Options) -> Checkpoint:
     """Load the phase-one checkpoint that finetune starts from: the best by its validations, else the newest."""
     run = RunFolder.from_options(options).find_first_run(options)
-    first = Checkpoints(run.phase_folder("pretrain") / "checkpoints").load_best(training=True)
-    if first is None:
+    try:
+        return load_chosen(run.phase_folder("pretrain") / "checkpoints", training=True)
+    except FileNotFoundError:
         again = format_command("pretrain", run.path)
         if not (run.path / "config.yaml").exists():
             again = f"{format_command('pretrain')} with the same options"
-        raise FileNotFoundError(f"{run.path} has no phase one. Run {again} first, or name a run in finetune.start_from")
-    return first
+        advice = f"Run {again} first, or name a run in finetune.start_from"
+        raise FileNotFoundError(f"{run.path} has no phase one. {advice}") from None
 
 
 def log_start_checkpoint(first: Checkpoint) -> None:
@@ -250,7 +252,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         guard = held.enter_context(run.lock()) if ranks.is_first else None
         ranks.wait_for_all()
         checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
-        _check_resume(options.resume, checkpoints)
+        _check_resume(options.resume, checkpoints.folder)
         corpus = open_shards(options)
         _check_identity(run, make_identity(options, corpus.digest))
         newest = checkpoints.load_newest()
@@ -335,7 +337,7 @@ train = partial(run_phase, "train")
 def check_run(phase: Phase, options: Options) -> None:
     """Raise early the errors that `run_phase` would raise about a run's corpus and model."""
     digest, run = check_corpus(options), RunFolder.from_options(options)
-    _check_resume(options.resume, Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep))
+    _check_resume(options.resume, run.phase_folder(phase) / "checkpoints")
     if digest is None:
         open_shards(options)  # which may say that there are none
     else:
@@ -500,12 +502,12 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     trainer.learner.loader.restart_epoch_count()
 
 
-def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
-    there = has_checkpoint(checkpoints.folder)
+def _check_resume(resume: str, folder: Path) -> None:
+    there = has_checkpoint(folder)
     if resume == "never" and there:
-        raise ValueError(f"resume=never, but {checkpoints.folder} has a checkpoint. Use another name=, or resume=auto")
+        raise ValueError(f"resume=never, but {folder} has a checkpoint. Use another name=, or resume=auto")
     if resume == "required" and not there:
-        raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint. Use resume=auto to start")
+        raise ValueError(f"resume=required, but {folder} has no checkpoint. Use resume=auto to start")
 
 
 def format_outcome(trained: TrainingResult) -> str:

@@ -20,7 +20,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, Options, load_options
 from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting.report import write_report
-from pipeline.run.checkpoints import Checkpoints, list_checkpoints
+from pipeline.run.checkpoints import Checkpoints, list_checkpoints, load_chosen
 from pipeline.run.index.build import build_index
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
@@ -368,9 +368,9 @@ def test_what_may_not_be_read_is_not_called_damaged(place: str, run: Path, caplo
         if me == 0:
             os.seteuid(65534)
         try:
-            for read in (Checkpoints(folder).load_newest, Checkpoints(folder).load_best):
+            for read in (lambda folder: Checkpoints(folder).load_newest(), load_chosen):
                 with pytest.raises(PermissionError, match=rf"{folder}.*: permission denied. Its owner is \w+"):
-                    read()
+                    read(folder)
         finally:
             os.seteuid(me)
         for path in (folder, *folder.rglob("*")):

@@ -15,7 +15,7 @@ from pipeline import open_run
 from pipeline.cli import main
 from pipeline.console import warn_once
 from pipeline.reporting.report import evaluation_status
-from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state
+from pipeline.run.checkpoints import choose_checkpoint, load_chosen, read_verified_state
 from pipeline.run.files import ChecksumCache
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import flip_bit, mostly_slow
@@ -69,7 +69,7 @@ def test_a_best_checkpoint_that_cannot_be_taken_is_replaced_by_the_newest(wrong:
         chosen = choose_checkpoint(run / "finetune" / "checkpoints")
         assert chosen.step == 4 and re.search(expected, chosen.fallback or "")
         assert RunFolder(run).select_checkpoint().digest == open_run(run).digest == chosen.digest
-        assert Checkpoints(place).load_best().digest == chosen.digest  # type: ignore[union-attr]
+        assert load_chosen(place).digest == chosen.digest
 
 
 @pytest.mark.slow
