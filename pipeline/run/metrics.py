@@ -338,8 +338,11 @@ class StatusLine:
         self._last, self.is_shown = begin, False
 
     def show(self, make_line: Callable[[], str], share: float, now: bool = False) -> None:
-        """Show the line, with a bar of the share that is done on a terminal, if it is time or `now` is set."""
-        time_now = time.monotonic()
+        """Show the line, with a bar of the share that is done on a terminal, if it is time or `now` is set.
+
+        A bar that is shown always ends whole.
+        """
+        time_now, now = time.monotonic(), now or (share == 1 and self.is_shown)
         if not now and time_now - self._last < (TERMINAL_SECONDS if self._terminal else QUIET_SECONDS):
             return
         self._last = time_now
@@ -374,7 +377,7 @@ class ProgressCounter:
         share = min(1.0, self._done / max(1, self._total))
         done = f"{self._done:,} of {self._total:,} {self._unit}"
         line = [*self._pace(share), self._what, done]
-        self._status.show(lambda: " · ".join(line), share, now=share == 1 and self._status.is_shown)
+        self._status.show(lambda: " · ".join(line), share)
         if share == 1:
             self._status.close()
 
@@ -388,7 +391,6 @@ class Progress(PhaseStatus):
         self.close = self._status.close
 
     def __call__(self, record: Record) -> None:
-        """Take a record, and show the line if it is time, or if a terminal lacks the whole bar of the end."""
+        """Take a record, and show the line if it is time."""
         super().__call__(record)
-        share = self.progress()
-        self._status.show(self.line, share, now=share == 1 and self._status.is_shown)
+        self._status.show(self.line, self.progress())
