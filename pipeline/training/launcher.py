@@ -129,8 +129,8 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
             preexec_fn=die_with_parent,
         ) as process:
             threads = [
-                threading.Thread(target=_collect_lines, args=(process.stdout, printed, None, stopping)),
-                threading.Thread(target=_collect_lines, args=(process.stderr, log_lines, log, stopping)),
+                threading.Thread(target=printed.extend, args=(process.stdout,)),
+                threading.Thread(target=_log_lines, args=(process.stderr, log_lines, stopping)),
             ]
             for thread in threads:
                 thread.start()
@@ -164,13 +164,11 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
     return TrainingResult(**json.loads(result))
 
 
-def _collect_lines(
-    stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event
-) -> None:
+def _log_lines(stream: IO[str], lines: "deque[str]", stopping: threading.Event) -> None:
     """Keep the last lines of a stream, and log those of the stage until the processes are told to stop."""
     ended = False
     for line in stream:
         lines.append(line.rstrip())
         ended = ended or stopping.is_set() or _OF_TORCHRUN.match(line) is not None
-        if logger is not None and line.strip() and not ended and not line.startswith("error: "):
-            logger.info("%s", line.rstrip())
+        if line.strip() and not ended and not line.startswith("error: "):
+            log.info("%s", line.rstrip())
