@@ -113,7 +113,6 @@ class Checkpoint:
     """A checkpoint, with its tensors if it was loaded.
 
     Attributes:
-        path: folder of the checkpoint.
         state: contents of its state.json.
         fallback: why it is used although it is not the best by validation, or why that is unknown; None if nothing is
             wrong.
@@ -425,11 +424,8 @@ class Checkpoints:
     def save(self, step: int, tensors: "dict[str, dict[str, Tensor]]", state: State, best: bool) -> None:
         """Start writing a checkpoint in a thread; see `wait_until_written`.
 
-        Args:
-            step: training step.
-            tensors: for each file its tensors by name, on the CPU; they may not change any more.
-            state: everything else, as JSON.
-            best: point `best` to this checkpoint, not only `latest`.
+        The tensors of each file are on the CPU and may not change any more. With `best`, that pointer gets the checkpoint
+        too.
 
         Raises:
             OSError: the previous checkpoint could not be written.

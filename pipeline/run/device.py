@@ -25,7 +25,6 @@ class Compute:
     """Device, precision and determinism of a run's computations.
 
     Attributes:
-        device: device of the models.
         autocast: type of matrix products; None is float32.
         deterministic: use algorithms that give the same bits each time, also with several threads and on a GPU.
     """

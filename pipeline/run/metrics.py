@@ -100,7 +100,6 @@ class RunSummary:
     Attributes:
         options: every option that is set, by its dotted key.
         metrics: final metrics of the checkpoint: those of its validation, and of an evaluation such as `test/bits_per_char`.
-        step: step of the checkpoint.
         checkpoint: digest of the checkpoint, empty before there is one.
         samples: samples of the checkpoint, as Markdown.
         report: the report, if it is new.

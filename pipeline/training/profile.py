@@ -23,8 +23,6 @@ class Profile:
     """A profile of some steps.
 
     Attributes:
-        phase: pretrain, finetune or train.
-        steps: number of steps measured.
         milliseconds: of a step, by part: reading the data, preparing the batch (`candidates` with the IEM loss, whose
             candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass,
             and the optimizer.

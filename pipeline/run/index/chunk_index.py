@@ -51,7 +51,6 @@ class ChunkIndex:
         digest: digest of the checkpoint that the index must be of, see `IndexFiles`.
 
     Attributes:
-        meta: contents of meta.json.
         chunks: the chunks, row by row, the most frequent first.
         find_row: returns the row of a chunk; None if it has none.
         norms: (n,) float32, norms of the embeddings before centring and normalisation.

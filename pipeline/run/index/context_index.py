@@ -51,12 +51,9 @@ class ContextIndex:
         return len(self.search)
 
     def find_neighbours(self, texts: Sequence[bytes], states: np.ndarray, count: int | None) -> SearchResults:
-        """Find the places whose states are nearest to those after texts.
+        """Find the places nearest to the states (q, W) after texts.
 
-        Args:
-            texts: the queried texts.
-            states: (q, W) state after each text.
-            count: places for each text; None is eight. If there are fewer, all are returned, with a note.
+        `count` are for each text; None is eight. If there are fewer, all are returned, with a note.
         """
         meta, name = self.meta, SCORES[self.meta.metric]
         wanted = check_count("count", COUNT if count is None else count)

@@ -170,10 +170,8 @@ class Passage(Neighbour):
     """A place in the text whose context is near to a query's; `hex` is of `text`, and `count` is 1.
 
     Attributes:
-        text: stored text before the place.
-        after: stored text after it.
-        name: name of the document.
-        document: number of the document in the split.
+        text, after: stored text before the place, and after it.
+        name, document: name of the document, and its number in the split.
         chunk: number of the chunk after the place, in the document.
         offset: bytes of the document before the place.
     """

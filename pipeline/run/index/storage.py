@@ -49,8 +49,7 @@ class SearchPoint:
     Attributes:
         effort: candidates that a graph keeps (`efSearch`), or clusters that are searched (`nprobe`); 0 is exact.
         recall: share of the exact ten nearest that are among the ten found.
-        p50: median milliseconds of a query, one at a time on one core.
-        p99: 99th percentile of the same.
+        p50, p99: median and 99th percentile of the milliseconds of a query, one at a time on one core.
     """
 
     effort: int
@@ -63,10 +62,7 @@ class SearchPoint:
 class RandomPairScores:
     """Scores of random pairs of rows, drawn among the rows that results are taken from.
 
-    Attributes:
-        mean: mean score of such pairs.
-        deviation: standard deviation of their scores.
-        rare: score that one pair in a hundred reaches.
+    `rare` is the score that one pair in a hundred reaches.
     """
 
     mean: float
@@ -205,8 +201,6 @@ class IndexFiles:
             when they were made.
 
     Attributes:
-        place: their folder.
-        meta: contents of meta.json.
         vectors: (n, E) float32.
         again: advice how to build them again.
 
