@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from haed.options import SYSTEMS
 from pipeline.config.schema import LIMITS
@@ -161,7 +162,7 @@ _FEWEST, _MOST_COMPARED = 2, 20
 _LONGEST_FORM = 1 << 20  # bytes of a form that is sent, such as thousands of names
 
 
-def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str] | None = None) -> Starlette:
+def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str] | None = None) -> ASGIApp:
     """Return the pages of runs as an ASGI application, to be put behind `pipeline.web.host_check`.
 
     Args:
@@ -191,18 +192,11 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
     ]
     mistakes = (NotFoundError, ValueError, OSError, FloatingPointError, ServerBusyError, HTTPException)
     made = Starlette(routes=routes, exception_handlers={kind: pages.show_error for kind in mistakes})
-    made.add_middleware(_HeaderMiddleware)
-    return made
 
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await made(scope, receive, add_headers(send, _HEADERS))
 
-class _HeaderMiddleware:
-    """ASGI middleware that adds our headers to every response."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, add_headers(send, _HEADERS))
+    return application
 
 
 class _Pages:

@@ -13,9 +13,11 @@ anything else.
 
 import ipaddress
 import socket
+import wsgiref.headers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
 _ELSEWHERE = ("cross-site", "same-site")  # same-site: this host with another port, or a sibling domain
@@ -55,29 +57,26 @@ class AllowedHosts:
         self._any_address = bool(self._names & {"0.0.0.0", "::"})
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
-    def refusal_reason(
-        self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None, method: str = "GET"
-    ) -> str | None:
+    def refusal_reason(self, headers: Headers, method: str | None = "GET") -> str | None:
         """Return why a request is refused; None: it is allowed.
 
         Args:
-            hosts: its `Host` headers.
-            origins: its `Origin` headers.
-            fetched: its `Sec-` headers, by lower-case name.
-            method: its HTTP method.
+            headers: its headers.
+            method: its HTTP method; None: it opens a websocket.
         """
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return f"this is not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in own | self._origins]:
             return f"requests from other sites are refused: Origin {', '.join(foreign)}"[:200]
-        if origins or fetched is None or fetched.get("sec-fetch-site") not in _ELSEWHERE:
+        if origins or method is None or headers.get("sec-fetch-site") not in _ELSEWHERE:
             return None
         is_link = (  # of another site, which a person follows
             method in ("GET", "HEAD")
-            and fetched.get("sec-fetch-mode") == "navigate"
-            and fetched.get("sec-fetch-dest", "document") == "document"
-            and "prefetch" not in fetched.get("sec-purpose", "")
+            and headers.get("sec-fetch-mode") == "navigate"
+            and headers.get("sec-fetch-dest", "document") == "document"
+            and "prefetch" not in headers.get("sec-purpose", "")
         )
         return None if is_link else "other sites may not embed these pages"
 
@@ -111,12 +110,7 @@ class HostCheckMiddleware:
         """Pass a request on, or answer 403."""
         if scope["type"] not in ("http", "websocket"):
             return await self._application(scope, receive, send)
-        hosts, origins = (
-            [v.decode("latin-1") for k, v in scope["headers"] if k == wanted] for wanted in (b"host", b"origin")
-        )
-        fetched = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"] if k.startswith(b"sec-")}
-        fetched = {} if scope["type"] == "websocket" else fetched
-        reason = self._rules.refusal_reason(hosts, origins, fetched, scope.get("method", "GET"))
+        reason = self._rules.refusal_reason(Headers(scope=scope), scope.get("method"))
         if scope["type"] == "websocket":
             if reason is None:
                 return await self._application(scope, receive, send)
@@ -137,36 +131,27 @@ def add_headers(send: Any, headers: Mapping[str, str]) -> Any:
 
     async def send_with_headers(message: Any) -> None:
         if message["type"] == "http.response.start":
-            given = list(message.get("headers", []))
-            more = _missing_headers(headers, (name.decode("latin-1") for name, _ in given))
-            message = message | {"headers": [*given, *((name.encode(), value.encode()) for name, value in more)]}
+            answered = MutableHeaders(scope=message)
+            for name, value in headers.items():
+                answered.setdefault(name, value)
         await send(message)
 
     return send_with_headers
-
-
-def _missing_headers(headers: Mapping[str, str], given: Iterable[str]) -> list[tuple[str, str]]:
-    known = {name.lower() for name in given}
-    return [(name, value) for name, value in headers.items() if name not in known]
 
 
 def host_checked_wsgi(application: Any, rules: AllowedHosts) -> Any:
     """Return a WSGI application that applies the rules to every request."""
 
     def inner(environment: dict[str, Any], start_response: Any) -> Any:
-        hosts, origins = ([environment[name]] if name in environment else [] for name in ("HTTP_HOST", "HTTP_ORIGIN"))
-        fetched = {
-            name[5:].lower().replace("_", "-"): value
-            for name, value in environment.items()
-            if name.startswith("HTTP_SEC_")
-        }
-        reason = rules.refusal_reason(hosts, origins, fetched, environment.get("REQUEST_METHOD", "GET"))
+        sent = {name[5:].replace("_", "-"): value for name, value in environment.items() if name.startswith("HTTP_")}
+        reason = rules.refusal_reason(Headers(sent), environment.get("REQUEST_METHOD", "GET"))
         if reason is None:
 
             def start_protected(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-                added = _missing_headers(_PROTECTING, (name for name, _ in headers))
-                framed = ("Content-Security-Policy", "frame-ancestors 'self'")
-                return start_response(status, [*headers, *added, framed], *more)
+                answered = wsgiref.headers.Headers([*headers, ("Content-Security-Policy", "frame-ancestors 'self'")])
+                for name, value in _PROTECTING.items():
+                    answered.setdefault(name, value)
+                return start_response(status, answered.items(), *more)
 
             return application(environment, start_protected)
         start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 import websockets
+from starlette.datastructures import Headers
 
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
 
@@ -118,16 +119,16 @@ def test_websockets_of_other_sites_are_refused(origin: str | None, let_in: bool,
 
 
 def test_the_names_of_a_server() -> None:
-    everywhere = AllowedHosts(host_names("0.0.0.0"))
+    def answers(rules: AllowedHosts, *hosts: str, **more: str) -> bool:
+        sent = [(b"host", host.encode()) for host in hosts] + [(k.encode(), v.encode()) for k, v in more.items()]
+        return rules.refusal_reason(Headers(raw=sent)) is None
+
+    everywhere, here = AllowedHosts(host_names("0.0.0.0")), AllowedHosts(LOOPBACK)
     for host in ("192.0.2.7:4200", "[2001:db8::1]:4200", socket.gethostname(), "localhost:4200"):
-        assert everywhere.refusal_reason([host], []) is None
-    assert everywhere.refusal_reason(["evil.example"], []) and everywhere.refusal_reason([], [])
-    assert AllowedHosts(LOOPBACK).refusal_reason(["192.0.2.7:4200"], []) and AllowedHosts(LOOPBACK).refusal_reason(
-        ["127.0.0.1", "evil.example"], []
-    )
-    assert (
-        AllowedHosts([*LOOPBACK, "board.example"]).refusal_reason(["board.example"], ["https://board.example"]) is None
-    )
+        assert answers(everywhere, host)
+    assert not answers(everywhere, "evil.example") and not answers(everywhere)
+    assert not answers(here, "192.0.2.7:4200") and not answers(here, "127.0.0.1", "evil.example")
+    assert answers(AllowedHosts([*LOOPBACK, "board.example"]), "board.example", origin="https://board.example")
 
 
 FRAMED = {"HTTP_SEC_FETCH_SITE": "cross-site", "HTTP_SEC_FETCH_MODE": "navigate", "HTTP_SEC_FETCH_DEST": "iframe"}
