@@ -425,16 +425,16 @@ def neighbours(
         min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
         overrides: options to change, each key=value, such as runs_dir=/data/runs
     """
-    from pipeline.inference import IndexQuery, query_index
+    from pipeline.inference import query_index
     from pipeline.reporting import plots
     from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "neighbours")
-    question = IndexQuery(space=space, queries=[query for query in queries if query], count=count, min_count=min_count)
-    results = query_index(options, question)
+    asked = [query for query in queries if query]
+    results = query_index(options, space=space, queries=asked, count=count, min_count=min_count)
     folder = RunFolder.from_options(options)
     meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
-    nothing = "" if question.queries else "no query was given, so these are frequent chunks; "
+    nothing = "" if asked else "no query was given, so these are frequent chunks; "
     about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     notes: list[dict[str, Any]] = [{} for _ in results]
     if space == "chunks":

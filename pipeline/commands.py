@@ -306,7 +306,7 @@ def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.inference import IndexQuery, query_index
+    from pipeline.inference import query_index
 
     for name in ("count", "min_count"):
         if (value := getattr(arguments, name)) is not None and value < 1:
@@ -331,14 +331,14 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         )
     found = query_index(
         options,
-        IndexQuery(
-            space="contexts" if words["context"] else "predictions" if words["after"] else "chunks",
-            queries=words["queries"] or words["context"] or words["after"],
-            **{name: words[name] for name in ("like", "minus", "plus")},
-            count=arguments.count,
-            min_count=arguments.min_count,
-            refresh=arguments.refresh,
-        ),
+        space="contexts" if words["context"] else "predictions" if words["after"] else "chunks",
+        queries=words["queries"] or words["context"] or words["after"],
+        like=words["like"],
+        minus=words["minus"],
+        plus=words["plus"],
+        count=arguments.count,
+        min_count=arguments.min_count,
+        refresh=arguments.refresh,
     )
     if arguments.csv:
         return CommandResult(found.csv(), None)

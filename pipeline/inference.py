@@ -3,7 +3,7 @@
 import logging
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -147,11 +147,22 @@ def format_predictions(predictions: "list[NextChunks]") -> str:
     return "\n".join(lines)
 
 
-@dataclass(kw_only=True)
-class IndexQuery:
-    """Query to an index.
+def query_index(
+    options: Options,
+    *,
+    space: Literal["chunks", "contexts", "predictions"] = "chunks",
+    queries: Sequence[str | bytes] = (),
+    like: Sequence[str | bytes] = (),
+    minus: Sequence[str | bytes] = (),
+    plus: Sequence[str | bytes] = (),
+    count: int | None = None,
+    min_count: int | None = None,
+    refresh: bool = False,
+) -> SearchResults:
+    """Answer a query. Chunks of the corpus are looked up in the index; the model is opened only for other queries.
 
-    Attributes:
+    Args:
+        options: options of the run.
         space: `chunks` finds chunks similar to a query. `contexts` finds positions similar to the end of a text.
             `predictions` finds chunks similar to those that the model expects after a text.
         queries: chunks or texts. If there are none, `chunks` uses frequent chunks of the corpus.
@@ -161,32 +172,18 @@ class IndexQuery:
         count: neighbours of each query; None: eight, or as many as there are.
         min_count: minimum count of a chunk in the results; None: the threshold of known chunks.
         refresh: build the index first if it is missing, damaged or of another checkpoint.
-    """
-
-    space: Literal["chunks", "contexts", "predictions"] = "chunks"
-    queries: Sequence[str | bytes] = ()
-    like: Sequence[str | bytes] = ()
-    minus: Sequence[str | bytes] = ()
-    plus: Sequence[str | bytes] = ()
-    count: int | None = None
-    min_count: int | None = None
-    refresh: bool = False
-
-
-def query_index(options: Options, query: IndexQuery) -> SearchResults:
-    """Answer a query. Chunks of the corpus are looked up in the index; the model is opened only for other queries.
 
     Raises:
         ConfigError: the model has no such space, or the query is invalid.
         FileNotFoundError: the run has no such index yet.
         ValueError: a query is invalid, or the index is damaged or of another checkpoint.
     """
-    if query.space != "contexts":
+    if space != "contexts":
         check_chunks(options)
-    elif query.min_count is not None:
+    elif min_count is not None:
         raise ConfigError("`--min-count` applies to chunks only")
-    if query.space != "chunks" and not query.queries:
-        raise ConfigError(f"{query.space} are searched by texts. Give a text to search for")
+    if space != "chunks" and not queries:
+        raise ConfigError(f"{space} are searched by texts. Give a text to search for")
     folder = RunFolder.from_options(options)
     folder.check_unchanged(options)
 
@@ -197,17 +194,17 @@ def query_index(options: Options, query: IndexQuery) -> SearchResults:
 
     stage = options.evaluate.stage
     probe = Probe(folder, folder.select_checkpoint(stage).digest if stage else None, open_model)
-    if query.refresh:
+    if refresh:
         try:
-            _ = probe.places if query.space == "contexts" else probe.index
+            _ = probe.places if space == "contexts" else probe.index
         except (FileNotFoundError, ValueError) as error:
             from pipeline.run.index.build import build_index
 
             log.info("`--refresh`: %s", error)
-            build_index(replace(options, index=replace(options.index, space=query.space)))
-    if query.like or query.minus or query.plus:
-        return probe.analogy(query.like, query.minus, query.plus, query.count, query.min_count)
-    if query.space == "contexts":
-        return probe.contexts(*query.queries, count=query.count)
-    find = probe.expected if query.space == "predictions" else probe.neighbours
-    return find(*query.queries, count=query.count, min_count=query.min_count)
+            build_index(replace(options, index=replace(options.index, space=space)))
+    if like or minus or plus:
+        return probe.analogy(like, minus, plus, count, min_count)
+    if space == "contexts":
+        return probe.contexts(*queries, count=count)
+    find = probe.expected if space == "predictions" else probe.neighbours
+    return find(*queries, count=count, min_count=min_count)

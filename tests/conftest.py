@@ -78,9 +78,9 @@ def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
 
 def find_neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Any:
     """The answers of `haed neighbours` to chunks."""
-    from pipeline.inference import IndexQuery, query_index
+    from pipeline.inference import query_index
 
-    return query_index(options, IndexQuery(queries=queries, count=count))
+    return query_index(options, queries=queries, count=count)
 
 
 def of_kind(kind: str, words: list[str]) -> list[str]:
