@@ -9,8 +9,6 @@ component hides no difference. It is also searched by the plain cosine.
 """
 
 import logging
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -31,8 +29,6 @@ MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
 )
 _SENTENCE, _EPOCHS, _WINDOW = 1000, 5, 2
 
-Near = Callable[[np.ndarray], np.ndarray]  # words (Q,): the nearest others of each (Q, 10)
-
 
 def index_words(chunks: list[bytes]) -> dict[str, int]:
     """Map each word to the row of its most frequent form; `chunks` are sorted from frequent to rare."""
@@ -43,40 +39,32 @@ def index_words(chunks: list[bytes]) -> dict[str, int]:
     return rows
 
 
-def neighbour_finders(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dict[str, Near]:
-    """Return a neighbour search for each system: by cosine in its space (W, E), and by edit distance for spelling."""
-
-    def spelled(rows: np.ndarray) -> np.ndarray:
-        likeness = spelling_similarity(chunks, rows)
-        likeness[np.arange(len(rows)), rows] = -1
-        return np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
-
-    by_cosine: dict[str, Near] = {name: partial(find_nearest, vectors, count=AT) for name, vectors in spaces.items()}
-    return by_cosine | {SPELLED: spelled}
-
-
-def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:
-    """Measure the precision@10 of each set for each system.
+def measure_precision(words: list[str], chunks: list[bytes], spaces: dict[str, np.ndarray]) -> Intrinsic | None:
+    """Measure the precision@10 of each set for each system, and for spelling.
 
     Sets for text are used only if the corpus has at least half of their words. The same holds for sets for code.
 
     Args:
-        places: position of each word in the spaces of the systems.
-        near: neighbour search of each system.
+        words: W words of the corpus.
+        chunks: the chunk that stands for each word, by whose spelling it is searched.
+        spaces: vectors (W, E) of the words by system, searched by cosine.
 
     Returns:
         The results, or None if no set is frequent enough or there are too few words for 10 neighbours.
     """
-    size = len(places)
+    size, places = len(words), {word: place for place, word in enumerate(words)}
     if size <= AT + 1:
         return None
     chosen, left_out = _select_sets(places)
-    words = {word for each in chosen for member in each.members for word in member}
-    queries = np.array(sorted(places[word] for word in words if word in places), int)
+    members = {word for each in chosen for member in each.members for word in member}
+    queries = np.array(sorted(places[word] for word in members if word in places), int)
     if not len(queries):
         return None
-    lists = {name: find(queries) for name, find in near.items()}
-    checks = [_check_set(each, places, lambda rows: np.searchsorted(queries, rows), lists, size) for each in chosen]
+    lists = {name: find_nearest(vectors, queries, AT) for name, vectors in spaces.items()}
+    likeness = spelling_similarity(chunks, queries)
+    likeness[np.arange(len(queries)), queries] = -1
+    lists[SPELLED] = np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
+    checks = [_check_set(each, places, queries, lists) for each in chosen]
     used_alike = [check for check in checks if check.use]
     others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]
     difference = {
@@ -115,27 +103,19 @@ def _known_members(each: WordSet, places: dict[str, int]) -> list[tuple[str, ...
     return [member for member in each.members if all(word in places for word in member)]
 
 
-def _check_set(
-    each: WordSet,
-    places: dict[str, int],
-    line: Callable[[np.ndarray], np.ndarray],
-    lists: dict[str, np.ndarray],
-    size: int,
-) -> Check:
-    """Check one set; `line` maps query rows to their lines in the neighbour lists."""
-    present = _known_members(each, places)
+def _check_set(each: WordSet, places: dict[str, int], queries: np.ndarray, lists: dict[str, np.ndarray]) -> Check:
+    """Check one set by the neighbours (Q, 10) of some words (Q,), which are sorted and contain the set's, by system."""
+    present, size = _known_members(each, places), len(places)
     rows = np.array([[places[word] for word in member] for member in present], int)
     if each.pairs:
-        queries, others = np.concatenate([rows, rows[:, ::-1]]).T
-        precision = {
-            name: float((near[line(queries)] == others[:, None]).any(1).mean()) for name, near in lists.items()
-        }
+        members, others = np.concatenate([rows, rows[:, ::-1]]).T
+        lines = np.searchsorted(queries, members)
+        precision = {name: float((near[lines] == others[:, None]).any(1).mean()) for name, near in lists.items()}
         precision[CHANCE] = AT / (size - 1)
     else:
         members, most = rows[:, 0], min(AT, len(rows) - 1)
-        precision = {
-            name: float(np.isin(near[line(members)], members).sum(1).mean() / most) for name, near in lists.items()
-        }
+        lines = np.searchsorted(queries, members)
+        precision = {name: float(np.isin(near[lines], members).sum(1).mean() / most) for name, near in lists.items()}
         precision[CHANCE] = AT * (len(members) - 1) / (size - 1) / most
     missing = ["/".join(member) for member in each.members if member not in present]
     return Check(each.name, each.of, not each.spelled, each.pairs, len(present), len(each.members), missing, precision)

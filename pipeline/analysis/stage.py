@@ -119,8 +119,7 @@ def _run_intrinsic_checks(
             notes.append("the skip-gram is left out because gensim is not installed. Run pip install 'haed[baselines]'")
         else:
             spaces[checks.SKIP_GRAM] = learned[rows]
-    places = {word: place for place, word in enumerate(words)}
-    result = checks.measure_precision(places, checks.neighbour_finders([dataset.chunks[row] for row in rows], spaces))
+    result = checks.measure_precision(list(words), [dataset.chunks[row] for row in rows], spaces)
     if result is None:
         notes.append("intrinsic checks are left out: too few of their words are frequent in the corpus")
     else:

@@ -44,10 +44,8 @@ def test_who_knows_the_kinds_finds_them_and_chance_is_chance() -> None:
     knowing, knowing_nothing = (0.01 * chance.normal(size=(len(words), 40)) for _ in range(2))
     for (word,) in months.members:
         knowing[places[word], 0] = 1
-    near = checks.neighbour_finders(
-        [word.encode() for word in words], {checks.MODEL: knowing, "noise": knowing_nothing}
-    )
-    found = checks.measure_precision(places, near)
+    chunks, spaces = [word.encode() for word in words], {checks.MODEL: knowing, "noise": knowing_nothing}
+    found = checks.measure_precision(words, chunks, spaces)
     assert found is not None and found.words == len(words)
     check = {each.name: each for each in found.checks}["months"]
     assert check.precision[checks.MODEL] == 1 and check.found == 12 and not check.missing
@@ -56,7 +54,7 @@ def test_who_knows_the_kinds_finds_them_and_chance_is_chance() -> None:
     assert not spelled.use and spelled.pairs and spelled.precision[checks.SPELLED] > 0.9
     assert any(each.startswith("all for code") for each in found.left_out)
     assert set(found.difference) == {"noise", checks.SPELLED, checks.CHANCE}
-    assert checks.measure_precision({"a": 0, "b": 1}, near) is None
+    assert checks.measure_precision(words[:2], chunks[:2], {}) is None
 
 
 def test_the_verdict_is_by_students_t() -> None:
