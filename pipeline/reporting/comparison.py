@@ -71,17 +71,17 @@ class Row:
     steps: int
     seconds: float
     flops: float
-    validation: float | None
-    validation_error: float | None
-    evaluation: float | None
-    unit: str | None
-    decoder: float | None
-    unknown: float | None
-    likelihood: str | None
-    split: str | None
-    stage: str | None
-    corpus: str | None
-    text: str | None
+    validation: float | None = None
+    validation_error: float | None = None
+    evaluation: float | None = None
+    unit: str | None = None
+    decoder: float | None = None
+    unknown: float | None = None
+    likelihood: str | None = None
+    split: str | None = None
+    stage: str | None = None
+    corpus: str | None = None
+    text: str | None = None
     remembering: float | None = None
     fallback: str | None = None
     stale: bool = False
@@ -259,7 +259,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     present = folder.select_checkpoint() if folder.is_trained() else None
     if present is not None:
         folder.check_unchanged(of=present)  # a process reads the options of a run only once
-    evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(CorpusRecord, folder, CORPUS)
+    corpus = _read_if(CorpusRecord, folder, CORPUS)
     row = Row(
         run=name,
         phases=list(metrics),
@@ -269,22 +269,19 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
         flops=totals["flops"],
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
-        evaluation=evaluation.alone.value if evaluation else None,
-        remembering=evaluation.headline.value if evaluation and evaluation.remembered else None,
-        unit=evaluation.headline.unit if evaluation else None,
-        decoder=evaluation.decoder_metric if evaluation else None,
-        unknown=evaluation.parts.unknown_share if evaluation and evaluation.parts else None,
-        likelihood=evaluation.likelihood if evaluation else None,
-        split=evaluation.split if evaluation else None,
-        stage=evaluation.stage if evaluation else None,
-        corpus=remembered.digest if remembered else None,
-        text=evaluation.text if evaluation else None,
+        corpus=corpus.digest if corpus else None,
         fallback=present.fallback if present else None,
     )
-    if evaluation and present is not None:
-        windows = (evaluation.stride / evaluation.context, evaluation.context / options.batch.context)
-        row.scoring = (*windows, evaluation.precision)
-        row.stale = evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
+    if evaluation := _read_if(Evaluation, folder, "evaluation.json"):
+        row.split, row.stage, row.text = evaluation.split, evaluation.stage, evaluation.text
+        row.evaluation, row.unit = evaluation.alone.value, evaluation.headline.unit
+        row.remembering = evaluation.headline.value if evaluation.remembered else None
+        row.likelihood, row.decoder = evaluation.likelihood, evaluation.decoder_metric
+        row.unknown = evaluation.parts.unknown_share if evaluation.parts else None
+        if present is not None:
+            windows = (evaluation.stride / evaluation.context, evaluation.context / options.batch.context)
+            row.scoring = (*windows, evaluation.precision)
+            row.stale = evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
     return row, points
 
 

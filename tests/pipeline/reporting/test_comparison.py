@@ -212,10 +212,7 @@ def test_no_run_wins_by_nothing(two: tuple[Options, Options]) -> None:
 def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected: str) -> None:
     """By steps, if these do the same work, else by what limited them all."""
     one, other = (load_options("quickstart", ["train.seconds=1000"]) for _ in range(2))
-    rows = [
-        Row(name, ["train"], None, 10, 1000, 1e9, None, None, None, None, None, None, None, None, None, "c", "t")
-        for name in ("one", "other")
-    ]
+    rows = [Row(name, ["train"], None, 10, 1000, 1e9, corpus="c", text="t") for name in ("one", "other")]
     rows[1] = replace(rows[1], **spent)
     set_option(other, changed, get_option(other, changed) + 1)
     options = {"one": one, "other": other}
