@@ -1,14 +1,12 @@
 """Questions that nobody waits for any more: real clients of a real server that ask and leave, and servers that end."""
 
 import asyncio
-import inspect
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from pipeline.web.explore import PageServer
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
 from pipeline.web.model_cache import MOST_WAITING, ModelCache
 from pipeline.web.runs import ServedRuns
+from tests.flows.api import until
 
 SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
 SECONDS = 240  # of a machine that is busy with others
@@ -87,31 +86,11 @@ class Serving:
     def close(self) -> None:
         self.held.set()
         self.server.should_exit = True
-        ended(self.thread)
+        wait_for(lambda: not self.thread.is_alive())
 
 
 def wait_for(found: Callable[[], Any]) -> None:
-    """Waits until something is so.
-
-    Raises:
-        TimeoutError: it has not become so in `SECONDS`.
-    """
-    end = time.monotonic() + SECONDS
-    while not found():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not so after {SECONDS} seconds: {inspect.getsource(found).strip()}")
-        time.sleep(0.01)
-
-
-def ended(thread: threading.Thread) -> None:
-    """Waits for the end of a thread.
-
-    Raises:
-        TimeoutError: it goes on for `SECONDS`.
-    """
-    thread.join(SECONDS)
-    if thread.is_alive():
-        raise TimeoutError(f"{thread.name} has not ended after {SECONDS} seconds")
+    until(SECONDS, found, 0.01)
 
 
 @pytest.fixture
@@ -162,7 +141,7 @@ def test_questions_that_wait_are_told_that_the_server_ends(serving: Serving) -> 
         wait_for(lambda: serving.warm.waiting == 6)
         assert not serving.warm.close(0.05)  # the held one goes on
         serving.server.should_exit = True
-        ended(serving.thread)  # though the held one still is
+        wait_for(lambda: not serving.thread.is_alive())  # though the held one still is
     answers = [each.result() for each in asked]
     assert [status for status, _ in answers] == [503] * 5 and "the server is stopping" in answers[0][1]["error"]
     assert serving.warm.begun == 1

@@ -197,20 +197,6 @@ def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site,
     assert [each() for each in gone] == [None]
 
 
-def test_a_query_of_several_chunks_and_passages_say_what_was_asked(site: Site, run: Path) -> None:
-    assert "--space contexts" in site.ask("passages?prompt=import+", 409)["error"]
-    found = site.ask("neighbours?query=for+i+in+range(n)")
-    assert "17 bytes" in found["warnings"][0]
-    assert {"text": "for ", "hex": "666f7220"} in found["value"]["asked"][0]["pieces"]
-    assert "17 bytes" in site.get("/runs/run/neighbours?query=for+i+in+range(n)").text
-    assert site.ask("neighbours?query=for␣")["warnings"] == []
-
-    assert main(["index", str(run), "--space", "contexts", "threads=1"]) == 0
-    places = site.ask("passages?prompt=import+&count=3")["value"]["neighbours"]
-    assert len(places) == 3 and places[0]["name"].endswith(".py")
-    assert places[0]["name"] in site.get("/runs/run/passages?prompt=import+").text
-
-
 ELSEWHERE = [
     "/runs/../",
     "/runs/%2e%2e/",
@@ -302,20 +288,6 @@ def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
         assert site.client.request(method, "/runs/run/").status_code == 405
 
 
-@pytest.mark.parametrize(
-    ("question", "said"),
-    [
-        ("neighbours?query=a&count=many", "count=many"),
-        (f"neighbours?{'query=a&' * 17}", "17 chunks were given. Ask for at most 16"),
-        (f"score?prompt={'a' * 4001}", "prompt"),
-        ("samples?prompt=a&samples=16&chunks=500", "at most 2,000"),
-    ],
-)
-def test_questions_have_bounds(question: str, said: str, site: Site) -> None:
-    assert said in site.ask(question, 400)["error"]
-    assert 'role="alert"' in site.get(f"/runs/run/{question}", 400).text
-
-
 def test_whoever_asks_from_another_site_is_refused(site: Site) -> None:
     site.get("/runs/", 403, Origin="https://evil.example")
     site.get("/runs/", 403, Host="evil.example")
@@ -380,6 +352,9 @@ def test_neighbours_of_colours_are_drawn(pictures: Options) -> None:
     assert f"hex={chunk}" in site.get(f"/runs/pictures/neighbours?hex={found['hex']}&count=2").text
     found = site.get(f"/runs/pictures/neighbours?hex={chunk}&count=1&format=json").json()["value"]["asked"][0]
     assert found["hex"] == chunk
-    assert "samples.png" in site.get("/runs/pictures/samples?prompt=", 400).text
-    assert "haed evaluate" in site.get("/runs/pictures/score?prompt=", 400).text
+    beside = site.beside_prefect()
+    for tool, said, flow in (("samples", "samples.png", "sample"), ("score", "haed evaluate", "evaluate")):
+        assert said in site.get(f"/runs/pictures/{tool}?prompt=", 400).text
+        page = beside.get(f"/runs/pictures/{tool}?prompt=").text
+        assert f"/runs/pictures/form/{flow}" in page and "haed " not in page
     assert "all others" in site.get("/runs/pictures/next?prompt=").text

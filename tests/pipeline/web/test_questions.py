@@ -12,7 +12,6 @@ import pytest
 
 from data.filesystem import read_json
 from pipeline.cli import main
-from pipeline.config import Options
 from pipeline.console import unescape_query
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.run_directory import RunFolder
@@ -52,12 +51,14 @@ def test_what_is_typed_is_completed_as_it_was_typed(asked: Site) -> None:
     assert complete("") == complete("\0") == complete("x" * 500) == []
 
 
-def test_the_chance_level_stands_beside_scores(asked: Site, whole: Path) -> None:
+def test_passages_are_places_and_the_chance_level_stands_beside_scores(asked: Site, whole: Path) -> None:
     chance = asked.ask("neighbours?query=a")["value"]["chance"]
     assert chance == read_json(whole / "runs" / "run" / "index" / "chunks" / "meta.json")["chance"]
     assert chance["mean"] < chance["rare"] and f"beyond {chance['rare']:.3f}" in asked.get("/runs/run/neighbours").text
-    places = asked.ask("passages?prompt=import")["value"]
-    page = asked.get("/runs/run/passages?prompt=import").text
+    places = asked.ask("passages?prompt=import&count=3")["value"]
+    assert len(places["neighbours"]) == 3 and places["neighbours"][0]["name"].endswith(".py")
+    page = asked.get("/runs/run/passages?prompt=import&count=3").text
+    assert places["neighbours"][0]["name"] in page
     assert f"by chance {places['chance']['mean']:.3f}" in page and "two random places" in page
 
 
@@ -72,8 +73,12 @@ def test_a_text_beyond_the_window_says_from_where_it_is_read(page: str, asked: S
 
 
 def test_a_query_longer_than_a_chunk_says_so_once_without_flags(asked: Site) -> None:
+    found = asked.ask("neighbours?query=for+i+in+range(n)")
+    assert "17 bytes" in found["warnings"][0]
+    assert {"text": "for ", "hex": "666f7220"} in found["value"]["asked"][0]["pieces"]
     page = asked.get("/runs/run/neighbours?query=for+i+in+range(n)").text
     assert page.count("the first of its") == 1 and "--" not in page.replace("<!--", "")
+    assert asked.ask("neighbours?query=for␣")["warnings"] == []
 
 
 @pytest.mark.parametrize(("page", "least"), [("next?count=2", 2), ("passages?count=2", 2), ("samples?chunks=2", 2)])
@@ -95,6 +100,7 @@ LINES = urlencode({"prompt": "\n".join("abcdefghijklmnopq"), "lines": "on"})
         ("neighbours?hex=6g", "hex=6g: this is no chunk in hexadecimal. Give pairs of digits, such as 6465662a"),
         ("neighbours?hex=656", "Give pairs of digits"),
         ("neighbours?hex=65%E2%80%8366", "Give pairs of digits"),
+        ("neighbours?" + "query=a&" * 17, "17 chunks were given. Ask for at most 16"),
         (f"next?{LINES}", "17 lines were given. Ask at most 16 at once"),
         (f"samples?{LINES}", "17 lines were given"),
         ("samples?prompt=a&samples=16&chunks=126", "prompts × samples × chunks is 2,016. A page draws at most 2,000"),
@@ -126,14 +132,6 @@ def test_a_missing_index_leads_to_the_form_that_builds_it(run: Path) -> None:
     )
     page = served.get("/runs/run/neighbours?query=a").text
     assert 'href="/runs/run/form/index"' in page and "haed index" not in page
-
-
-def test_models_of_pictures_lead_to_forms(pictures: Options) -> None:
-    run = Path(pictures.runs_dir) / "pictures"
-    served = Site(run.parent).beside_prefect()
-    for tool, flow in (("score", "evaluate"), ("samples", "sample"), ("neighbours", "index")):
-        page = served.get(f"/runs/pictures/{tool}?prompt=").text
-        assert f"/runs/pictures/form/{flow}" in page and "haed " not in page
 
 
 def wait_for_map(site: Site) -> str:
