@@ -10,7 +10,7 @@ Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E d
 
 import numpy as np
 
-from pipeline.analysis.geometry import normalise_rows, spearman_correlation
+from pipeline.analysis.geometry import highest_columns, normalise_rows, spearman_correlation
 from pipeline.run.analysis_results import Agreement, Classes, Example, SimilarityStatistics
 
 MOST = 64  # bytes of a chunk that are compared: bits of a word
@@ -154,8 +154,8 @@ def measure_agreement(
     cosine = units[sampled] @ units.T
     kinds = {"use": likely[sampled] @ likely.T, "spelling": spelling_similarity(chunks, sampled, pixels)}
     is_self = sampled[:, None] == np.arange(among)
-    near = _highest_columns(cosine, is_self, count)
-    lists = {name: _highest_columns(kind, is_self, count) for name, kind in kinds.items()}
+    near = highest_columns(cosine, is_self, count)
+    lists = {name: highest_columns(kind, is_self, count) for name, kind in kinds.items()}
     edges = np.unique(np.quantile(cosine[~is_self], np.linspace(0, 1, _BINS + 1)))
     bins = np.clip(np.searchsorted(edges, cosine[~is_self], "right") - 1, 0, max(len(edges) - 2, 0))
     statistics = {}
@@ -191,11 +191,6 @@ def measure_agreement(
         cosines=edges[:-1].tolist(),
         examples=examples,
     )
-
-
-def _highest_columns(values: np.ndarray, is_self: np.ndarray, count: int) -> np.ndarray:
-    """Return the columns (Q, count) of the highest values (Q, n) of each row except its own; ties go by frequency."""
-    return np.argsort(np.where(is_self, np.inf, -values), axis=1, kind="stable")[:, :count]
 
 
 def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, int]:

@@ -81,6 +81,11 @@ def _drop_self(neighbours: np.ndarray, rows: np.ndarray, count: int) -> np.ndarr
     return neighbours[~is_self].reshape(len(rows), count)
 
 
+def highest_columns(values: np.ndarray, excluded: np.ndarray, count: int) -> np.ndarray:
+    """Return the columns (Q, count) of each row's highest values (Q, n), none of them excluded (Q, n); ties go by column."""
+    return np.argsort(np.where(excluded, np.inf, -values), axis=1, kind="stable")[:, :count]
+
+
 def cluster_directions(vectors: np.ndarray, number: int, seed: int) -> np.ndarray:
     """Return the cluster (n,) of each embedding by spherical k-means (Dhillon & Modha 2001) with FAISS."""
     import faiss

@@ -13,7 +13,7 @@ import logging
 import numpy as np
 
 from pipeline.analysis.distributional import spelling_similarity
-from pipeline.analysis.geometry import find_nearest
+from pipeline.analysis.geometry import find_nearest, highest_columns
 from pipeline.analysis.word_sets import WORD_SETS, WordSet, extract_word
 from pipeline.run.analysis_results import Check, Difference, Intrinsic
 
@@ -61,9 +61,7 @@ def measure_precision(words: list[str], chunks: list[bytes], spaces: dict[str, n
     if not len(queries):
         return None
     lists = {name: find_nearest(vectors, queries, AT) for name, vectors in spaces.items()}
-    likeness = spelling_similarity(chunks, queries)
-    likeness[np.arange(len(queries)), queries] = -1
-    lists[SPELLED] = np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
+    lists[SPELLED] = highest_columns(spelling_similarity(chunks, queries), queries[:, None] == np.arange(size), AT)
     checks = [_check_set(each, places, queries, lists) for each in chosen]
     used_alike = [check for check in checks if check.use]
     others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]

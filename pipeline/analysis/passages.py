@@ -21,7 +21,7 @@ import torch
 
 from haed.base import TokenBatch
 from haed.chunk.model import HAED
-from pipeline.analysis.geometry import normalise_rows
+from pipeline.analysis.geometry import highest_columns, normalise_rows
 from pipeline.console import escape_control_characters
 from pipeline.run.analysis_results import ByLayer, Layer, SimilarPassages
 from pipeline.run.index.queries import PIXELS, display_chunk
@@ -127,7 +127,8 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
             ("document", places.document),
         )
     }
-    near = [_nearest_places(states, queries, elsewhere, count) for states in places.states]
+    units = [normalise_rows(states - states.mean(0)) for states in places.states]
+    near = [highest_columns(each[queries] @ each.T, ~elsewhere, count) for each in units]
     names = [*(f"layer {number}" for number in range(len(near) - 1)), "ŷ"]
     layers = []
     for name, nearest, below in zip(names, near, [None, *near], strict=False):
@@ -154,13 +155,6 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
             for row in shown
         ],
     )
-
-
-def _nearest_places(states: np.ndarray, queries: np.ndarray, elsewhere: np.ndarray, count: int) -> np.ndarray:
-    """Return the places (Q, count) nearest to the queries by the centred cosine, among those in `elsewhere` (Q, P)."""
-    units = normalise_rows(states - states.mean(0))
-    cosines = np.where(elsewhere, units[queries] @ units.T, -np.inf)
-    return np.argsort(-cosines, axis=1, kind="stable")[:, :count]
 
 
 def _number_chunks(chunks: Sequence[bytes]) -> np.ndarray:
