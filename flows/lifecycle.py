@@ -96,10 +96,15 @@ def try_client(failure: str) -> Iterator[SyncPrefectClient]:
         log.debug("%s: %s", failure, error)
 
 
+def _current_run() -> FlowRun | None:
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
 def is_inner() -> bool:
     """Return whether this flow run is a stage of another flow run, whose process it shares."""
-    context = FlowRunContext.get()
-    return bool(context and context.flow_run and context.flow_run.parent_task_run_id)
+    run = _current_run()
+    return run is not None and run.parent_task_run_id is not None
 
 
 def label_flow_run() -> None:
@@ -109,15 +114,15 @@ def label_flow_run() -> None:
     """
     if is_served():
         end_with_parent(serving_process_id())
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or is_inner():
+    run = _current_run()
+    if run is None or is_inner():
         return
     labels: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
     labels[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
     if is_served():
         labels |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
     with try_client("no record of the process") as client:
-        client.update_flow_run_labels(context.flow_run.id, labels)
+        client.update_flow_run_labels(run.id, labels)
 
 
 def is_served() -> bool:
@@ -137,14 +142,14 @@ def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
         runs: names of the runs.
         folder: folder of the run that is trained, to find its last checkpoint if the process is killed.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    current = _current_run()
+    if current is None:
         return
-    tags = list(dict.fromkeys([*context.flow_run.tags, *(f"run:{run}" for run in runs)]))
+    tags = list(dict.fromkeys([*current.tags, *(f"run:{run}" for run in runs)]))
     with try_client("no tags") as client:
-        client.update_flow_run(context.flow_run.id, tags=tags)
+        client.update_flow_run(current.id, tags=tags)
         if folder:
-            client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
+            client.update_flow_run_labels(current.id, {RUN: str(Path(folder).resolve())})
 
 
 def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
@@ -181,7 +186,7 @@ def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
                     dead.append(run)
                 elif is_here and process_start_ticks(labels.get(SERVER, 0)) != labels.get(SERVER_STARTED, ""):
                     saving.append(run)
-        ended = [run.name for run in dead if report_end(client, run, client.read_flow(run.flow_id).name, ENDED)]
+        ended = [run.name for run in dead if report_end(client, run, ENDED)]
     if saving:
         threading.Thread(target=_wait_and_mark_crashed, args=(saving,), daemon=True).start()
     return ended
@@ -216,7 +221,7 @@ def _wait_and_mark_crashed(runs: list[Any]) -> None:
                 is_retried = state is None or state.id != run.state_id and not state.is_cancelling()
                 if state is not None and state.type in UNFINISHED and not is_retried:
                     run.state = state
-                    if report_end(client, run, client.read_flow(run.flow_id).name, ENDED):
+                    if report_end(client, run, ENDED):
                         log.warning("marked as crashed: %s. Retry resumes from its checkpoint", run.name)
                 runs.remove(run)
 
@@ -314,9 +319,7 @@ class FlowRunWatcher:
         self._ended = threading.Event()
         # In the settings of `haed run`, which name its server; without them Prefect would start another one.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._poll_server,), daemon=True)
-        self.stopped: tuple[UUID, State | None] | None = (
-            None  # the run, and its state, which is None once it is deleted
-        )
+        self.stopped: tuple[UUID, State | None] | None = None  # the run, and its state; none if it was deleted
 
     def __enter__(self) -> "FlowRunWatcher":
         self._thread.start()
@@ -390,11 +393,10 @@ def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, S
     return {run.id: run.state for run in _read_all_flow_runs(client, flow_run_filter=selected) if run.state is not None}
 
 
-def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | None) -> None:
+def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None) -> None:
     """Report how a flow run ended whose process has ended without doing so: in its state and in its log.
 
     Args:
-        flow: name of the flow.
         id: the flow run.
         status: exit status of the process; negative: the signal that ended it.
         cancel_seconds: seconds after which the process was killed, as it had not ended after Cancel; None: it was not.
@@ -409,10 +411,10 @@ def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | No
             how = "cancelled"
         else:
             how = f"its process {'was killed' if status < 0 else f'ended with status {status}'}"
-        report_end(client, run, flow, how)
+        report_end(client, run, how)
 
 
-def report_end(client: Any, run: FlowRun, flow: str, how: str) -> bool:
+def report_end(client: Any, run: FlowRun, how: str) -> bool:
     """Report, in the state and the log of a flow run, how it ended and what was saved.
 
     Returns:
@@ -421,7 +423,7 @@ def report_end(client: Any, run: FlowRun, flow: str, how: str) -> bool:
     kept = " before the flow began"
     if PROCESS in run.labels:
         try:
-            kept = f": {describe_saved_progress(flow, run.labels)}"
+            kept = f": {describe_saved_progress(client.read_flow(run.flow_id).name, run.labels)}"
         except (OSError, ValueError) as error:  # the end is reported all the same
             kept = f". What it saved cannot be read: {error}"
     is_cancelled = run.state is not None and run.state.is_cancelling()
@@ -531,14 +533,14 @@ def _finish_stopped_run(error: TerminationSignal) -> None:
     saved = str(error.__cause__ or "stopped")
     message = f"{saved}; Retry {'resumes from there' if saved.startswith('saved') else 'does the rest'}"
     log.info("%s", message)
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    run = _current_run()
+    if run is None:
         return
     with try_client("the state of a stopped run could not be set") as client:
-        outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(context.flow_run.id))).state
+        outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(run.id))).state
         is_cancelled = outer is not None and (outer.is_cancelling() or outer.is_cancelled())
         last: State[Any] = Cancelled(message=message) if is_cancelled else Crashed(message=message)
-        context.flow_run.state = client.set_flow_run_state(context.flow_run.id, last, force=True).state
+        run.state = client.set_flow_run_state(run.id, last, force=True).state
     with suppress(Exception):
         APILogWorker.drain_all(timeout=5)  # the signal comes again, and ends the process
 

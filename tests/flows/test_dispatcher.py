@@ -38,10 +38,10 @@ def start_deaf_process() -> "subprocess.Popen[bytes]":
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float | None]]:
-    """Flow, exit status and seconds after Cancel of the runs that were reported."""
-    calls: list[tuple[str, int, float | None]] = []
-    monkeypatch.setattr(dispatcher, "settle_flow_run", lambda flow, id, *how: calls.append((flow, *how)))
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float | None]]:
+    """Exit status and seconds after Cancel of the runs that were reported."""
+    calls: list[tuple[int, float | None]] = []
+    monkeypatch.setattr(dispatcher, "settle_flow_run", lambda id, *how: calls.append(how))
     return calls
 
 
@@ -101,7 +101,7 @@ def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_cha
 
 
 def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[str, int, float | None]]
+    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[int, float | None]]
 ) -> None:
     monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.5)
     made, states = FlowDispatcher(DEPLOYMENTS, StopSignal()), {}
@@ -116,19 +116,19 @@ def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
     while len(settled) < 2:
         made._settle_ended()
         time.sleep(0.05)
-    assert settled == [("sample", -signal.SIGTERM, None), ("train", -signal.SIGKILL, 0.5)]
+    assert settled == [(-signal.SIGTERM, None), (-signal.SIGKILL, 0.5)]
     (left,) = made._running.values()
     assert left.flow == "index" and left.process.poll() is None
-    assert made._end_all() == 0 and settled[2:] == [("index", -signal.SIGTERM, None)] and not made._running
+    assert made._end_all() == 0 and settled[2:] == [(-signal.SIGTERM, None)] and not made._running
 
 
 def test_a_flow_that_does_not_end_is_killed_and_counted(
-    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[str, int, float | None]]
+    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[int, float | None]]
 ) -> None:
     monkeypatch.setattr(dispatcher, "PATIENCE_SECONDS", 0.3)
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     made._running[uuid4()] = FlowProcess("train", start_deaf_process())
-    assert made._end_all() == 1 and settled == [("train", -signal.SIGKILL, None)]
+    assert made._end_all() == 1 and settled == [(-signal.SIGKILL, None)]
 
 
 def test_an_end_that_the_server_did_not_take_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
