@@ -1,4 +1,4 @@
-"""Artifacts of flow runs: texts, tables and links, and progress artifacts of training and sharding.
+"""Artifacts of flow runs: texts and tables, and progress artifacts of training and sharding.
 
 The UI renders descriptions as Markdown, so descriptions are escaped here. A separate thread sends the updates of a
 progress artifact, so that training never waits for the server and continues without one.
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from prefect.artifacts import (
-    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -55,11 +54,6 @@ def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None
         for row in rows
     ]
     create_table_artifact(shown, key, _join_paragraphs(about))
-
-
-def post_link(address: str, text: str, key: str, *about: str) -> None:
-    """Post a link to one of our addresses; see `post_markdown`."""
-    create_link_artifact(address, text, key=key, description=_join_paragraphs(about))
 
 
 def _join_paragraphs(about: Sequence[str]) -> str:

@@ -26,7 +26,6 @@ from flows.artifacts import (
     PipelineArtifact,
     ShardingStatus,
     artifact_key,
-    post_link,
     post_markdown,
     post_table,
     run_artifact_key,
@@ -116,12 +115,6 @@ def show_places(options: Options) -> None:
         lines.append(f"[Page of the run]({page}): state, curves, downloads, and queries to the model")
     if link := tensorboard_url(options.name):
         lines.append(f"Curves during training: [TensorBoard of this run]({link})")
-        post_link(
-            link,
-            "TensorBoard of this run",
-            run_artifact_key("tensorboard", options),
-            f"curves of {options.name}",
-        )
     post_markdown("\n\n".join(lines), run_artifact_key("places", options), f"{options.name}: links")
 
 

@@ -108,7 +108,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         told = person.kept(run)
         assert " bits/char, test, finetune step 4; pretrain has taken 6 steps" in told["state"]["message"]
         assert "run:seen" in told["tags"]
-        assert {"live-seen", "report-seen", "places-seen", "tensorboard-seen"} <= told["keys"]
+        assert {"live-seen", "report-seen", "places-seen"} <= told["keys"]
         stages = ("shard: ", "pretrain step 3: validation bits/token ", "pretrain: 6 steps", "evaluate: ", "index: ")
         assert all(any(line.startswith(stage) for line in told["lines"]) for stage in stages)
         page.get_by_text("pretrain step 3: validation").first.wait_for()
