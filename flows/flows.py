@@ -572,6 +572,8 @@ class StageLog:
         self._phases = phases_to_train(options)
         index = ["index"] if SYSTEMS[kind].chunks else []
         self._names = ["shard", *self._phases, "evaluate", *index, "sample", "report"]
+        stages = len(self._names)
+        self._titles = {name: f"stage {number} of {stages}: {name}" for number, name in enumerate(self._names, 1)}
         log.info("%s", self.describe_plan())
 
     def describe_plan(self) -> str:
@@ -587,18 +589,15 @@ class StageLog:
     @contextmanager
     def begin_stage(self, name: str) -> Iterator[None]:
         """Log the start of a stage and, at its end, its duration."""
-        number = self._names.index(name) + 1
         expected = f", {format_budget(getattr(self._options, name))} of training" if name in self._phases else ""
-        log.info("stage %d of %d: %s%s", number, len(self._names), name, expected)
+        log.info("%s%s", self._titles[name], expected)
         began = time.monotonic()
         yield
-        log.info(
-            "stage %d of %d: %s took %s", number, len(self._names), name, format_duration(time.monotonic() - began)
-        )
+        log.info("%s took %s", self._titles[name], format_duration(time.monotonic() - began))
 
     def skip_stage(self, name: str) -> None:
         """Log that a stage was finished before."""
-        log.info("stage %d of %d: %s, already done", self._names.index(name) + 1, len(self._names), name)
+        log.info("%s, already done", self._titles[name])
 
 
 def format_budget(limits: PhaseOptions) -> str:
