@@ -86,12 +86,9 @@ class RunReport:
         analysis: content of analysis.json, or None if there is none of the present checkpoint.
         pictures: PNG files that exist, by their name in the run's folder.
         checkpoints: the checkpoints of all phases.
-        configured: the configuration, or None if it cannot be read.
+        options: every option by dotted key; empty if the configuration cannot be read.
         environment: text of environment.json, empty if there is none.
-        corpus: description of the corpus; empty if the configuration cannot be read.
         parameters: number of parameters of the checkpoint, or None if it cannot be read.
-        seed: the option `seed`, or None if the configuration cannot be read.
-        is_pixels: whether chunks are pixels.
     """
 
     name: str
@@ -105,12 +102,9 @@ class RunReport:
     analysis: Analysis | None = None
     pictures: dict[str, Path] = field(default_factory=dict)
     checkpoints: list["CheckpointInfo"] = field(default_factory=list)
-    configured: "ConfigurationSummary | None" = None
+    options: dict[str, Any] = field(default_factory=dict)
     environment: str = ""
-    corpus: str = ""
     parameters: int | None = None
-    seed: int | None = None
-    is_pixels: bool = False
 
     @property
     def training(self) -> str:
@@ -122,13 +116,14 @@ class RunReport:
         return ", ".join(parts) or "not trained yet"
 
     @property
-    def corpus_summary(self) -> str:
+    def corpus(self) -> str:
         """Return the corpus with the size of its train split; empty if the configuration cannot be read."""
-        if not self.corpus or self.statistics is None:
-            return self.corpus
+        source = " ".join(self.options[key] for key in ("source.kind", "source.path") if self.options.get(key))
+        if not source or self.statistics is None:
+            return source
         tokens = sum(length * count for length, count in enumerate(self.statistics.chunk_lengths))
         documents = sum(self.statistics.tokens_per_document.documents_from.values())
-        return f"{self.corpus} ({tokens:,} tokens in {documents:,} document{'s' * (documents != 1)} of the train split)"
+        return f"{source} ({tokens:,} tokens in {documents:,} document{'s' * (documents != 1)} of the train split)"
 
     @property
     def known_share(self) -> float | None:
@@ -172,6 +167,7 @@ class RunReport:
             name.rpartition("/")[2]: place for name, place in addresses.items() if name.startswith(f"{ANALYSIS}/")
         }
         precision = self.analysis.intrinsic if self.analysis else None
+        preset, changed = find_nearest_preset(self.options) if self.options else ("", [])
         return vars(self) | {
             "training": self.training,
             "mixture": self.mixture,
@@ -179,8 +175,12 @@ class RunReport:
             "footnotes": Footnotes(),
             "curves": draw_curves(self.phases),
             "corpus_charts": draw_corpus(self.statistics) if self.statistics else "",
-            "corpus_summary": self.corpus_summary,
             "known_share": self.known_share,
+            "corpus": self.corpus,
+            "seed": self.options.get("seed"),
+            "is_pixels": self.options.get("chunker.kind") == PIXELS,
+            "preset": preset,
+            "changed": changed,
             "speed": describe_speed(self.samples),
             "samples_picture": addresses.get("samples.png"),
             "captions": PICTURES,
@@ -252,14 +252,13 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     Raises:
         ValueError: metrics are damaged. With options: any file is damaged, or the configuration was changed.
     """
-    files, configured = _RunFiles(folder, is_strict=options is not None), summarise_configuration(folder)
-    options = options or files.attempt(folder.load_options)
+    files = _RunFiles(folder, is_strict=options is not None)
+    saved = files.attempt(folder.load_options)
+    options = options or saved
     stage = options.evaluate.stage if options else None
     phases = phase_metrics(folder, folder.phase_history(options) if options else None)
-    report = RunReport(folder.path.name, determine_state(folder), phases, files.warnings, configured=configured)
-    if options:
-        report.is_pixels, report.seed = options.chunker.kind == PIXELS, options.seed
-        report.corpus = " ".join(filter(None, (options.source.kind, options.source.path)))
+    report = RunReport(folder.path.name, determine_state(folder), phases, files.warnings)
+    report.options = flatten_options(saved) if saved else {}
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
     report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
@@ -435,31 +434,6 @@ def _last_validation(records: list[Record], step: int) -> tuple[float | None, st
     here = [record for record in records if record["step"] == step]
     scores = [(record[name], unit) for record in here for name, unit in names.items() if name in record]
     return scores[-1] if scores else (None, "")
-
-
-@dataclass
-class ConfigurationSummary:
-    """The configuration of a run.
-
-    Attributes:
-        preset: name of the nearest preset.
-        changed: differences from that preset.
-        all: every option with its value.
-    """
-
-    preset: str
-    changed: list[Difference]
-    all: list[tuple[str, Any]]
-
-
-def summarise_configuration(folder: RunFolder) -> ConfigurationSummary | None:
-    """Return a run's configuration and the nearest preset of its kind; None: it cannot be read."""
-    try:
-        options = folder.load_options()
-    except (OSError, ValueError):
-        return None
-    settings = flatten_options(options)
-    return ConfigurationSummary(*find_nearest_preset(settings), list(settings.items()))
 
 
 def find_nearest_preset(settings: dict[str, Any]) -> tuple[str, list[Difference]]:

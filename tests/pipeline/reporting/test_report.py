@@ -14,7 +14,7 @@ from pipeline.console import markdown_text
 from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.reporting.comparison import compare_runs
 from pipeline.reporting.comparison import format_markdown as compared
-from pipeline.reporting.report import load_run_report, summarise_configuration, summarise_report, write_report
+from pipeline.reporting.report import find_nearest_preset, load_run_report, summarise_report, write_report
 from pipeline.reporting.terms import TERMS
 from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.run_directory import RunFolder
@@ -101,9 +101,9 @@ def test_checkpoints_have_the_scores_of_their_steps(run: Path) -> None:
 
 
 def test_what_a_run_changes_of_its_preset(run: Path) -> None:
-    found = summarise_configuration(RunFolder(run))
-    assert found is not None and found.preset == "quickstart"
-    changed = {each.key: (each.was, each.now) for each in found.changed}
+    preset, differences = find_nearest_preset(load_run_report(RunFolder(run)).options)
+    assert preset == "quickstart"
+    changed = {each.key: (each.was, each.now) for each in differences}
     assert changed["finetune.steps"] == (None, 4) and "name" not in changed and "seed" not in changed
 
 
