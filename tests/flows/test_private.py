@@ -1,14 +1,11 @@
 """What `haed serve` keeps and says is for its user alone: modes of files, its password, passwords that were typed."""
 
-import base64
-import json
 import os
 import signal
 import stat
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
@@ -160,32 +158,25 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
         until(PATIENCE, lambda: "To schedule: " in (tmp_path / "said").read_text())
         secret = (home / "password").read_text()
 
-        def ask(path: str, body: Any, authorization: str = "", **headers: str) -> tuple[int, str]:
+        known = tuple(secret.split(":", 1))
+
+        def ask(path: str, body: Any, auth: Any = None, **headers: str) -> httpx2.Response:
             address = f"http://127.0.0.1:{port}/api{path}"
-            asked = urllib.request.Request(address, json.dumps(body).encode(), headers)
-            asked.add_header("Content-Type", "application/json")
-            if authorization:
-                asked.add_header("Authorization", f"Basic {base64.b64encode(authorization.encode()).decode()}")
-            try:
-                with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
-                    return answer.status, answer.read().decode()
-            except urllib.error.HTTPError as error:
-                return error.code, error.read().decode()
+            return httpx2.post(address, json=body, auth=auth, headers=headers, timeout=PATIENCE)
 
         def ask_board() -> bool:
             with urllib.request.urlopen(f"http://127.0.0.1:{board}", timeout=PATIENCE) as answer:
                 return bool(answer.status == 200)
 
-        assert ask("/deployments/filter", {})[0] == 401
+        assert ask("/deployments/filter", {}).status_code == 401
         assert until(PATIENCE, ask_board)  # it has none, as docs/reference/security.md warns
         for origin, expected in (("https://ours.example", 200), ("https://evil.example", 403)):
-            assert ask("/deployments/filter", {}, secret, Origin=origin)[0] == expected
-        status, found = ask("/deployments/filter", {}, secret)
-        whole = next(each["id"] for each in json.loads(found) if each["tags"] == ["haed"])
-        refused, why = ask(f"/deployments/{whole}/create_flow_run", {"parameters": {"source": TYPED[0]}}, secret)
-        assert (
-            status == 200 and refused == 409 and "Leave it out" in why and "hunter2" not in why and "\\\\s" not in why
-        )
+            assert ask("/deployments/filter", {}, known, Origin=origin).status_code == expected
+        found = ask("/deployments/filter", {}, known).json()
+        whole = next(each["id"] for each in found if each["tags"] == ["haed"])
+        refused = ask(f"/deployments/{whole}/create_flow_run", {"parameters": {"source": TYPED[0]}}, known)
+        assert refused.status_code == 409 and "Leave it out" in refused.text
+        assert "hunter2" not in refused.text and "\\\\s" not in refused.text
         files = [path for path in home.rglob("*") if path.is_file() and path.name != "serve.lock"]
         assert mode(home) == 0o700 and {"prefect.db", "server.log"} <= {path.name for path in files}
         assert {path.name: mode(path) for path in files if mode(path) & 0o077} == {}
