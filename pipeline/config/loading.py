@@ -175,7 +175,13 @@ def load_options(
         options = validate_options(plain)
     except InvalidOptionsError as error:
         raise _config_error(error, origin) from None  # its own text may hold a password
-    _check_rules(options)
+    try:
+        _check_rules(options)
+    except ConfigError as error:
+        named = given.keys() & set(re.findall(r"[\w.]+", str(error)))
+        if path and named and not named & typed.keys():
+            raise ConfigError(f"{path}: {error}") from error
+        raise
     kind = options.model.kind
     for key in typed:
         if not applies_to(key, kind):

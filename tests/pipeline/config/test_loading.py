@@ -196,6 +196,25 @@ def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
     assert (options.seed, options.source.path, options.source.cut, options.threads) == (3, "1e3", True, None)
 
 
+@pytest.mark.parametrize(
+    ("content", "typed", "begin"),
+    [
+        ("name: ../x\n", [], "{path}: name='../x'"),
+        ("pretrain: {part_from: 0.5, part_to: 0.2}\n", [], "{path}: pretrain.part_from=0.5 must be below"),
+        ("pretrain: {part_from: 0.5}\n", ["pretrain.part_to=0.2"], "pretrain.part_from=0.5 must be below"),
+        ("seed: 1\n", ["name=../x"], "name='../x'"),
+    ],
+)
+def test_a_broken_rule_names_the_file_that_alone_broke_it(
+    content: str, typed: list[str], begin: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_options(path, typed)
+    assert str(caught.value).startswith(begin.format(path=path))
+
+
 def test_references_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.yaml"
     keys = ("name", "runs_dir", "shards_dir", "source.field", "source.path")
