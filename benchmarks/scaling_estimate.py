@@ -20,15 +20,16 @@ for each other's rows of tables. Candidates are found on the device. This is sor
 accelerator planned on a CPU it is assumed to take a fiftieth of the time here, by the bandwidths of their memories.
 
     python benchmarks/scaling_estimate.py RUN [--phase pretrain] [--steps 20] [--devices 1 4 16 64 256 1024] [--link 25]
-        [--rate 400] [key=value …]
+        [--rate 400] [--json] [key=value …]
 """
 
 import argparse
 import itertools
+import json
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -293,21 +294,42 @@ def format_estimates(step: MeasuredStep, devices: list[int], link: float) -> str
     return f"{table}\n{advice}" if advice else table
 
 
+def _parse_amount(word: str) -> float:
+    amount = float(word)
+    if not 1e-6 <= amount <= 1e9:
+        raise argparse.ArgumentTypeError(f"{word}: must be a number from 1e-06 to 1e+09")
+    return amount
+
+
+def _parse_count(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{word}: must be a whole number from 1 to 1,000,000,000")
+    return int(word)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Print the estimates for a run, which must have been begun here or elsewhere."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="name under runs/, or folder")
     parser.add_argument("words", nargs="*", metavar="key=value", help="options to change")
     parser.add_argument("--phase", choices=PHASES)
-    parser.add_argument("--steps", type=int, default=20, help="steps to measure")
-    parser.add_argument("--devices", type=int, nargs="+", default=[4**i for i in range(6)])
-    parser.add_argument("--link", type=float, default=25.0, metavar="GB/S", help="of a device")
-    parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="of a device (default: as measured here)")
+    parser.add_argument("--steps", type=_parse_count, default=20, help="steps to measure")
+    parser.add_argument("--devices", type=_parse_count, nargs="+", default=[4**i for i in range(6)])
+    parser.add_argument("--link", type=_parse_amount, default=25.0, metavar="GB/S", help="of a device")
+    parser.add_argument("--rate", type=_parse_amount, metavar="TFLOP/S", help="of a device (default: as measured here)")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_intermixed_args(argv)
     options = load_run_options(arguments.run, arguments.words, "profile")
     phase = arguments.phase or training_phases(options.model.kind)[0]
+    if options.iem.group is not None and getattr(options, phase).iem_weight:
+        for number in arguments.devices:  # fail before the measurement
+            group_size(options.iem.group, number, "devices")
     step = measure_step(options, phase, arguments.steps, arguments.rate and arguments.rate * 1e12)
-    print(format_estimates(step, arguments.devices, arguments.link * 1e9))
+    link = arguments.link * 1e9
+    if arguments.json:
+        print(json.dumps([asdict(step.estimate_step(number, link)) for number in arguments.devices]))
+    else:
+        print(format_estimates(step, arguments.devices, link))
 
 
 if __name__ == "__main__":

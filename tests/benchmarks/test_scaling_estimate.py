@@ -1,5 +1,6 @@
 """What a step is said to cost on more devices, against counting, and against two processes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,11 +106,20 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     RunFolder.create(options).write_corpus_record(open_shards(options))
     run = RunFolder.from_options(options).path
     before = sorted(run.rglob("*"))
-    main([str(run), "--steps", "1", "--devices", "1", "16", "--rate", "400"])
-    head, one, many, *_ = capsys.readouterr().out.splitlines()
-    assert head.startswith("devices  candidates")
-    assert 0 < int(one.split()[1].replace(",", "")) < int(many.split()[1].replace(",", ""))
+    words = ["--steps", "1", "--devices", "1", "16"]
+    main([str(run), *words, "--json"])
+    one, many = json.loads(capsys.readouterr().out)
+    assert one["devices"] == 1 and many["candidates"] > one["candidates"] > 0
+    main([str(run), *words, "--rate", "400"])
+    assert capsys.readouterr().out.startswith("devices  candidates")
     assert sorted(run.rglob("*")) == before
+    for words in (["iem.group=4", "--devices", "6"], ["--devices", "6", "--rate", "1", "iem.group=4"]):
+        with pytest.raises(ValueError, match="6 devices cannot be divided into groups of 4"):
+            main([str(run), *words])
+    for wrong in (["--link", "0"], ["--rate", "inf"], ["--rate", "1e-300"], ["--devices", "0"], ["--devices", "1.5"]):
+        with pytest.raises(SystemExit):
+            main([str(run), *wrong])
+        assert f"{wrong[0]}: {wrong[1]}: must be a" in capsys.readouterr().err
 
 
 def test_an_average_of_the_weights_is_held_too() -> None:
