@@ -5,7 +5,7 @@ window it is fed the symbol V. Sequences are padded only behind their tokens. Sy
 mask.
 
 The module also parses the notations of the options. A hierarchy is written as 2@1 8@4 2@1 (Hourglass), scales as 2@16
-2@4 4@1. Commas may stand between entries.
+2@4 4@1. Commas may stand between entries, and parentheses, nested or not, around them (Nawrot et al. 2021, section 3).
 
 Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a sequence, V vocabulary, W width.
 """
@@ -328,8 +328,13 @@ _EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 
 def split_entries(text: str) -> list[str]:
-    """Return the entries of a notation."""
-    return text.replace(",", " ").split()
+    """Return the entries of a notation.
+
+    If parentheses do not match, they stay a part of the entries, which are then invalid.
+    """
+    depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
+    matched = min(depths) == depths[-1] == 0
+    return re.sub(r"[,()]" if matched else ",", " ", text).split()
 
 
 @dataclass(frozen=True)
@@ -348,7 +353,7 @@ class Scale:
 
 
 def parse_hierarchy(text: str, longest: int) -> list[Scale]:
-    """Parse a hierarchy such as "2@1 1@2 4@4 1@2 2@1", from the finest scale on.
+    """Parse a hierarchy such as "2@1 1@2 4@4 1@2 2@1", also with commas and parentheses, from the finest scale on.
 
     Args:
         text: layers@factor from the input to the output.

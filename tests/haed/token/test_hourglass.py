@@ -182,6 +182,7 @@ def test_linear_cost_is_what_the_matrices_cost(hierarchy: str) -> None:
         ("2@1 4 2@1", "entries are layers@factor"),
         ("2@1 4@0 2@1", "entries are layers@factor"),
         ("(2@1 4@4 2@1", "entries are layers@factor"),
+        (")2@1 4@4 2@1(", "entries are layers@factor"),
         ("２@1 4@4 2@1", "entries are layers@factor"),
         ("2@1 1025@4 2@1", "a level has at most 1,024 layers"),
         ("9" * 5000 + "@1", "entries are layers@factor"),
@@ -208,10 +209,11 @@ def test_more_kinds_of_attention_than_levels_are_refused() -> None:
         made(HourglassOptions(hierarchy="1@1 1@2 1@1", attention=["lsh", "local", "rotary"]))
 
 
-@pytest.mark.parametrize("notation", ["2@1 1@2 4@4 3@2 0@1", "2@1, 1@2,4@4 , 3@2, 0@1"])
-def test_a_hierarchy_is_read_from_the_finest_scale_on_with_commas_too(notation: str) -> None:
-    found = parse_hierarchy(notation, 64)
-    assert [(each.factor, each.before, each.after) for each in found] == [(1, 2, 0), (2, 1, 3), (4, 4, 0)]
+def test_notations_of_the_paper() -> None:
+    plain = parse_hierarchy("2@1 1@2 4@4 3@2 0@1", 64)
+    for written in "(2@1, 1@2, 4@4, 3@2, 0@1)", "(2@1 (1@2 (4@4) 3@2) 0@1)":
+        assert plain == parse_hierarchy(written, 64)
+    assert [(each.factor, each.before, each.after) for each in plain] == [(1, 2, 0), (2, 1, 3), (4, 4, 0)]
 
 
 @pytest.mark.parametrize(("kinds", "expected"), [([], "RRR"), (["lsh", "relative"], "LTT"), (["local"], "lll")])

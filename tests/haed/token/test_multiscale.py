@@ -172,8 +172,8 @@ def test_groups_may_not_come_one_position_earlier(kind: str, scale: int) -> None
     assert leaks()
 
 
-@pytest.mark.parametrize("notation", ["2@16 3@4 4@1", " 2@16,3@4 , 4@1 "])
-def test_scales_are_read_with_commas_too(notation: str) -> None:
+@pytest.mark.parametrize("notation", ["2@16 3@4 4@1", "2@16, 3@4, 4@1", " 2@16,3@4 , 4@1 ", "(2@16, 3@4 (4@1))"])
+def test_scales_are_read_with_commas_and_parentheses_too(notation: str) -> None:
     assert parse_scales(notation, "model.multiscale.layers", NUMBER) == {16: "2", 4: "3", 1: "4"}
 
 
