@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
+from data.chunkers import Chunker
 from data.filesystem import FLOW_RUN, PICTURE, read_bytes
 from data.sources.source import source_title
 from flows.artifacts import (
@@ -430,8 +431,8 @@ def neighbours(
     about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     notes: list[dict[str, Any]] = [{} for _ in results]
     if space == "chunks":
-        opened = ChunkIndex(folder, meta.checkpoint)
-        notes = [{"note": _describe_count(item, opened)} for item in results]
+        opened, chunker = ChunkIndex(folder, meta.checkpoint), folder.load_chunker()
+        notes = [{"note": _note_query(item, opened, chunker)} for item in results]
     rows = [
         note | _neighbour_row(item, each, results.score)
         for item, note in zip(results, notes, strict=True)
@@ -488,10 +489,18 @@ def _neighbour_row(item: QueryResult, near: Neighbour, score: str) -> dict[str, 
     return row | {"count": near.count, "neighbour": text}
 
 
-def _describe_count(item: QueryResult, index: ChunkIndex) -> str:
-    """Return how often a query chunk occurs in the indexed split."""
-    row, split = index.find_row(bytes.fromhex(item.hex)), index.meta.split
-    return f"not in {split}" if row is None else f"{int(index.chunks.counts[row]):,} times in {split}"
+def _note_query(item: QueryResult, index: ChunkIndex, chunker: Chunker) -> str:
+    """Return how often a query chunk occurs in the indexed split, and whether it was cut into several chunks."""
+    chunk = bytes.fromhex(item.hex)
+    row = index.find_row(chunk)
+    split = index.meta.split
+    notes = [f"not in {split}" if row is None else f"{int(index.chunks.counts[row]):,} times in {split}"]
+    if chunker.name != PIXELS:
+        pieces = chunker.cut_text(chunk)
+        if len(pieces) > 1:
+            cut = ", ".join(escape_control_characters(piece.decode(errors="backslashreplace")) for piece in pieces)
+            notes.append(f"{len(pieces)} chunks ({cut}), embedded as one")
+    return "; ".join(notes)
 
 
 _PHASE_FLOWS = {"pretrain": pretrain, "finetune": finetune, "train": train}
