@@ -15,7 +15,7 @@ Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
 _MOST = 600  # maximum number of points of a line
 _SKIPPED = 0.05  # share of a phase before which its training line is not drawn: the first losses would flatten the rest
-_FEWEST_POINTS = 3  # of a distribution that is worth a chart
+_FEWEST_POINTS, _FEWEST_DOCUMENTS = 3, 20  # of a distribution that is worth a chart
 
 
 @dataclass
@@ -86,13 +86,15 @@ def list_series(phases: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
 def draw_corpus(statistics: Summary) -> str:
     """Return charts of a split: its chunks by length, their counts by rank (Zipf), and its documents by length.
 
-    A distribution of fewer than three values is left out.
+    A distribution of fewer than three values, or of fewer than 20 documents, is left out.
     """
     chunks = max(1, sum(statistics.chunk_lengths))
     lengths: Points = [(n, 100 * count / chunks) for n, count in enumerate(statistics.chunk_lengths) if n]
     ranks: Points = [(log10(rank), log10(count)) for rank, count in statistics.rank_frequency if rank and count]
     histogram = sorted((int(start), count) for start, count in statistics.tokens_per_document.documents_from.items())
     documents: Points = [(log10(start), count) for start, count in histogram if start]
+    if sum(count for _, count in histogram) < _FEWEST_DOCUMENTS:
+        documents = []
     about = "" if statistics.distinct_chunks_exact else "about "
     charts = (
         ("% of the chunks, by length", "tokens", lengths, False, False),

@@ -99,9 +99,16 @@ def test_a_comparison_fits_the_best_run() -> None:
 @pytest.mark.parametrize("distinct", [0, 1, 1000])
 def test_a_split_of_any_size_has_charts_with_all_points_inside(distinct: int) -> None:
     ranks = [(rank, max(1, 9000 // rank)) for rank in (1, 2, 5, 10, 100) if rank <= distinct]
-    documents = DocumentLengths(1, 900, {"1": 3, "64": 1, "512": 2} if distinct else {})
+    documents = DocumentLengths(1, 900, {"1": 3, "512": 2} if distinct else {})
     drawn = draw_corpus(Summary([0] + [distinct] * 5, distinct, False, ranks, documents))
     places = [float(x) for pair in re.findall(r"points='([^']*)'", drawn) for x in re.split("[ ,]", pair)]
     assert places and 0 <= min(places) and max(places) <= 460 and "nan" not in drawn
     assert (f"about {distinct:,} distinct" in drawn) == (len(ranks) >= 3)
-    assert ("number of documents" in drawn) == bool(distinct)
+
+
+def test_a_histogram_of_three_documents_is_left_out() -> None:
+    def charts(documents: dict[str, int]) -> str:
+        return draw_corpus(Summary([0, 0, 9], 1, True, [(1, 9)], DocumentLengths(4, 900, documents)))
+
+    assert charts({"4": 1, "64": 1, "512": 1}) == ""
+    assert "number of documents" in charts({"4": 9, "64": 9, "512": 9})
