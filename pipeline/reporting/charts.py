@@ -13,7 +13,7 @@ from pipeline.run.metrics import Record
 _POSITIONS = ("step", "seconds", "flops")
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
-_MOST = 600  # maximum number of points of a line
+_MOST = 300  # maximum number of points of a line
 _SKIPPED = 0.05  # share of a phase before which its training line is not drawn: the first losses would flatten the rest
 _FEWEST_POINTS, _FEWEST_DOCUMENTS = 3, 20  # of a distribution that is worth a chart
 
@@ -40,9 +40,10 @@ def draw_curves(phases: Mapping[str, list[Record]]) -> str:
     Without any metric the text is empty.
     """
     charts = (("bits per token", "bits_per_token"), ("IEM loss, nats per chunk", "iem"))
-    drawn, series = [], list_series(phases)
+    drawn = []
     for title, metric in charts:
-        if lines := [_make_line(each) for each in series if each["metric"] == metric]:
+        lines = [line for line in _curve_lines(phases, metric) if line.points]
+        if lines:
             right = max(x for line in lines for x, _ in line.points) or 1.0
             trained = sorted(y for line in lines if not line.dots for _, y in line.points)
             values = sorted(y for line in lines if line.dots for _, y in line.points)
@@ -72,7 +73,9 @@ def list_series(phases: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
                 for record in records
                 if name in record
             ]
-            columns = zip((*_POSITIONS, "value", "share"), zip(*_thin_points(points), strict=True), strict=True)
+            columns = zip(
+                (*_POSITIONS, "value", "share"), zip(*_thin_points(points, 2 * _MOST), strict=True), strict=True
+            )
             about = {
                 "phase": phase,
                 "metric": name.removeprefix("validation/"),
@@ -111,15 +114,21 @@ def draw_corpus(statistics: Summary) -> str:
     return "".join(drawn)
 
 
-def _make_line(series: dict[str, Any]) -> CurveLine:
-    points = list(zip(series["seconds"], series["value"], strict=True))
-    late = [point for point, share in zip(points, series["share"], strict=True) if share > _SKIPPED]
-    return CurveLine(series["phase"], points if series["validation"] else late or points, series["validation"])
+def _curve_lines(phases: Mapping[str, list[Record]], name: str) -> list[CurveLine]:
+    offset, lines = 0.0, []
+    for phase, records in phases.items():
+        length = max((record.get("seconds", 0.0) for record in records), default=0.0)
+        for key, dots in ((name, False), (f"validation/{name}", True)):
+            points = [(offset + r["seconds"], r[key]) for r in records if key in r and "seconds" in r]
+            late = [point for point in points if point[0] > offset + _SKIPPED * length]
+            lines.append(CurveLine(phase, points if dots else _thin_points(late or points), dots))
+        offset += length
+    return lines
 
 
-def _thin_points(points: Sequence[tuple[float, ...]]) -> list[Any]:
-    """Return at most `_MOST` points, each the mean of neighbouring points."""
-    size = -(-len(points) // _MOST)
+def _thin_points(points: Sequence[tuple[float, ...]], most: int = _MOST) -> list[Any]:
+    """Return at most `most` points, each the mean of neighbouring points."""
+    size = -(-len(points) // most)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if size > 1 else []
     return [tuple(sum(each) / len(group) for each in zip(*group, strict=True)) for group in groups] or list(points)
 
