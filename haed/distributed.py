@@ -194,7 +194,7 @@ def sum_gradient_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the row indices (R,) of a table's sparse gradient, and the sum (R, D) of each row's values.
 
     On the CPU they are distinct and sorted. On a device they are padded as in `SparseLookup`; unlike `coalesce`, this
-    waits for none. PyTorch forgets that a gradient's rows are distinct when it accumulates it.
+    waits for none. PyTorch does not know that a gradient's rows are distinct when it accumulates it.
     """
     rows, values = gradient._indices()[0], gradient._values()
     lookup = SparseLookup.from_rows(rows)

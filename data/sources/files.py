@@ -321,7 +321,10 @@ def open_decompressed(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
 
 
 def bound_stream(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
-    """Return a decompressed stream that fails as soon as it is out of proportion to its file. See `open_stream`.
+    """Return a decompressed stream that fails as soon as it is out of proportion to its file; see `open_stream`.
+
+    Only `read` and `close` of the stream are used. `claimed` is the size of the contents according to the file; the real
+    size is checked by reading.
 
     Raises:
         ValueError: it claims to have too much, or, while it is read, gives too much.

@@ -307,8 +307,9 @@ def find_similar_keys(name: str) -> list[str]:
         return [key for key, end in ends.items() if end == last]
     if close := difflib.get_close_matches(name, option_names(), 1, 0.8):
         return close
-    joined = name.replace(".", "_")  # main_layers, model_main_layers
-    if "_" in last and (whole := [key for key in option_names() if f".{key}".replace(".", "_").endswith(f"_{joined}")]):
+    if "_" in last and (whole := [key for key in option_names() if key.replace(".", "_").endswith(f"_{last}")]):
+        return whole  # main_layers, model_main_layers
+    if whole := [key for key in option_names() if key.replace(".", "_") == name.replace(".", "_")]:
         return whole
     close = difflib.get_close_matches(last, dict.fromkeys([*ends.values(), *_OPTION_OF]), 1, 0.8)
     return [] if not close else [key for key, end in ends.items() if end == close[0]] or find_similar_keys(close[0])

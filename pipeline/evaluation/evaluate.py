@@ -213,7 +213,7 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     try:
         write_json(cache, asdict(_CachedBaselines(corpus.digest, baselines)))
     except OSError as error:
-        log.warning("baselines could not be stored: %s", error.strerror or error)
+        log.warning("%s could not be stored: %s", cache, error.strerror or error)
     return baselines
 
 

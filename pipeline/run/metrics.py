@@ -155,10 +155,10 @@ class Metrics:
         try:
             self._lines.flush()
         except OSError as error:
-            step = f"{record['step']:,}"
-            log.warning(
-                "metrics of step %s are kept in memory until they can be written: %s", step, error.strerror or error
+            about = (
+                f"{self._lines.path}: metrics of step {record['step']:,} are kept in memory until they can be written"
             )
+            log.warning("%s: %s", about, error.strerror or error)
         self._notify_listeners(record)
 
     def read_all(self) -> bytes:

@@ -46,8 +46,15 @@ def load_memory(
 ) -> Memory | None:
     """Return the memory of a run by its checkpoint, cached or fitted.
 
-    None, with a warning, if the corpus is not there, or its valid split is empty, so that no gate can be fitted. The
-    system is in evaluation mode, with its known chunks. Each window newly scores `stride` chunks.
+    None, with a warning, if the corpus is not there, or its valid split is empty, so that no gate can be fitted.
+
+    Args:
+        folder: the run.
+        system: the checkpoint's system, in evaluation mode, with its known chunks.
+        how: `memory` chunks of a document are remembered, by the parts `parts`.
+        checkpoint: the checkpoint.
+        precision: precision in which the system computes.
+        stride: chunks that each window newly scores.
     """
     try:
         corpus = folder.open_corpus()

@@ -87,7 +87,7 @@ class TensorBoard:
             for file in before:
                 file.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("options and results for TensorBoard could not be written: %s", error.strerror or error)
+            log.warning("%s: options and results could not be written: %s", folder, error.strerror or error)
 
     def close(self, finished: bool) -> None:
         """Close the file; bytes that the disk does not take are dropped."""

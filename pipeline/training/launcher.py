@@ -45,8 +45,9 @@ def is_launched() -> bool:
 
 
 def print_record(record: Record) -> None:
-    """Print a metrics record, or the position, for `launch_stage` in the process above."""
-    print_stdout(json.dumps(record))
+    """Print a metrics record, or the position, for `launch_stage` in the process above. Without a reader, training goes on."""
+    with suppress(OSError):
+        print_stdout(json.dumps(record))
 
 
 def choose_backends() -> str:
@@ -145,8 +146,8 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
             finally:
                 if process.poll() is None:
                     process.terminate()
-            for thread in threads:
-                thread.join()
+                for thread in threads:  # until the ranks have saved: their output needs a reader
+                    thread.join()
         tell()
     if stopping.is_set():
         saved = next((line for line in reversed(log_lines) if "saved" in line), "stopped")

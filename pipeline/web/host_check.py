@@ -131,6 +131,7 @@ def add_headers(send: Any, headers: Mapping[str, str]) -> Any:
 
     async def send_with_headers(message: Any) -> None:
         if message["type"] == "http.response.start":
+            message = {"headers": [], **message}
             answered = MutableHeaders(scope=message)
             for name, value in headers.items():
                 answered.setdefault(name, value)

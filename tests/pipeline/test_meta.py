@@ -32,7 +32,8 @@ def on_meta(options: Options, phase: str, folder: Path, monkeypatch: pytest.Monk
 LSTM, TRANSFORMER = ["model.decoder.kind=lstm"], ["model.decoder.kind=transformer"]
 PREVIOUS = [*TRANSFORMER, "model.decoder.previous=true"]
 PAPERS_LOSS = [
-    f"iem.{word}" for word in ("correction=none", "head=none", "scale=none", "bias=false", "duplicates=true")
+    f"iem.{word}"
+    for word in ("correction=none", "head=none", "scale=none", "bias=false", "duplicates=true", "similarity=dot")
 ]
 IN_PIECES = ["batch.pieces=2", "model.mixture.known=0", *PAPERS_LOSS]
 PARTS = [

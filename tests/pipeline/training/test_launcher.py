@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,6 +91,25 @@ def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogC
     with caplog.at_level("INFO"), pytest.raises(ChildProcessError, match=r"rank 1 was ended by signal 9 \(Killed\)"):
         stages.pretrain(together, kill_one)
     assert "Traceback" not in caplog.text and "torchrun" not in caplog.text and "exitcode" not in caplog.text
+
+
+@pytest.mark.slow
+def test_ranks_save_if_the_launcher_fails_while_torchrun_is_slow(
+    together: Options, capfd: pytest.CaptureFixture[str]
+) -> None:
+    together.pretrain.steps = together.checkpoint.every_steps = 100_000
+
+    def fail(record: dict[str, float]) -> None:
+        if record["step"] >= 5:
+            (torchrun,) = psutil.Process().children()
+            torchrun.suspend()  # the ranks go on, and print
+            threading.Timer(1, torchrun.resume).start()
+            raise ValueError("the display failed")
+
+    with pytest.raises(ValueError, match="the display failed"):
+        stages.pretrain(together, listener=fail)
+    assert list((Path(together.runs_dir) / together.name / "pretrain" / "checkpoints").glob("step-*"))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_ranks_talk_by_device_not_by_machine(monkeypatch: pytest.MonkeyPatch) -> None:
