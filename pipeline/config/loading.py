@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, is_dataclass
@@ -175,13 +175,7 @@ def load_options(
         options = validate_options(plain)
     except InvalidOptionsError as error:
         raise _config_error(error, origin) from None  # its own text may hold a password
-    try:
-        _check_rules(options)
-    except ConfigError as error:
-        named = given.keys() & set(re.findall(r"[\w.]+", str(error)))
-        if path and named and not named & typed.keys():
-            raise ConfigError(f"{path}: {error}") from error
-        raise
+    _check_loaded_rules(options, path, given.keys(), typed.keys())
     kind = options.model.kind
     for key in typed:
         if not applies_to(key, kind):
@@ -521,6 +515,17 @@ def check_options(options: Options) -> Options:
         raise _config_error(error) from None  # its own text may hold a password
     _check_rules(options)
     return options
+
+
+def _check_loaded_rules(options: Options, path: Path | None, given: Set[str], typed: Set[str]) -> None:
+    """Check the rules. An error names the file if all given options that it names are from there."""
+    try:
+        _check_rules(options)
+    except ConfigError as error:
+        named = given & set(re.findall(r"[\w.]+", str(error)))
+        if path and named and not named & typed:
+            raise ConfigError(f"{path}: {error}") from error
+        raise
 
 
 def _check_rules(options: Options) -> None:
