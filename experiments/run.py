@@ -220,7 +220,10 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
             else:
                 missing.append(variant.package)
             continue
-        limits = ("validation.times=8", "evaluate.split=valid", *(() if full else lift_other_limits(*variant.phases)))
+        limits = (
+            *("validation.times=8", "evaluate.split=valid", "checkpoint.keep=1"),
+            *(() if full else lift_other_limits(*variant.phases)),
+        )
         words = [*source, *variant.options, *places, *limits, *plan.overrides]
         runnable.append(RunnableVariant(variant, plan.runs_dir, tuple(words)))
     names: dict[object, str] = {}

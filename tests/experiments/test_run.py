@@ -204,6 +204,8 @@ def test_from_the_command_to_the_page_and_not_twice(
     assert [row["paper: there"] for row in rows] == ["1.5", "1.25"] and float(rows[1]["MB kept"]) > 0
     assert (folder / "two.png").read_bytes().startswith(b"\x89PNG") and "nobody" in (folder / "report.html").read_text()
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
+    for checkpoints in (tmp_path / "out" / "runs").rglob("checkpoints"):
+        assert len(list(checkpoints.glob("step-*"))) <= 2  # the newest, and the best if it is another
     assert main(command) == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
 
