@@ -541,7 +541,7 @@ class Options:
         Field(
             description="Compile with torch.compile what has the same shapes in every training step: a main transformer "
             "with batch.pieces=1, and models of tokens except spacebyte, with chunks of a fixed size. The first step then "
-            "takes a minute or more, which counts as training time. On a CPU it gains a few percent at most."
+            "takes half a minute or more, which counts as training time. On a CPU, steps took 0.8 to 1.1 of the time."
         ),
     ] = False
     log_steps: Annotated[
