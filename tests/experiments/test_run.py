@@ -206,6 +206,8 @@ def test_from_the_command_to_the_page_and_not_twice(
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
     for checkpoints in (tmp_path / "out" / "runs").rglob("checkpoints"):
         assert len(list(checkpoints.glob("step-*"))) <= 2  # the newest, and the best if it is another
+    for config in (tmp_path / "out" / "runs").glob("*/config.yaml"):
+        assert load_options(config).checkpoint.keep == 1
     assert main(command) == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
 
