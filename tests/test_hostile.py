@@ -277,6 +277,7 @@ def test_folders_of_a_run_and_what_is_summed_may_lie_elsewhere(handed: Path, tmp
         assert [main([command, "runs/run", *words]) for command, *words in asked] == [0] * len(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_looked_at_first_is_named(handed: Path, asker: Asker, tmp_path: Path, kind: str) -> None:
     """Each by the reader that cannot do without it."""

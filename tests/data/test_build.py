@@ -198,7 +198,7 @@ def test_a_copy_of_a_source_has_the_same_digest(folder: Path, tmp_path: Path) ->
     assert found.name == f"copy-{corpus.digest}"
 
 
-@pytest.mark.parametrize("kind", ["words", "fixed", "sentences", "entropy"])
+@pytest.mark.parametrize("kind", mostly_slow(["words", "fixed", "sentences", "entropy"], "words"))
 @pytest.mark.parametrize("suffix", ["", ".xz"])
 def test_a_document_larger_than_a_shard(tmp_path: Path, kind: str, suffix: str) -> None:
     text = np.random.default_rng(1).choice(np.frombuffer(b"abc de.\n\xc3\xa9", np.uint8), 3_500_001).tobytes()

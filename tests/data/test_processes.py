@@ -77,6 +77,7 @@ def test_threads_are_no_more_than_openmp_is_given(asked: str, expected: int, mon
     assert available_threads() == min(expected, available_threads()) and available_threads(Path("/nowhere")) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="of Linux")
 def test_a_run_computes_with_no_more_threads_than_its_affinity_has_cores() -> None:
     """As `taskset -c` has it, and at OMP_NUM_THREADS; an option goes before both."""

@@ -29,6 +29,7 @@ def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pyte
     assert named("device=cuda") == ["cuda:3"] and named("device=cuda:1") == ["cuda:5"]
 
 
+@pytest.mark.slow
 def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys\nfrom pipeline.config import load_options\nfrom flows.lifecycle import acquire_device\n"
     script += (

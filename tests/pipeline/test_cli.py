@@ -199,6 +199,7 @@ def test_a_named_pipe_is_a_source(tmp_path: Path, text: Path) -> None:
     assert sum(size["source_bytes"] for size in splits.values()) == (text / "test-queue.py").stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "status", "said"),
     [

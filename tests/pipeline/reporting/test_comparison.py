@@ -161,6 +161,7 @@ def compared(options: Options, capsys: pytest.CaptureFixture[str]) -> tuple[dict
     return found, capsys.readouterr().out, Path(found["page"]).read_text()
 
 
+@pytest.mark.slow
 def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]) -> None:
     """What differs is told, in data, budgets and options."""
     found, text, page = compared(two[0], capsys)
@@ -223,6 +224,7 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
     assert (comparison.explain_unequal_budgets(rows, by) is None) == enough
 
 
+@pytest.mark.slow
 def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +241,7 @@ def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     assert compared(two[0], capsys)[0]["verdict"]
 
 
+@pytest.mark.slow
 def test_no_run_wins_by_another_way_of_being_scored(
     two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,6 +160,7 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
     wait_for(lambda: serving.warm.waiting == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_explore_while_questions_are_answered_and_wait(run: Path, number: int) -> None:
     command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
