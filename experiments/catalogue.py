@@ -1,6 +1,6 @@
 """Experiments as they are declared in YAML, plans for running them, and the command `haed experiment`.
 
-A file `NAME.yaml` beside this module declares a table or figure: its variants, and the claim of the paper. A variant is
+A file `NAME.yaml` beside this module declares a table or figure: its variants, and the claims of the paper. A variant is
 a row of the table or a curve of the figure. Its options are those of its size for all variants, its own for both sizes,
 and its own for this size, in that order. An option without `=` is the name of a set of options in `common.yaml`.
 """
@@ -53,6 +53,7 @@ Measure = Literal[
 Data = Literal["text", "articles", "pictures", "copies"]
 Clock = Literal["wall", "process"]
 Size = Literal["small", "full"]
+ROW_METRICS = ("bits", "seconds", "TFLOP")  # that every row has
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -93,6 +94,32 @@ class Variant:
         return self.only or training_phases(self.settings.model.kind)
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A finding, and the comparisons that it holds by.
+
+    Attributes:
+        text: the finding, as the end of "the paper finds that …".
+        better: a variant, and those than which it is lower in each metric of `by`.
+        no_better: a variant, and those of which it is not ahead in `by`.
+        alike: a variant, and those that are neither ahead of it nor behind it in `by`.
+        by: "bits", "seconds" and "TFLOP" of training (for equal steps), or metrics computed by `measures`.
+        margin: the least lead of a variant that is better.
+        tolerance: bits, or a share of other metrics, by which variants of `no_better` and `alike` may lead.
+        below: upper bounds of metrics, for each variant that has them.
+    """
+
+    text: str
+    better: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    alike: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    by: tuple[str, ...] = ("bits",)
+    margin: float = 0.0
+    tolerance: float = 0.02
+    below: dict[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSettings:
     """The settings of an experiment beside its variants.
@@ -100,12 +127,7 @@ class ExperimentSettings:
     Attributes:
         source: the paper, and the place in it.
         question: what is compared.
-        claim: the paper's finding.
-        better: the claim: a variant, and those than which it is lower in each metric of `by`.
-        no_better: a variant, and those of which it is not ahead in `by`, as a part of the claim.
-        by: "bits", or metrics computed by `measures`, in which the variants of the claim are compared.
-        margin: the least difference required.
-        below: upper bounds of metrics, for each variant that has them, as a part of the claim.
+        claims: the paper's findings. Plots show the first metric of the first one.
         equal: what the variants share equally; seconds are those of a clock, `experiments.timing`.
         measures: further measures of each run, by name; see `experiments.measures`.
         across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
@@ -116,12 +138,7 @@ class ExperimentSettings:
 
     source: str
     question: str
-    claim: str
-    better: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    by: tuple[str, ...] = ("bits",)
-    margin: float = 0.0
-    below: dict[str, float] = field(default_factory=dict)
+    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
     equal: Literal["seconds", "steps"] = "steps"
     measures: tuple[Measure, ...] = ()
     across: str | None = None
@@ -210,21 +227,27 @@ def read_experiment(path: Path) -> Experiment:
         raise ConfigError(f"{path}: {_explain_error(error)}") from error
     sets: dict[str, list[str]] = yaml.safe_load((FOLDER / f"{COMMON}.yaml").read_text(encoding="utf-8"))
     variants, full = (_variants_of_size(path, file, size, sets) for size in ("small", "full"))
-    names = {variant.name for variant in variants}
-    for key, pairs in (("better", file.better), ("no_better", file.no_better)):
+    for number, claim in enumerate(file.claims):
+        _check_claim(claim, f"{path}: claims.{number}", {variant.name for variant in variants}, file)
+    settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
+    return Experiment(name=path.stem, variants=variants, full=full, **settings)
+
+
+def _check_claim(claim: Claim, place: str, names: set[str], file: ExperimentFile) -> None:
+    """Raise ConfigError if a claim is of variants or metrics that its file does not have, or of nothing."""
+    for key, pairs in (("better", claim.better), ("no_better", claim.no_better), ("alike", claim.alike)):
         for first, others in pairs.items():
             for named in (first, *others):
                 if named not in names:
                     known = ", ".join(file.variants)
-                    raise ConfigError(f"{path}: {key}: there is no variant {named!r}. Variants are {known}")
+                    raise ConfigError(f"{place}.{key}: there is no variant {named!r}. Variants are {known}")
             if first in others:
-                raise ConfigError(f"{path}: {key}: {first!r} is compared with itself. Name another variant")
-    if not (file.better or file.no_better or file.below):
-        raise ConfigError(f"{path}: nothing to judge the claim by. Give better, no_better or below")
-    if file.by != ("bits",) and not file.measures:
-        raise ConfigError(f"{path}: by: {', '.join(file.by)} needs measures, but there are none")
-    settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
-    return Experiment(name=path.stem, variants=variants, full=full, **settings)
+                raise ConfigError(f"{place}.{key}: {first!r} is compared with itself. Name another variant")
+    if not (claim.better or claim.no_better or claim.alike or claim.below):
+        raise ConfigError(f"{place}: nothing to judge the claim by. Give better, no_better, alike or below")
+    measured = [name for name in claim.by if name not in ROW_METRICS]
+    if measured and not file.measures:
+        raise ConfigError(f"{place}.by: {', '.join(measured)} needs measures, but there are none")
 
 
 def _explain_error(error: Exception) -> str:
@@ -237,6 +260,7 @@ def _explain_error(error: Exception) -> str:
     place = ".".join([*parents, last])
     if first["type"] == unknown:
         schema: type[Any] = {0: ExperimentFile, 2: VariantFile}.get(len(parents), SizeFile)
+        schema = Claim if parents[:1] == ["claims"] else schema
         return f"{place} is not a key; keys are {', '.join(each.name for each in fields(schema))}"
     return f"{place}: {first['msg']}"
 

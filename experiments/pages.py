@@ -3,9 +3,9 @@
     python -m experiments.pages             write the pages of all committed results anew
     python -m experiments.pages FOLDER…     copy results first, such as experiments/results/haed-table1/hour
 
-A page is computed from the JSON and the experiment's YAML file. So its verdict is that of the present claim, and the
-paper's figures are the present ones. Both are written into the JSON too. Pictures that need rows alone are drawn anew.
-The table of all results is a part of docs/results/index.md.
+A page is computed from the JSON and the experiment's YAML file. So its verdicts are those of the present claims, and
+the paper's figures are the present ones. Both are written into the JSON too. Pictures that need rows alone are drawn anew.
+The table of all claims is a part of docs/results/index.md.
 """
 
 import io
@@ -20,9 +20,8 @@ from data.filesystem import write_json
 from experiments.catalogue import OURS, Experiment, list_experiments, load_experiment
 from experiments.results import (
     Result,
-    format_claim,
-    judge_claim,
-    list_findings,
+    Verdict,
+    judge_claims,
     list_notes,
     plot_rows,
     tabulate_rows,
@@ -49,7 +48,6 @@ def load_results(place: Path = PLACE) -> Iterator[tuple[Experiment, Result]]:
 def format_page(experiment: Experiment, result: Result) -> str:
     """Return the page of a result."""
     name, question = experiment.name, markdown_text(experiment.question)
-    word, findings = list_findings(experiment, result.rows)
     facts = {
         "command": markdown_code(result.command),
         "date": result.date,
@@ -62,9 +60,7 @@ def format_page(experiment: Experiment, result: Result) -> str:
             f"# {name}",
             f"<!-- Generated from {name}.json by `python -m experiments.pages`. Do not edit. -->",
             f"{_capitalize(markdown_text(experiment.source))}. It compares {question}.",
-            f"{_capitalize(markdown_text(format_claim(experiment)))}.",
-            f"**{_VERDICTS[word]}**",
-            "\n".join(f"- {markdown_text(each)}" for each in findings),
+            *(part for verdict in judge_claims(experiment, result.rows) for part in _format_verdict(verdict)),
             tabulate_rows(result.rows).to_markdown(),
             f"![{question}]({name}.png)",
             "## How it was made",
@@ -73,6 +69,12 @@ def format_page(experiment: Experiment, result: Result) -> str:
         ]
     )
     return _remove_escapes(page)
+
+
+def _format_verdict(verdict: Verdict) -> list[str]:
+    """Return the paragraphs of a claim: itself, its verdict, and what was found."""
+    findings = "\n".join(f"- {markdown_text(each)}" for each in verdict.findings)
+    return [f"{_capitalize(markdown_text(verdict.claim))}.", f"**{_VERDICTS[verdict.word]}**", findings]
 
 
 def _remove_escapes(markdown: str) -> str:
@@ -85,23 +87,20 @@ def _capitalize(text: str) -> str:
 
 
 def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
-    """Return the table of all results, as a part of the index."""
+    """Return the table of all claims, as a part of the index."""
 
     def read_budget(result: Result) -> str:
         seeds = max(row.seeds for row in result.rows)
         return f"{Path(result.folder).name.split('-')[0]}, {seeds} seed{'s' * (seeds > 1)}"
 
-    lines = [
-        [
-            f"[{experiment.name}]({experiment.name}.md)",
-            "" if experiment.source == OURS else markdown_text(experiment.source),
-            markdown_text(experiment.question.partition(" (")[0]),
-            read_budget(result),
-            list_findings(experiment, result.rows)[0],
-        ]
-        for experiment, result in results
-    ]
-    table = [["result", "table or figure", "compares", "budget", "claim"], ["---"] * 5, *lines]
+    lines = []
+    for experiment, result in results:
+        source = "" if experiment.source == OURS else markdown_text(experiment.source)
+        place = [f"[{experiment.name}]({experiment.name}.md)", source, read_budget(result)]
+        for claim, verdict in zip(experiment.claims, judge_claims(experiment, result.rows), strict=True):
+            lines.append([*place, markdown_text(claim.text), verdict.word])
+            place = [""] * len(place)
+    table = [["result", "table or figure", "budget", "claim", "verdict"], ["---"] * 5, *lines]
     return _remove_escapes("\n".join([BEGIN, "", *(f"| {' | '.join(line)} |" for line in table), "", END]))
 
 
@@ -123,7 +122,7 @@ def main(folders: list[str]) -> None:
         _keep_picture(name, (folder / f"{name}.png").read_bytes())
     results = list(load_results())
     for experiment, result in results:
-        result.verdict = judge_claim(experiment, result.rows)
+        result.verdicts = judge_claims(experiment, result.rows)
         papers = {variant.name: variant.paper for variant in experiment.variants}
         for row in result.rows:
             row.paper = papers.get(row.variant, row.paper)

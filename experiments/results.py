@@ -1,4 +1,4 @@
-"""Results of an experiment, computed from run folders alone: rows, a verdict, a plot, and a page."""
+"""Results of an experiment, computed from run folders alone: rows, verdicts, a plot, and a page."""
 
 import csv
 import io
@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data.filesystem import write_atomically, write_json
-from experiments.catalogue import OURS, Experiment, Plan, Variant
+from experiments.catalogue import OURS, ROW_METRICS, Claim, Experiment, Plan, Variant
 from experiments.measures import Measurement
 from experiments.plots import PlottedModel, plot_experiment
 from pipeline.config import Phase
@@ -23,11 +23,11 @@ from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.files import Environment, Evaluation, read_as
 from pipeline.run.metrics import read_metrics
 
-# With fewer than three seeds, differences below SEED_NOISE are not told apart, nor these shares of other metrics and times.
-NOISE, TIME_NOISE = 0.05, 0.1
-TOLERANCE = 0.02  # bits, or a share of other metrics, by which a model that is no better may lead
+# With fewer than three seeds, differences below SEED_NOISE are not told apart, nor these shares of other metrics.
+NOISE, TIME_NOISE, COUNT_NOISE = 0.05, 0.1, 0.02
 HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
+Relation = Literal["better", "no_better", "alike"]  # of the first of a pair to the second
 
 
 @dataclass
@@ -107,10 +107,35 @@ class Row:
     bits_per_token: float | None = None
 
     def find_metric(self, name: str) -> Metric | None:
-        """Return a metric by name: "bits", or one of the measures."""
-        if name == "bits":
-            return None if self.bits is None else Metric(self.bits, self.spread, self.seeds)
-        return self.metrics.get(name)
+        """Return a metric by name: "bits", "seconds" by the one clock of all seeds, "TFLOP", or one of the measures."""
+        if name not in ROW_METRICS:
+            return self.metrics.get(name)
+        if self.bits is None:
+            return None
+        of_row = {
+            "bits": Metric(self.bits, self.spread, self.seeds),
+            "seconds": Metric(self.seconds, 0),
+            "TFLOP": Metric(self.flops / 1e12, 0),
+        }
+        return of_row[name]
+
+
+@dataclass
+class Verdict:
+    """The judgement of a claim.
+
+    Attributes:
+        claim: the claim with its source, as a clause.
+        word: "agrees", "disagrees" or "cannot tell at this size".
+        findings: the differences found, and what is missing.
+    """
+
+    claim: str
+    word: str
+    findings: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.claim}; here {'; '.join(self.findings)}."
 
 
 @dataclass
@@ -120,7 +145,7 @@ class Result:
     Attributes:
         name: name of the experiment.
         folder: folder of the result, named by its budget.
-        verdict: the claim, and what was found.
+        verdicts: of each claim.
         notes: on data, seeds, limits and overrides.
         rows: in the paper's order.
         command: the command that makes the same comparison.
@@ -131,7 +156,7 @@ class Result:
 
     name: str
     folder: str
-    verdict: str
+    verdicts: list[Verdict]
     notes: list[str]
     rows: list[Row]
     command: str = ""
@@ -152,7 +177,7 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     result = Result(
         name=experiment.name,
         folder=str(plan.folder),
-        verdict=judge_claim(experiment, rows),
+        verdicts=judge_claims(experiment, rows),
         notes=notes,
         rows=rows,
         command=plan.command,
@@ -231,46 +256,40 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
     )
 
 
-def judge_claim(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Judge the claim, and return the verdict as a sentence."""
-    word, findings = list_findings(experiment, rows)
-    return f"{word}: {format_claim(experiment)}; here {'; '.join(findings)}."
+def judge_claims(experiment: Experiment, rows: Sequence[Row]) -> list[Verdict]:
+    """Judge the claims of an experiment."""
+    return [judge_claim(claim, experiment, rows) for claim in experiment.claims]
 
 
-def format_claim(experiment: Experiment) -> str:
-    """Return the claim with its source."""
-    return f"{'this project claims' if experiment.source == OURS else 'the paper finds'} that {experiment.claim}"
-
-
-def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[str]]:
-    """Compare the rows with the claim, pair by pair and bound by bound.
-
-    Returns:
-        "agrees", "disagrees" or "cannot tell at this size", and the differences found.
-    """
+def judge_claim(claim: Claim, experiment: Experiment, rows: Sequence[Row]) -> Verdict:
+    """Compare the rows with a claim, pair by pair and bound by bound."""
+    sentence = f"{'this project claims' if experiment.source == OURS else 'the paper finds'} that {claim.text}"
     trained = [row for row in rows if row.bits is not None]
     if trained and all(map(_has_hardly_learned, trained)):
         limit = f"every model needs more than {HARDLY_LEARNED} bits of 8 by chance"
-        return "cannot tell at this size", [f"no model has learned much: {limit}"]
+        return Verdict(sentence, "cannot tell at this size", [f"no model has learned much: {limit}"])
     by_name = {row.variant: row for row in rows}
+    relations: dict[Relation, Mapping[str, Sequence[str]]]
+    relations = {"better": claim.better, "no_better": claim.no_better, "alike": claim.alike}
     compared = [
-        ((first, other), name, better)
-        for better, pairs in ((True, experiment.better), (False, experiment.no_better))
+        ((first, other), name, relation)
+        for relation, pairs in relations.items()
         for first, others in pairs.items()
         for other in others
-        for name in experiment.by
+        for name in claim.by
     ]
     bounded = {
         name: {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
-        for name in experiment.below
+        for name in claim.below
     }
     number = len(compared) + sum(map(len, bounded.values()))
-    judged = [_judge_pair(by_name, pair, name, experiment, better, number) for pair, name, better in compared]
+    judged = [_judge_pair(by_name, pair, name, claim, relation, number) for pair, name, relation in compared]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
-        texts.append(f"{'the other' if texts else 'all'} {len(judged) - len(texts)} comparisons are as claimed")
-    for name, bound in experiment.below.items():
+        if left := len(judged) - len(texts):
+            texts.append(f"{'the other' if texts else 'all'} {left} are as claimed")
+    for name, bound in claim.below.items():
         metrics = bounded[name]
         missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment)]
         signs += [_sign(bound - metric.mean, [metric], name, bound, number) for metric in metrics.values()]
@@ -278,7 +297,8 @@ def list_findings(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, lis
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
         values += [f"{variant} is missing" for variant in missing]
         texts.append(f"{name}, below {bound:g}: {', '.join(values) or 'of no model'}")
-    return "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees", texts
+    word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
+    return Verdict(sentence, word, texts)
 
 
 def _lacks(row: Row, name: str, experiment: Experiment) -> bool:
@@ -288,11 +308,11 @@ def _lacks(row: Row, name: str, experiment: Experiment) -> bool:
 
 
 def _judge_pair(
-    rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment, better: bool, number: int
+    rows: Mapping[str, Row], pair: tuple[str, str], name: str, claim: Claim, relation: Relation, number: int
 ) -> tuple[int, str]:
     """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text. It is one of `number` comparisons.
 
-    The first is to be lower than the second by the margin or, if not `better`, lower by at most `TOLERANCE` units.
+    The first is to be lower than the second by the margin, or lower by at most the tolerance, or apart by at most that.
     """
     first, second = (rows[variant].find_metric(name) if variant in rows else None for variant in pair)
     if first is None or second is None:
@@ -300,14 +320,17 @@ def _judge_pair(
         return 0, f"{pair[0]} or {pair[1]} is missing" if of_any else f"no model has {name}"
     lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
     judge = partial(_sign, metrics=[first, second], name=name, unit=unit, number=number)
-    suffix = "" if experiment.by == ("bits",) else f" in {name}"
+    suffix = "" if claim.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
     if "bits" in name and all(_has_hardly_learned(rows[variant]) for variant in pair):
         return 0, f"{text}, but neither has learned much"
-    if better:
-        margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
-        return judge(lead - experiment.margin), text + margin
-    bound = TOLERANCE * unit
+    if relation == "better":
+        margin = f" (asked: {claim.margin:g})" if claim.margin else ""
+        return judge(lead - claim.margin), text + margin
+    bound = claim.tolerance * unit
+    if relation == "alike":
+        apart = f"{pair[0]} and {pair[1]} {abs(lead):.3f} apart{suffix}"
+        return judge(bound - abs(lead)), f"{apart} (no more than {bound:.3f} was asked)"
     return judge(bound - lead), f"{text} (no more than {bound:.3f} ahead was asked)"
 
 
@@ -321,13 +344,19 @@ def _sign(lead: float, metrics: Sequence[Metric], name: str, unit: float, number
 
     The noise is the sum of the spreads, and at least that of few seeds if there are fewer than three. A claim fails by
     the worst of its comparisons, and chance has as many trials. So what speaks against it is to exceed the noise times
-    the cube root of their number: of equal models with three seeds, one experiment in twenty does (simulated).
+    the cube root of their number: of equal models with three seeds, one claim in twenty does (simulated).
     """
-    share = TIME_NOISE if name.startswith(("seconds", "milliseconds")) else NOISE
-    noise, factor = sum(each.spread for each in metrics), number ** (1 / 3)
+    noise = sum(each.spread for each in metrics)
     if min(each.runs for each in metrics) < 3:
-        noise, factor = max(noise, SEED_NOISE if name == "bits" else share * unit), 1
-    return 1 if lead > noise else -1 if lead < -factor * noise else 0
+        noise = max(noise, SEED_NOISE if name == "bits" else _noise_share(name) * unit)
+    return 1 if lead > noise else -1 if lead < -(number ** (1 / 3)) * noise else 0
+
+
+def _noise_share(name: str) -> float:
+    """Return the noise of a metric with fewer than three seeds, as a share of it."""
+    if name.startswith(("seconds", "milliseconds")):
+        return TIME_NOISE
+    return COUNT_NOISE if name.startswith(("MB", "TFLOP")) else NOISE
 
 
 def list_columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
@@ -383,7 +412,8 @@ def format_result(result: Result) -> str:
     """Format the result as a text table for a terminal."""
     notes = "\n".join(f"- {note}" for note in list_notes(result))
     table = tabulate_rows(result.rows).to_text()
-    return "\n".join([table, "", result.verdict, "", notes, "", f"{result.folder}/report.html"])
+    verdicts = [line for verdict in result.verdicts for line in (str(verdict), "")]
+    return "\n".join([table, "", *verdicts, notes, "", f"{result.folder}/report.html"])
 
 
 def list_notes(result: Result) -> list[str]:
@@ -400,7 +430,7 @@ def format_page(experiment: Experiment, result: Result, plot: bytes, examples: d
         title=experiment.name,
         source=experiment.source,
         question=experiment.question,
-        verdict=result.verdict,
+        verdicts=result.verdicts,
         picture=data_uri(plot),
         results=tabulate_rows(result.rows),
         notes=list_notes(result),
@@ -419,7 +449,7 @@ def _is_number(cell: str) -> bool:
 
 
 def plot_rows(experiment: Experiment, rows: Sequence[Row], finished: dict[str, VariantRun]) -> bytes:
-    """Plot the metric of the claim beside the paper's, and a second plot.
+    """Plot the metric of the first claim beside the paper's, and a second plot.
 
     The second plot has bits against the metric `across`, the lines that were measured, or validation curves.
 
@@ -428,11 +458,11 @@ def plot_rows(experiment: Experiment, rows: Sequence[Row], finished: dict[str, V
         rows: of all variants.
         finished: a finished run of each variant that has one.
     """
-    models, axes = [], ("seconds of training", "validation, bits per token")
+    models, axes, plotted = [], ("seconds of training", "validation, bits per token"), experiment.claims[0].by[0]
     _, paper = list_columns(rows)
-    paper.sort(key=lambda name: name != experiment.by[0])  # first the metric that is plotted of ours
+    paper.sort(key=lambda name: name != plotted)  # first the metric that is plotted of ours
     for row in rows:
-        metric, unit = row.find_metric(experiment.by[0]), row.unit if experiment.by[0] == "bits" else experiment.by[0]
+        metric, unit = row.find_metric(plotted), row.unit if plotted == "bits" else plotted
         models.append(model := PlottedModel(row.variant, unit, paper=[row.paper.get(name) for name in paper]))
         if metric is not None:
             model.value, model.spread = metric.mean, metric.spread

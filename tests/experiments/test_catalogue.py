@@ -29,8 +29,9 @@ from pipeline.config import ConfigError
 FILE = """
 source: nobody
 question: two models
-claim: flat is better
-better: {flat: [deep]}
+claims:
+  - text: flat is better
+    better: {flat: [deep]}
 small: {preset: flat, options: [decoder-alone]}
 full: {preset: paper-spacebyte}
 variants:
@@ -94,7 +95,7 @@ def test_a_file_gives_a_variant_for_each_size_that_it_has(tmp_path: Path) -> Non
     flat, deep = experiment.variants
     decoder_alone = ("model.mixture.known=0", "iem.correction=none", "finetune.iem_weight=0")
     assert flat.options == (*decoder_alone, "seed=1") and deep.options == (*decoder_alone, "seed=2")
-    assert flat.paper == {"there": 2.0} and experiment.better == {"flat": ("deep",)}
+    assert flat.paper == {"there": 2.0} and experiment.claims[0].better == {"flat": ("deep",)}
     full = [(each.name, each.preset, each.options) for each in experiment.full]
     assert full == [("flat", "paper-spacebyte", ("seed=1",))]
 
@@ -102,19 +103,21 @@ def test_a_file_gives_a_variant_for_each_size_that_it_has(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("claim:", "clam:", "clam is not a key; keys are source, question, claim"),
+        ("claims:", "clams:", "clams is not a key; keys are source, question, claims"),
+        ("    better:", "    beter:", "claims.0.beter is not a key; keys are text, better, no_better, alike"),
         ("{options: [seed=1]", "{optoins: [seed=1]", "variants.flat.optoins is not a key; keys are options, small"),
         ("small: {options: [seed=2]}", "small: {seed: 2}", "variants.deep.small.seed is not a key; keys are preset"),
         ("[decoder-alone]", "[decoder]", "'decoder' is neither key=value nor a set. Sets are untabled"),
         ("preset: flat", "preset: flta", "no preset 'flta'"),
         ("[deep]", "[wide]", "no variant 'wide'. Variants are flat, deep"),
         ("there: 2", "there: two", "variants.flat.paper.there: Input should be a valid number"),
-        ("claim: flat", "by: [speed]\nclaim: flat", "speed needs measures, but there are none"),
-        ("claim: flat", "measures: [sped]\nclaim: flat", "measures.0: Input should be 'bags'"),
+        ("    better:", "    by: [speed]\n    better:", "claims.0.by: speed needs measures, but there are none"),
+        ("claims:", "measures: [sped]\nclaims:", "measures.0: Input should be 'bags'"),
         ("better: {", "better: {{", "while parsing"),
-        ("claim: flat", "claim: deep\nclaim: flat", "claim is a duplicate key"),
-        ("better: {flat: [deep]}", "better: {flat: [flat]}", "better: 'flat' is compared with itself"),
-        ("better: {flat: [deep]}", "better: {}", "nothing to judge the claim by"),
+        ("claims:", "source: me\nclaims:", "source is a duplicate key"),
+        ("better: {flat: [deep]}", "alike: {flat: [flat]}", "claims.0.alike: 'flat' is compared with itself"),
+        ("better: {flat: [deep]}", "better: {}", "claims.0: nothing to judge the claim by"),
+        ("claims:\n  - text: flat is better\n    better: {flat: [deep]}", "claims: []", "at least 1 item"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:

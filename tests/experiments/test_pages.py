@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments import pages
-from experiments.results import judge_claim
+from experiments.results import judge_claims
 
 load_results = cache(lambda: list(pages.load_results()))
 AGAIN = "run python -m experiments.pages"
@@ -17,7 +17,7 @@ def test_a_page_is_made_of_its_json(name: str) -> None:
     ((experiment, result),) = [each for each in load_results() if each[0].name == name]
     page = (pages.PLACE / f"{experiment.name}.md").read_text(encoding="utf-8")
     assert page == pages.format_page(experiment, result), AGAIN
-    assert result.verdict == judge_claim(experiment, result.rows), AGAIN
+    assert result.verdicts == judge_claims(experiment, result.rows), AGAIN
     assert result.command.startswith(f"haed experiment {experiment.name} ") and result.date and result.machine
     assert Path(result.folder).parent == Path(experiment.name), AGAIN  # no path of the machine that made it
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from data.corpus import Corpus
 from experiments import catalogue, external_models, timing
-from experiments.catalogue import BUDGETS, Budget, Experiment, Plan, Variant, load_experiment
+from experiments.catalogue import BUDGETS, Budget, Claim, Experiment, Plan, Variant, load_experiment
 from experiments.corpora import prepare_source
 from experiments.external_models import PACKAGES, Package
 from experiments.pages import format_page
@@ -49,8 +49,7 @@ TWO = Experiment(
         Variant("wide", "quickstart", (*SMALL, "model.decoder.width=24"), {"there": 1.5}),
         Variant("flat", "flat", (*TOKENS, "batch.context=16", "batch.sequences=2"), {"there": 1.25}),
     ),
-    claim="flat is better",
-    better={"flat": ("wide",)},
+    claims=(Claim(text="flat is better", better={"flat": ("wide",)}),),
 )
 
 
@@ -234,7 +233,7 @@ def test_one_of_the_catalogue_is_run_whole_at_a_four_hundredth_of_minutes(
 @pytest.mark.slow
 def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
     wrong = replace(TWO.variants[1], name="wrong", options=(*TWO.variants[1].options, "resume=required"))
-    experiment = replace(TWO, variants=(TWO.variants[1], wrong), better={})
+    experiment = replace(TWO, variants=(TWO.variants[1], wrong))
     with pytest.raises(TrainingInterrupted, match="saved"):
         make_runs(
             experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl"))
