@@ -48,7 +48,7 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
         return _complete_pictures(run, samples)
     default = options.sample.prompts or [*folder.read_corpus_record().frequent, ""]
     texts = to_texts(default if prompts is None else prompts, 'sample(options, ["import "])')
-    log.info("continuing %d prompts by %s step %s", len(texts), run.phase, f"{run.step:,}")
+    log.info("continuing %d prompt%s by %s step %s", len(texts), "s" * (len(texts) != 1), run.phase, f"{run.step:,}")
     written, progress = list[Sample](), ProgressCounter("sample", len(texts), "prompts")
     for prompt in texts:
         written += continue_prompt(run, prompt, samples, options.sample)

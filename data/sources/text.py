@@ -22,6 +22,7 @@ from data.sources.files import (
     ANY,
     LARGEST_DOCUMENT,
     File,
+    LeftOut,
     is_about,
     is_compressed,
     list_files,
@@ -33,6 +34,7 @@ from data.sources.splits import SPLITS, Places, some_of
 
 _WINDOW = 1 << 16  # bytes to search for a good place to cut
 INFLATED = 4  # assumed compression ratio, only used to balance the work
+_MODULES = "**/*.py"  # what is read of the standard library, but for files in these folders
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _TEXT = re.compile(rb"[\n\r](?=\S)")  # where chunkers of words and sentences begin a chunk anyway
 _WORD = re.compile(rb"\s(?=\S)")
@@ -236,19 +238,31 @@ def split_into_ranges(path: str, start: int, stop: int, size: int, align: int) -
     yield before, stop
 
 
+def _is_module_of_library(name: str) -> bool:
+    return not _SKIPPED.intersection(name.split("/")[:-1])
+
+
 class StdlibSource(TextSource):
     """The Python standard library's own source files, or those of a folder, split by a hash of the relative path."""
 
     @cached_property
     def files(self) -> list[File]:
         """The source files, except for tests and installed packages."""
-        options, left_out = self.options, self.record.left_out
+        options, left_out = self.options, LeftOut()
         root = options.path or sysconfig.get_paths()["stdlib"]
-        pattern = "**/*.py" if options.pattern == ANY else options.pattern
-        found = list_files(root, pattern, options.kind, options.follow_links, left_out)
-        files = [file for file in found if not _SKIPPED.intersection(file.name.split("/")[:-1])]
+        pattern = _MODULES if options.pattern == ANY else options.pattern
+        hint = f"source.kind=stdlib reads {pattern} of it. For other texts add source.kind=text"
+        try:
+            found = list_files(root, pattern, options.kind, options.follow_links, left_out)
+        except ValueError as error:
+            raise ValueError(f"{error}. {hint}") from error
+        files = [file for file in found if _is_module_of_library(file.name)]
         if not files:
-            raise ValueError(f"there are no Python sources in {root}. Use source.kind=text source.path=PATH")
+            raise ValueError(f"there are no Python sources in {root}. {hint}")
+        for reason, names in left_out.items():
+            self.record.left_out.setdefault(reason, []).extend(filter(_is_module_of_library, names))
+        if options.path is not None:
+            self.record.notes.append(hint)
         return files
 
     def stated_split(self, name: str) -> str | None:

@@ -258,12 +258,15 @@ def read_position(folder: Path) -> dict[str, float]:
 def explain_too_few_steps(folder: Path) -> str:
     """Explain that a phase has taken too few steps to learn anything, and suggest larger limits.
 
-    The result is empty if there were enough steps, or no checkpoint in the folder can be read.
+    The result is empty if there were enough steps, or no checkpoint in the folder can be read. Phase two begins with
+    what phase one has learned, if that decoded anything, so only its warm-up counts.
     """
     state, phase = _newest_state(folder), folder.parent.name
     with suppress(TypeError, KeyError):
         step, where, options = state["step"], state["phase"], state["options"]
-        least = max(FEWEST_STEPS, options["optimizer"]["warmup_steps"])
+        warmup = options["optimizer"]["warmup_steps"]
+        is_continued = phase == "finetune" and options["pretrain"]["decode_fraction"] > 0
+        least = warmup if is_continued else max(FEWEST_STEPS, warmup)
         if not 0 < step < least:
             return ""
         each = where["seconds"] / step
@@ -272,7 +275,7 @@ def explain_too_few_steps(folder: Path) -> str:
         short = [f"{phase}.{name}={value:.6g}" for name, value in wanted.items() if (limits[name] or math.inf) < value]
         advice = f"Use {' '.join(short)} or more" if short else "Run the same command to resume"
         why = f"a model learns almost nothing in fewer than {least:,}"
-        if least > FEWEST_STEPS:
+        if least == warmup:
             why = f"the warm-up of the learning rate takes {least:,}"
         return f"{phase} has taken {step:,} steps, at {each:.2g} s each; {why}. {advice}"
     return ""

@@ -273,7 +273,10 @@ class Breakdown:
     known_by_frequency: list[Part] = field(default_factory=list)
 
     def mixture_rows(self) -> list[tuple[str, ...]]:
-        """Return a table of bits per token by frequency, for a mixture and each of its parts; see `MIXTURE_COLUMNS`."""
+        """Return a table of bits per token by frequency: of all parts, which a memory adds to, and of each of a mixture's.
+
+        See `MIXTURE_COLUMNS`.
+        """
         tables = (self.by_frequency, self.decoder_by_frequency, self.known_by_frequency)
         columns = [{part.of: part.bits_per_token for part in table} for table in tables]
         return [
@@ -282,7 +285,7 @@ class Breakdown:
         ]
 
 
-MIXTURE_COLUMNS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", "known chunks alone")
+MIXTURE_COLUMNS = ("times in train", "chunks", "all parts, bits/token", "decoder alone", "known chunks alone")
 
 
 @dataclass

@@ -368,10 +368,12 @@ class ProgressCounter:
     def __init__(self, what: str, total: int, unit: str) -> None:
         self._what, self._total, self._unit, self._pace = what, total, unit, RemainingTime()
         self._done, self._status = 0, StatusLine(time.monotonic())
-        self._pace(0.0)
 
     def add_done(self, number: int = 1) -> None:
-        """Count this many more as done, and show the line if it is time; leave it after the last one."""
+        """Count this many more as done, and show the line if it is time; leave it after the last one.
+
+        The remaining time is estimated from the first call on. What is prepared before it happens once.
+        """
         self._done += number
         share = min(1.0, self._done / max(1, self._total))
         done = f"{self._done:,} of {self._total:,} {self._unit}"

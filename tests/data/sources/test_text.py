@@ -202,7 +202,25 @@ def test_python_sources_are_listed_as_all_files_are(tmp_path: Path) -> None:
     made = source("stdlib", tmp_path)
     assert [file.name for file in made.files] == ["a.py", "b.py"]
     assert made.record.left_out == {"hidden": [".hidden.py"], "links to nowhere": ["nowhere.py"]}
+    assert made.record.notes == ["source.kind=stdlib reads **/*.py of it. For other texts add source.kind=text"]
     assert [file.name for file in source("stdlib", tmp_path, pattern="a*").files] == ["a.py"]
+
+
+def test_of_the_standard_library_what_is_no_part_of_it_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "json").mkdir()
+    for name in ("a.py", "site-packages/empty.py", "json/empty.py"):
+        (tmp_path / name).write_text("x = 1\n" * ("empty" not in name))
+    made = source("stdlib", tmp_path)
+    assert [file.name for file in made.files] == ["a.py"] and made.record.left_out == {"empty": ["json/empty.py"]}
+
+
+@pytest.mark.parametrize("name", ["notes.md", "tests/a.py"])
+def test_a_folder_of_other_texts_is_told_its_kind(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("words\n")
+    with pytest.raises(ValueError, match="For other texts add source.kind=text$"):
+        source("stdlib", tmp_path).files  # noqa: B018
 
 
 def test_a_name_that_ends_like_an_offset_is_said_whole(tmp_path: Path) -> None:

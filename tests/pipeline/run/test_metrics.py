@@ -75,6 +75,18 @@ def test_a_count_ends_with_a_whole_bar_on_a_line_of_its_own(monkeypatch: pytest.
     assert lines[1].endswith("100% · evaluate · 4 of 4 chunks\n")
 
 
+def test_what_is_prepared_before_the_first_count_is_no_part_of_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("pipeline.run.metrics.time.monotonic", lambda: now)
+    progress = ProgressCounter("evaluate", 100, "chunks")
+    with caplog.at_level("INFO"):
+        for now in (1060.0, 1120.0):  # noqa: B007
+            progress.add_done(10)
+    assert [line.split(" · ")[:2] for line in caplog.messages] == [["10%", "evaluate"], ["20%", "8 min left"]]
+
+
 def test_the_time_left_is_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a phase whose limit is in seconds of steps, which validations between them do not count for."""
     now = 1000.0

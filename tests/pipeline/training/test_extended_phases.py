@@ -162,6 +162,15 @@ def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     assert pretrain(options).remark == trained.remark and trained.remark not in caplog.text  # it is finished
 
 
+@pytest.mark.parametrize(("share", "few"), [(0.5, False), (0.0, True)])
+def test_a_short_phase_two_has_learned_what_phase_one_did(share: float, few: bool, options: Options) -> None:
+    options.pretrain.decode_fraction, options.optimizer.warmup_steps = share, 1
+    pretrain(options)
+    trained = finetune(options)
+    assert 1 < trained.steps < 100 and bool(trained.remark) is few
+    assert ("too few to learn anything" in format_outcome(trained)) is few
+
+
 def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
