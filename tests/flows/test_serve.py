@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -117,6 +118,12 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
     for name in runs:
         found = weights(served.folder / "runs" / name)
         assert all(torch.equal(found[key], value) for key, value in expected.items()), name
+
+    name = f"report/report-{deployment_suffix(served.folder)}"
+    prefect = partial(python, served.folder, "-m", "prefect", "deployment", PREFECT_API_URL=f"{served.address}/api")
+    assert name.split("/")[1] in prefect("ls", COLUMNS="200").stdout and "'run'" in prefect("inspect", name).stdout
+    done = prefect("run", name, "-p", "run=alone", "--watch")
+    assert done.returncode == 0 and (served.folder / "runs/alone/report.html").is_file(), done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("corpus")
