@@ -53,6 +53,7 @@ Measure = Literal[
 Data = Literal["text", "articles", "pictures", "copies"]
 Clock = Literal["wall", "process"]
 Size = Literal["small", "full"]
+Relation = Literal["better", "no_better", "alike"]  # of the first variant of a pair to the second
 ROW_METRICS = ("bits", "seconds", "TFLOP")  # that every row has
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -118,6 +119,17 @@ class Claim:
     margin: float = 0.0
     tolerance: float = 0.02
     below: dict[str, float] = field(default_factory=dict)
+
+    def list_pairs(self) -> list[tuple[Relation, str, str]]:
+        """Return each relation that is claimed, with its two variants."""
+        relations: dict[Relation, dict[str, tuple[str, ...]]]
+        relations = {"better": self.better, "no_better": self.no_better, "alike": self.alike}
+        return [
+            (relation, first, other)
+            for relation, pairs in relations.items()
+            for first, others in pairs.items()
+            for other in others
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,15 +247,15 @@ def read_experiment(path: Path) -> Experiment:
 
 def _check_claim(claim: Claim, place: str, names: set[str], file: ExperimentFile) -> None:
     """Raise ConfigError if a claim is of variants or metrics that its file does not have, or of nothing."""
-    for key, pairs in (("better", claim.better), ("no_better", claim.no_better), ("alike", claim.alike)):
-        for first, others in pairs.items():
-            for named in (first, *others):
-                if named not in names:
-                    known = ", ".join(file.variants)
-                    raise ConfigError(f"{place}.{key}: there is no variant {named!r}. Variants are {known}")
-            if first in others:
-                raise ConfigError(f"{place}.{key}: {first!r} is compared with itself. Name another variant")
-    if not (claim.better or claim.no_better or claim.alike or claim.below):
+    pairs = claim.list_pairs()
+    for relation, *pair in pairs:
+        for named in pair:
+            if named not in names:
+                known = ", ".join(file.variants)
+                raise ConfigError(f"{place}.{relation}: there is no variant {named!r}. Variants are {known}")
+        if pair[0] == pair[1]:
+            raise ConfigError(f"{place}.{relation}: {pair[0]!r} is compared with itself. Name another variant")
+    if not (pairs or claim.below):
         raise ConfigError(f"{place}: nothing to judge the claim by. Give better, no_better, alike or below")
     measured = [name for name in claim.by if name not in ROW_METRICS]
     if measured and not file.measures:
@@ -259,8 +271,8 @@ def _explain_error(error: Exception) -> str:
     *parents, last = (str(part) for part in first["loc"]) if first["loc"] else ("the file",)
     place = ".".join([*parents, last])
     if first["type"] == unknown:
-        schema: type[Any] = {0: ExperimentFile, 2: VariantFile}.get(len(parents), SizeFile)
-        schema = Claim if parents[:1] == ["claims"] else schema
+        by_depth = {0: ExperimentFile, 2: VariantFile}
+        schema: type[Any] = Claim if parents[:1] == ["claims"] else by_depth.get(len(parents), SizeFile)
         return f"{place} is not a key; keys are {', '.join(each.name for each in fields(schema))}"
     return f"{place}: {first['msg']}"
 

@@ -60,7 +60,7 @@ def format_page(experiment: Experiment, result: Result) -> str:
             f"# {name}",
             f"<!-- Generated from {name}.json by `python -m experiments.pages`. Do not edit. -->",
             f"{_capitalize(markdown_text(experiment.source))}. It compares {question}.",
-            *(part for verdict in judge_claims(experiment, result.rows) for part in _format_verdict(verdict)),
+            *(part for verdict in result.verdicts for part in _format_verdict(verdict)),
             tabulate_rows(result.rows).to_markdown(),
             f"![{question}]({name}.png)",
             "## How it was made",
@@ -97,7 +97,7 @@ def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
     for experiment, result in results:
         source = "" if experiment.source == OURS else markdown_text(experiment.source)
         place = [f"[{experiment.name}]({experiment.name}.md)", source, read_budget(result)]
-        for claim, verdict in zip(experiment.claims, judge_claims(experiment, result.rows), strict=True):
+        for claim, verdict in zip(experiment.claims, result.verdicts, strict=True):
             lines.append([*place, markdown_text(claim.text), verdict.word])
             place = [""] * len(place)
     table = [["result", "table or figure", "budget", "claim", "verdict"], ["---"] * 5, *lines]

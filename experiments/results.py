@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from data.filesystem import write_atomically, write_json
-from experiments.catalogue import OURS, ROW_METRICS, Claim, Experiment, Plan, Variant
+from experiments.catalogue import OURS, ROW_METRICS, Claim, Experiment, Plan, Relation, Variant
 from experiments.measures import Measurement
 from experiments.plots import PlottedModel, plot_experiment
 from pipeline.config import Phase
@@ -27,7 +27,6 @@ from pipeline.run.metrics import read_metrics
 NOISE, TIME_NOISE, COUNT_NOISE = 0.05, 0.1, 0.02
 HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
-Relation = Literal["better", "no_better", "alike"]  # of the first of a pair to the second
 
 
 @dataclass
@@ -112,12 +111,9 @@ class Row:
             return self.metrics.get(name)
         if self.bits is None:
             return None
-        of_row = {
-            "bits": Metric(self.bits, self.spread, self.seeds),
-            "seconds": Metric(self.seconds, 0),
-            "TFLOP": Metric(self.flops / 1e12, 0),
-        }
-        return of_row[name]
+        if name == "bits":
+            return Metric(self.bits, self.spread, self.seeds)
+        return Metric(self.seconds if name == "seconds" else self.flops / 1e12, 0)
 
 
 @dataclass
@@ -269,15 +265,7 @@ def judge_claim(claim: Claim, experiment: Experiment, rows: Sequence[Row]) -> Ve
         limit = f"every model needs more than {HARDLY_LEARNED} bits of 8 by chance"
         return Verdict(sentence, "cannot tell at this size", [f"no model has learned much: {limit}"])
     by_name = {row.variant: row for row in rows}
-    relations: dict[Relation, Mapping[str, Sequence[str]]]
-    relations = {"better": claim.better, "no_better": claim.no_better, "alike": claim.alike}
-    compared = [
-        ((first, other), name, relation)
-        for relation, pairs in relations.items()
-        for first, others in pairs.items()
-        for other in others
-        for name in claim.by
-    ]
+    compared = [((first, other), name, relation) for relation, first, other in claim.list_pairs() for name in claim.by]
     bounded = {
         name: {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
         for name in claim.below

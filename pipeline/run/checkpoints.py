@@ -274,10 +274,9 @@ def explain_too_few_steps(folder: Path) -> str:
         limits = {name: options[phase][name] for name in wanted}
         short = [f"{phase}.{name}={value:.6g}" for name, value in wanted.items() if (limits[name] or math.inf) < value]
         advice = f"Use {' '.join(short)} or more" if short else "Run the same command to resume"
-        why = f"a model learns almost nothing in fewer than {least:,}"
-        if least == warmup:
-            why = f"the warm-up of the learning rate takes {least:,}"
-        return f"{phase} has taken {step:,} steps, at {each:.2g} s each; {why}. {advice}"
+        is_warmup = least == warmup
+        why = "the warm-up of the learning rate takes" if is_warmup else "a model learns almost nothing in fewer than"
+        return f"{phase} has taken {step:,} steps, at {each:.2g} s each; {why} {least:,}. {advice}"
     return ""
 
 
