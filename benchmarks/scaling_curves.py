@@ -1,11 +1,12 @@
 """Bits of HAED and of a flat transformer with n-grams by width and by training compute, and how HAED's lead changes.
 
-    python benchmarks/scaling_curves.py FOLDER OUTPUT [--system haed|flat] [--widths 128 192] [--budgets 1 2 4 8 16 32]
+    python benchmarks/scaling_curves.py FOLDER OUTPUT [--system haed|flat] [--widths 128 192] [--budgets 1 2 4 8 16 32] [--rate 1]
 
 FOLDER has train.txt, valid.txt and test.txt. Every width is trained anew for every budget, which is in model TFLOPs of all
 phases, since each phase has its own schedule. Two thirds of HAED's budget are phase one, as in the preset. Runs and shards are
 kept in OUTPUT, so a second call goes on. Without --system it prints the table of both: the least bits per character of the valid
-split over the widths, HAED's lead at each budget, and two fits of it.
+split over the widths, HAED's lead at each budget, and two fits of it. --rate multiplies the preset's learning rates of all dense
+weights; runs of each factor are tabulated by themselves.
 """
 
 import argparse
@@ -43,7 +44,15 @@ def load_system(system: str, width: int, name: str, args: argparse.Namespace, *m
         words += ["model.main.head_width=64", f"model.encoder.width={width}", f"model.encoder.hidden={2 * width}"]
         words += [f"model.decoder.width={2 * width}", "evaluate.memory=0"]
     words += [f"{phase}.seconds=null" for phase in list_phases(system)]
+    rates = load_options(SYSTEMS[system]).optimizer
+    dense = ["learning_rate"] if system == "flat" else ["learning_rate", "main_learning_rate"]
+    words += [f"optimizer.{name}={args.rate * getattr(rates, name)}" for name in dense]
     return load_options(SYSTEMS[system], [*words, *more])
+
+
+def name_run(system: str, width: int, budget: str, args: argparse.Namespace) -> str:
+    """Return the name of a run, `budget` in TFLOPs or a word."""
+    return f"{system}-{width}-{budget}" + (f"-rate{args.rate:g}" if args.rate != 1 else "")
 
 
 def list_phases(system: str) -> tuple[Phase, ...]:
@@ -61,7 +70,7 @@ def train_run(system: str, width: int, budget: float, args: argparse.Namespace) 
     """Train a system of some width for a budget of TFLOPs, and evaluate it."""
     phases = list_phases(system)
     few = [f"{phase}.steps=8" for phase in phases]
-    probe = load_system(system, width, f"{system}-{width}-probe", args, *few)
+    probe = load_system(system, width, name_run(system, width, "probe", args), args, *few)
     shard_source(probe)
     for phase in phases:
         stages.run_phase(phase, probe)
@@ -70,16 +79,16 @@ def train_run(system: str, width: int, budget: float, args: argparse.Namespace) 
         for phase, flops in zip(phases, count_flops(probe, phases), strict=True)
     }
     limits = [f"{phase}.steps={count}" for phase, count in steps.items()]
-    options = load_system(system, width, f"{system}-{width}-{budget:g}", args, *limits)
+    options = load_system(system, width, name_run(system, width, f"{budget:g}", args), args, *limits)
     if not (RunFolder.from_options(options).path / "evaluation.json").exists():
         for phase in phases:
             stages.run_phase(phase, options)
         evaluate_run(options)
 
 
-def read_bits(system: str, width: int, budget: float, output: Path) -> float:
+def read_bits(system: str, width: int, budget: float, args: argparse.Namespace) -> float:
     """Return the bits per character of a run by the model alone; NaN: it was not run."""
-    path = output / "runs" / f"{system}-{width}-{budget:g}" / "evaluation.json"
+    path = args.output / "runs" / name_run(system, width, f"{budget:g}", args) / "evaluation.json"
     return read_as(Evaluation, path).alone.value if path.exists() else np.nan
 
 
@@ -87,7 +96,7 @@ def print_curves(args: argparse.Namespace) -> None:
     """Print the bits of all runs, HAED's lead, and a straight line and a decay that fit it."""
     best = {}
     for system in SYSTEMS:
-        bits = np.array([[read_bits(system, w, b, args.output) for b in args.budgets] for w in args.widths])
+        bits = np.array([[read_bits(system, w, b, args) for b in args.budgets] for w in args.widths])
         heads = [f"{system}, width", *(f"{b:g} TFLOP" for b in args.budgets)]
         cells = [[str(w), *(f"{x:.3f}" for x in row)] for w, row in zip(args.widths, bits, strict=True)]
         print(Table(heads, cells, [True] * len(heads)).to_text(), end="\n\n")
@@ -126,6 +135,7 @@ def main() -> None:
     parser.add_argument("--system", choices=list(SYSTEMS))
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 192])
     parser.add_argument("--budgets", type=float, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--rate", type=float, default=1.0)
     args = parser.parse_args()
     if args.system is None:
         print_curves(args)
