@@ -62,7 +62,7 @@ def test_options_that_scripts_set_exist() -> None:
 
     for script, preset, words in list_overrides():
         assert load_options(preset, words), script
-    place = Namespace(folder="folder", output="output")
+    place = Namespace(folder="folder", output="output", rate=1.0)
     for system in scaling_curves.SYSTEMS:
         assert scaling_curves.load_system(system, 128, "name", place).name == "name"
 
