@@ -191,7 +191,7 @@ class WordChunker(Chunker):
         """Measure the share of words longer than k bytes, which is large where letters have several bytes."""
         kept = [document for document in documents if document]
         text, starts = b"".join(kept), np.cumsum([0, *map(len, kept)])[:-1]
-        lengths = cls(replace(options, k=LARGEST_CHUNK)).split(text, starts)[1]
+        lengths = WordChunker(replace(options, k=LARGEST_CHUNK)).split(text, starts)[1]  # a subclass may need `fitted`
         if not len(lengths):
             return None
         longer = float(np.mean(lengths > options.k))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.chunkers import Chunker, make_chunker
+from data.chunkers import Chunker, WordChunker, make_chunker
 from data.options import CHUNKERS, ChunkerOptions
 
 NASTY = [
@@ -165,3 +165,13 @@ def test_entropy_reaches_the_mean_length(shared_wikitext: bytes) -> None:
         options = ChunkerOptions(kind="entropy", k=30, mean_length=wanted)
         made = make_chunker(options, CHUNKERS.load_class("entropy").fit(options, [shared_wikitext]))
         assert len(shared_wikitext) / len(made.split(shared_wikitext)[1]) == pytest.approx(wanted, rel=0.15)
+
+
+def test_words_are_measured_for_a_chunker_of_words_that_must_be_fitted() -> None:
+    class Phrases(WordChunker):
+        def __init__(self, options: ChunkerOptions, fitted: dict[str, object] | None = None) -> None:
+            super().__init__(options)
+            self.phrases = (fitted or {})["phrases"]
+
+    measured = Phrases.measure_sample(ChunkerOptions(k=4), [b"four longer words here"])
+    assert measured is not None and measured["longer_than_k"] == 0.75
