@@ -201,7 +201,7 @@ class ChunkRecall:
     def count_after(self, order: int, places: slice) -> tuple[int, int]:
         """Return how many chunks follow the context of one range of an order, and how many different ones.
 
-        For one range it takes a tenth of the time of `count_outcomes` and `count_types`.
+        For one range it takes a seventh of the time of `count_outcomes` and `count_types`, or less.
         """
         first, end, ends = places.start, places.stop, self.ends.numpy()
         if end - first <= _SMALL:

@@ -70,8 +70,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def _step_cell(gates: Tensor, cell: Tensor | None, capped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Activate gates (n, 4H) in place and step the cell (n, H); return the output, the new cell and its tanh.
 
-    The cell's gate uses tanh x = 2σ(2x) − 1, so that one call activates all four. This is several times as fast on a
-    CPU.
+    The cell's gate uses tanh x = 2σ(2x) − 1, so that one call activates all four.
     """
     width = gates.shape[1] // 4
     update = gates[:, 2 * width : 3 * width]
