@@ -450,12 +450,14 @@ class CompiledFunction:
         if self.compiled is not None and torch.is_grad_enabled():
             try:
                 return self.compiled(*arguments)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # many kinds: no compiler, an unknown operator, …
+                result = self.function(*arguments)  # it fails as well if the compiler is not the reason
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 log.warning("torch.compile failed (%s). Training continues without it", reason)
                 self.compiled = None
+                return result
         return self.function(*arguments)
 
 
@@ -487,8 +489,8 @@ def to_device(value: Value, device: torch.device) -> Value:
     """
     found: object = value
     if isinstance(value, Tensor):
-        to_gpu = device.type == "cuda" and value.device.type == "cpu"  # a copy to the CPU must wait for the values
-        found = (value.pin_memory() if to_gpu else value).to(device, non_blocking=to_gpu)
+        away = device.type != "cpu" and value.device.type == "cpu"  # a copy to the CPU must wait for the values
+        found = (value.pin_memory() if away and device.type == "cuda" else value).to(device, non_blocking=away)
     elif isinstance(value, list | tuple):
         found = type(value)(to_device(each, device) for each in value)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -95,19 +95,20 @@ class Ranks:
         dist.all_gather(parts, padded, group=self._devices)
         return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
 
-    def broadcast(self, x: Tensor, by: int) -> Tensor:
-        """Broadcast the tensor of rank `by` to all ranks.
+    def broadcast(self, x: Tensor, number: int, by: int) -> tuple[Tensor, int]:
+        """Broadcast the tensor of rank `by`, and a number, to all ranks.
 
         The tensors are of one type and one number of columns, on devices of one kind. Their lengths may differ.
         """
         if self._cpu is None:
-            return x
+            return x, number
         source = dist.get_global_rank(self._cpu, by)
-        size = torch.tensor([len(x)])
-        dist.broadcast(size, source, group=self._cpu)
-        found = x.contiguous() if by == self.rank else x.new_empty(int(size), *x.shape[1:])
+        told = torch.tensor([len(x), number])
+        dist.broadcast(told, source, group=self._cpu)
+        size, number = told.tolist()
+        found = x.contiguous() if by == self.rank else x.new_empty(size, *x.shape[1:])
         dist.broadcast(found, source, group=self._devices)
-        return found
+        return found, number
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Return the sum of each number over all ranks."""

@@ -325,13 +325,20 @@ class Draw:
         return self.temperature == 1 and not self.top_k and self.top_p >= 1
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Draw outcomes (B,) from logits (B, n)."""
+        """Draw outcomes (B,) from logits (B, n).
+
+        Raises:
+            FloatingPointError: the largest logit is infinite or no number.
+        """
         logits = logits.double().cpu() if logits.shape[-1] <= _MANY else logits
+        largest = logits.amax(-1, keepdim=True)
+        if not largest.isfinite().all():
+            raise FloatingPointError("the model's scores are infinite or no numbers. Use an earlier checkpoint")
         if self.temperature == 0:
             return logits.argmax(-1).cpu()
         if self.top_k:  # before dividing: rounding can make unequal logits equal
             logits = logits.masked_fill(~mask_largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
-        weights = ((logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)).exp()
+        weights = ((logits - largest) / max(self.temperature, _COLDEST)).exp()
         if self.top_p >= 1:
             return self._draw_weighted(weights).squeeze(1).cpu()
         rounding = 8 * torch.finfo(weights.dtype).eps  # 0.1 added seven times is a little less than 0.7

@@ -72,8 +72,9 @@ class RejectionSampler:
             for _ in range(_ROUNDS):
                 chance = torch.rand(2, len(some), _PROPOSED, dtype=torch.float64, generator=generator).to(wide.device)
                 place = torch.searchsorted(passed, chance[0] * passed[:, -1:], right=True)
+                place = place.clamp(max=len(self.keys) - 1)  # beyond the last, if a bound is infinite or no number
                 score = (self.keys[place].to(wide.dtype) * wide[:, None]).sum(2) + self.bias[place]
-                accepted = chance[1].log() < score - bounds.gather(1, place)
+                accepted = (chance[1].log() < score - bounds.gather(1, place)) & passed[:, -1:].isfinite()
                 drawn = place.gather(1, accepted.int().argmax(1, keepdim=True)).squeeze(1)  # the first accepted
                 rows[some] = drawn.where(accepted.any(1), -1).cpu()
                 left = rows[some] < 0

@@ -282,10 +282,9 @@ class Candidates:
     def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
         """Count the chunks of the group whose turn it is, on all ranks; see `CountMin.update`."""
         assert self.counts is not None
-        own = torch.cat([torch.stack([keys, holders], 1), keys.new_tensor([[0, windows]])])
-        told = self._elsewhere.broadcast(own, self.turns % self._elsewhere.size)
-        counted = float(told[-1, 1])
-        self._before = self.windows, self.turns, self.counts.update(*told[:-1].unbind(1))
+        own = torch.stack([keys, holders], 1)
+        told, counted = self._elsewhere.broadcast(own, windows, self.turns % self._elsewhere.size)
+        self._before = self.windows, self.turns, self.counts.update(*told.unbind(1))
         self.windows += counted
         self.turns += 1
 

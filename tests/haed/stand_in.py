@@ -2,7 +2,7 @@
 
 Within `StandInDevice` tensors are made there, moved there and back. As on a GPU, an operation on tensors of both devices is
 refused, unless one is a scalar. What would wait for a GPU is counted by name in `waits`: reading a value, shapes that depend
-on values, indices on the CPU, and copies from the device.
+on values, indices on the CPU, and copies from the device or to it that are not asynchronous.
 """
 
 from collections import Counter
@@ -78,6 +78,8 @@ class StandInDevice(TorchDispatchMode):
         goes_there = is_here if target is None else torch.device(target).type == DEVICE.type
         if not goes_there and not is_here:
             return func(*args, **kwargs)
+        if name == "_to_copy" and not is_here and not kwargs.get("non_blocking"):
+            self.waits["copy to the device"] += 1
         if name == "_fused_sdp_choice":
             return 0  # the formula: the CPU's kernels go by other names
         if is_here:
@@ -104,6 +106,8 @@ class StandInDevice(TorchDispatchMode):
             self.waits["index on the CPU"] += 1
         elif name in INDEXING and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1]):
             self.waits["index by a mask"] += 1
+        elif name == "copy_" and not isinstance(args[1], StandIn) and args[1].ndim and not args[2:3] == (True,):
+            self.waits["copy to the device"] += 1
         elif name == "_to_copy" and not stays or name == "copy_" and not isinstance(args[0], StandIn):
             self.waits["copy from the device"] += 1
         elif name in WAITING:

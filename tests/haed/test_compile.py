@@ -111,6 +111,12 @@ def test_a_failure_of_the_compiler_is_said_once_and_memory_that_runs_out_is_no_s
     monkeypatch.setattr(torch, "compile", fail(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError):
         CompiledFunction(lambda x: 2 * x)(x)
+    none_left = RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")  # the function itself raises it, too
+    monkeypatch.setattr(torch, "compile", fail(none_left))
+    compiled = CompiledFunction(fail(none_left)())
+    with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
+        compiled(x)
+    assert compiled.compiled is not None
 
 
 @pytest.mark.slow  # the compiler of C++ takes a quarter of a minute

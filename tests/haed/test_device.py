@@ -16,7 +16,7 @@ from haed.options import IEMOptions
 from haed.registry import make_objective, make_sampler
 from haed.sampling import Draw
 from pipeline.config import OptimizerOptions
-from pipeline.training.optimizer import make_optimizer
+from pipeline.training.optimizer import clip_gradients, make_optimizer
 from tests.conftest import mostly_slow
 from tests.haed.chunk.test_model import small, windows
 from tests.haed.conftest import ComputeDevice
@@ -131,7 +131,7 @@ def test_steps_of_a_chunk_model_are_the_same_on_a_device_and_wait_once(
             with device.refuse_waits(is_first=not number) if place != CPU else nullcontext():
                 losses = made(there, diagnose=number == 1)
                 losses.total.backward()
-                torch.nn.utils.clip_grad_norm_(
+                clip_gradients(
                     [x for group in optimizer.param_groups if not group["table"] for x in group["params"]], 1.0
                 )
                 optimizer.step()

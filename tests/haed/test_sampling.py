@@ -238,3 +238,14 @@ def test_exactly_as_many_outcomes_stay_as_were_asked_for_where_some_are_equal(
 def test_what_is_no_way_to_draw_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Use Draw\("):
         Draw(**wrong)
+
+
+@pytest.mark.parametrize("many", [1024, 3], ids=["few outcomes", "many outcomes"])
+@pytest.mark.parametrize("how", [{}, {"top_k": 2}, {"top_p": 0.5}, {"temperature": 0.0}])
+@pytest.mark.parametrize("logits", [[0.0, math.nan, 1.0, 0.0], [-math.inf] * 4, [0.0, math.inf, 0.0, 1.0]])
+def test_scores_that_are_no_numbers_are_refused(
+    logits: list[float], how: dict[str, Any], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("haed.sampling._MANY", many)
+    with pytest.raises(FloatingPointError, match="no numbers"):
+        Draw(**how)(torch.tensor([logits]))

@@ -69,3 +69,17 @@ def test_accepted_chunks_follow_the_softmax_over_all_scores(
 def test_no_queries_draw_nothing() -> None:
     keys, bias, queries = make_case("usual")
     assert len(RejectionSampler(keys, bias, queries).draw_rows(queries[:0], None)) == 0
+
+
+@pytest.mark.parametrize("broken", ["a key whose square overflows", "a key", "a query", "a bias"])
+def test_where_a_bound_is_no_number_nothing_is_drawn(broken: str) -> None:
+    """So all chunks are scored, and an unusable score is refused there."""
+    keys, bias, queries = make_case("usual")
+    if broken == "a bias":
+        bias[7] = torch.inf
+    elif broken == "a query":
+        queries[0] = torch.nan
+    else:
+        keys[7, 0] = 1e21 if "square" in broken else torch.nan
+    rows = RejectionSampler(keys, bias, make_case("usual")[2]).draw_rows(queries, torch.Generator().manual_seed(0))
+    assert rows[0] == -1 and (rows < len(keys)).all()
