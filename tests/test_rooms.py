@@ -16,7 +16,7 @@ ALLOWED = {"haed": set(), "data": set(), "pipeline": {"haed", "data"}, "flows": 
 # The rooms of each package (its folders, and the modules beside them) from the lowest up. A module may import those of its
 # own room and of all below; rooms of one line do not import each other.
 ORDER = {
-    "haed": ["options", "layers", "distributed", "base", "chunk token", "iem sampling fsdp", "registry"],
+    "haed": ["options hashing", "layers", "distributed", "base", "chunk token", "iem sampling fsdp", "registry"],
     "data": [
         "urls filesystem processes statistics",
         "options",
@@ -57,7 +57,7 @@ ORDER = {
 }
 # What of haed is open to pipeline: the protocol to all of it, the layout of chunks to some.
 OPEN, TO_SOME, SOME = (
-    {"base", "registry", "sampling", "distributed", "fsdp", "options"},
+    {"base", "registry", "sampling", "distributed", "fsdp", "options", "hashing"},
     "haed.chunk",
     {"run", "training", "evaluation", "analysis"},
 )

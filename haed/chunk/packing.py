@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from haed.base import TokenBatch, length_mask
-from haed.layers.ngram_embedding import SortedIntegers, SparseLookup, mix_columns
+from haed.hashing import CHUNK_FACTORS, LENGTH_FACTOR, hash_chunks, mix_columns
+from haed.layers.ngram_embedding import SortedIntegers, SparseLookup
 
-_LENGTH_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 _FEW = 1 << 10  # chunks whose keys NumPy computes, in a third of the time, as in sampling
 
 
@@ -38,9 +37,8 @@ def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
         (N,) int64.
     """
     if tokens.device.type == "cpu" and len(tokens) <= _FEW:
-        first = lengths.long().numpy() * _LENGTH_FACTOR + 1
-        return torch.from_numpy(mix_columns(first, tokens.long().numpy().T, _MIX))
-    return mix_columns(lengths.long() * _LENGTH_FACTOR + 1, tokens.long().unbind(1), _MIX)
+        return torch.from_numpy(hash_chunks(tokens.numpy(), lengths.numpy()))
+    return mix_columns(lengths.long() * LENGTH_FACTOR + 1, tokens.long().unbind(1), CHUNK_FACTORS)
 
 
 @dataclass

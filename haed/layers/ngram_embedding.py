@@ -10,25 +10,17 @@ Legend: N integers, S places, n orders of n-grams, R rows of an order, D width o
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from haed.hashing import mix_columns
 from haed.layers.lstm import linear_rows
 from haed.options import GramsOptions
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 _FEW = 256  # symbols of which NumPy computes the rows, in less time, as in sampling
-
-
-def mix_columns(key: Any, columns: Any, factors: tuple[int, int]) -> Any:
-    """Return a hash (n,) of integers in columns of (n,) each, from a first key; tensors or arrays of 64 bits."""
-    for column in columns:
-        key = (key ^ column) * factors[0]
-        key = (key ^ (key >> 29)) * factors[1]
-    return key ^ (key >> 32)
 
 
 @dataclass

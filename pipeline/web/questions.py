@@ -251,6 +251,7 @@ class QueryResponse:
         pieces: the chunks that the query's text is cut into, if there are several.
         longer: if it is not in the index, the most frequent chunks of the index that begin with it.
         neighbours: the neighbours, nearest first.
+        collisions: which of them are alike by chance, see `pipeline.run.index.queries.QueryResult`; None if none is.
     """
 
     query: str
@@ -259,6 +260,7 @@ class QueryResponse:
     pieces: list[ShownChunk]
     longer: list[LongerChunk]
     neighbours: list[NeighbourWithExamples]
+    collisions: str | None
 
 
 @dataclass
@@ -358,7 +360,8 @@ def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -
     count = None if row is None else int(index.chunks.counts[row])
     proposed = index.find_longer(chunk, _LONGER) if row is None else []
     longer = [LongerChunk(display_chunk(each, run.chunker.name), each.hex(), often) for each, often in proposed]
-    return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
+    cut = pieces if len(pieces) > 1 else []
+    return QueryResponse(found.query, found.hex, count, cut, longer, placed, found.collisions)
 
 
 def complete_chunk(typed: str, opened: "LoadedRun") -> list[dict[str, Any]]:

@@ -300,6 +300,7 @@ def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, kn
         fallback=run.checkpoint.fallback,
         asked_stage=run.options.evaluate.stage,
         context=run.options.batch.context,
+        rows=run.options.model.encoder.rows,
         chunker=run.chunker.name,
         chance=random_pair_scores(vectors, min(known, number), metric, run.options.seed),
         options=asdict(limits),

@@ -14,14 +14,17 @@ from functools import lru_cache
 import numpy as np
 
 from data.vocabulary import DistinctChunks
+from haed.hashing import hash_rows
 from haed.options import SYSTEMS
 from pipeline.config import ConfigError, Options
+from pipeline.console import escape_control_characters
 from pipeline.run.index.faiss_search import Vectors, prepare_vectors, search_uncentred
 from pipeline.run.index.queries import Neighbour, QueryResult, SearchResults, check_count, display_chunk, log_notes
 from pipeline.run.index.storage import SCORES, IndexFiles, VectorFile
 from pipeline.run.run_directory import RunFolder
 
 COUNT = 8  # default number of neighbours
+_NAMED = 3  # chunks that are alike by chance
 FLOORS, ENOUGH = (10, 5, 3, 2), 1000  # occurrences, chunks
 
 
@@ -149,7 +152,8 @@ class ChunkIndex:
         """
         among, least = self.searched_rows(min_count)
         wanted = check_count("count", COUNT if count is None else count)
-        excluded = [{self.find_row(chunk) for chunk in chunks} - {None} for chunks in without or [()] * len(queries)]
+        without = [()] * len(queries) if without is None else without
+        excluded = [{self.find_row(chunk) for chunk in chunks} - {None} for chunks in without]
         most = min(wanted + max(map(len, excluded), default=0), among)
         metric = "cosine" if are_predictions and self.mean is not None else self.meta.metric
         vectors = prepare_vectors(vectors, metric)
@@ -161,12 +165,14 @@ class ChunkIndex:
             norms = self.norms[:among]
             scores, rows = search_uncentred(vectors, self.vectors, self.mean, self.distances[:among], norms, most)
         results = []
-        for (text, chunk), left, near, near_scores in zip(
-            queries, excluded, rows.tolist(), scores.tolist(), strict=True
+        for (text, chunk), parts, left, near, near_scores in zip(
+            queries, without, excluded, rows.tolist(), scores.tolist(), strict=True
         ):
             pairs = [(row, score) for row, score in zip(near, near_scores, strict=True) if row not in left][:wanted]
             note = None if count is None else self._shortage_note(count, len(pairs), among, least)
-            results.append(QueryResult(text, chunk.hex(), [self._neighbour_at(*pair) for pair in pairs], note))
+            is_chunk = list(parts) == [chunk]  # no sum of several, and no prediction
+            shared = self._collision_note(text, chunk, [row for row, _ in pairs]) if is_chunk else None
+            results.append(QueryResult(text, chunk.hex(), [self._neighbour_at(*pair) for pair in pairs], note, shared))
         log_notes(results)
         rest = f", of {len(self):,} (`--min-count 1`)" if among < len(self) else ""
         often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
@@ -182,6 +188,28 @@ class ChunkIndex:
         without = ", without the query" if returned < among else ""
         more = f"; a minimum count of 1 searches all {len(self):,}" if among < len(self) else ""
         return f"only {returned:,} of {count:,} neighbours: the index has {among:,} chunks{often}{without}{more}"
+
+    def _collision_note(self, query: str, chunk: bytes, found: list[int]) -> str | None:
+        """Return a note that names the chunks of some rows that have the query's row of the encoder's hashed table."""
+        if not (self.meta.rows and found and 1 <= len(chunk) <= self.chunks.tokens.shape[1]):
+            return None
+        tokens = np.zeros((1, self.chunks.tokens.shape[1]), np.uint8)
+        tokens[0, : len(chunk)] = np.frombuffer(chunk, np.uint8)
+        own = hash_rows(tokens, np.array([len(chunk)]), self.meta.rows)
+        shared = hash_rows(self.chunks.tokens[found], self.chunks.lengths[found], self.meta.rows) == own
+        names = [
+            display_chunk(self.chunk_at(row), self.meta.chunker)
+            for row, same in zip(found, shared, strict=True)
+            if same
+        ]
+        if not names:
+            return None
+        listed = ", ".join(escape_control_characters(name) for name in names[:_NAMED])
+        listed += f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        return (
+            f"{escape_control_characters(query)} shares its row of the encoder's table with {listed}: they are alike by "
+            f"chance, as a hash chose one of {self.meta.rows:,} rows for each chunk"
+        )
 
     def _neighbour_at(self, row: int, score: float) -> Neighbour:
         chunk = self.chunk_at(row)

@@ -189,21 +189,23 @@ class QueryResult:
 
     Attributes:
         note: why there are fewer neighbours than requested; None if there are enough.
+        collisions: which neighbours have the query's row of the encoder's table by chance; None if none has.
     """
 
     query: str
     hex: str
     neighbours: list[Neighbour]
     note: str | None = None
+    collisions: str | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """Return all fields for programs, with `note` only if there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "note" or value}
+        """Return all fields for programs, with `note` and `collisions` only if there is one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def log_notes(results: Iterable[QueryResult]) -> None:
     """Log the notes of query results, each once."""
-    for note in dict.fromkeys(each.note for each in results if each.note):
+    for note in dict.fromkeys(note for each in results for note in (each.note, each.collisions) if note):
         log.warning("%s", note)
 
 

@@ -116,6 +116,7 @@ class IndexMetadata(IndexSummary):
         queries: number of queries used for tuning: rows of the index, and vectors that it does not have.
         curve: results at each effort, up to the chosen one.
         mean: the mean that is subtracted from embeddings, if the metric is `centred`.
+        rows: rows of the encoder's table, of which a hash gives each chunk one; 0 without a table.
         chance: scores of random pairs, for comparison with those of results; None if there are too few.
         options: the options of the section `index`, as requested. Chunks below its `min_count` are not among `left_out`.
     """
@@ -131,6 +132,7 @@ class IndexMetadata(IndexSummary):
     queries: dict[str, int] = field(default_factory=dict)
     curve: list[SearchPoint] = field(default_factory=list)
     mean: list[float] | None = None
+    rows: int = 0
     chance: RandomPairScores | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
