@@ -72,20 +72,26 @@ from pipeline.training.trainer import (
     restore_reading,
 )
 
+_ENDS = ("steps", "seconds", "epochs", "patience")  # options of a phase that end it
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
 
 
 def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> Options | None:
     """Return the options with those that a finished phase was trained with; None if the phase is resumed.
 
-    A phase is finished if the limits of its checkpoint are reached, and the given ones as well. Lower limits only end
-    it where it is. With `say`, options that come too late to have an effect are logged.
+    A phase is finished if the given limits are reached. Lower ones end it where it is, and only they are taken over.
+    With `say`, options that come too late to have an effect are logged.
     """
     state = newest.state
-    kept, late = _restore_sections(state["options"], options, (*_SHARED, phase))
     reached = PhaseProgress(Position(state["step"], **state["phase"]), stale=state["stale"])
-    if not all(reached.is_finished(getattr(each, phase)) for each in (options, kept)):
+    if not reached.is_finished(getattr(options, phase)):
         return None
+    kept, late = _restore_sections(state["options"], options, (*_SHARED, phase))
+    if not reached.is_finished(getattr(kept, phase)):
+        ends = [each for each in late if each.key in {f"{phase}.{name}" for name in _ENDS}]
+        for each in ends:
+            set_option(kept, each.key, each.now)
+        late = [each for each in late if each not in ends]
     for each in late if say else ():
         log.warning("%s is finished: %s=%s has no effect, it was trained with %s", phase, each.key, each.now, each.was)
     return kept
@@ -135,7 +141,7 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
     names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
     before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
     was, now = (learning_rate_share(position, each, trainer.options.optimizer) for each in (before, limits))
-    if was != now:
+    if was != now and position.progress(limits) < 1:
         log.info(
             "the limits changed: %.0f %% of the phase is done (before: %.0f %%). The learning rate continues "
             "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits",
@@ -150,15 +156,15 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
         )
 
 
-def warn_lost_steps(folder: Path, step: int) -> None:
-    """Warn of steps after the resumed checkpoint that were lost in a kill, according to the metrics of the phase."""
+def warn_lost_steps(folder: Path, step: int, is_finished: bool) -> None:
+    """Warn of steps after the resumed checkpoint, according to the metrics of the phase, that no whole one holds."""
     done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
     if done > step:
         log.warning(
-            "the steps after %s, up to at least %s, were lost because the process ended before saving. "
-            "They are repeated",
+            "the steps after %s, up to at least %s, are lost: no whole checkpoint has them. They are %s",
             f"{step:,}",
             f"{done:,}",
+            "not repeated, as the limits are reached" if is_finished else "repeated",
         )
 
 
@@ -254,8 +260,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
         _check_resume(options.resume, checkpoints.folder)
         corpus = open_shards(options)
-        _check_identity(run, make_identity(options, corpus.digest))
         newest = checkpoints.load_newest()
+        _check_identity(run, make_identity(options, corpus.digest), phase, newest)
         first = load_phase_one(options) if phase == "finetune" and newest is None else None
         done = options_if_finished(phase, options, newest, say=ranks.is_first) if newest is not None else None
         if done:
@@ -289,7 +295,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             log_start_checkpoint(first)
         resumed = trainer.position.step
         if ranks.is_first:
-            warn_lost_steps(run.phase_folder(phase), resumed)
+            warn_lost_steps(run.phase_folder(phase), resumed, done is not None)
         progress, metrics = Progress(phase, limits), None
         if ranks.is_first:
             listeners: list[Listener] = [print_record] if is_launched() else [progress, listener]
@@ -443,13 +449,15 @@ def build_trainer(
     )
 
 
-def _check_identity(run: RunFolder, wanted: Identity) -> None:
-    """Raise ValueError if any phase of the run was trained with another model or corpus.
+def _check_identity(run: RunFolder, wanted: Identity, own: Phase, newest: Checkpoint | None) -> None:
+    """Raise ValueError if any phase of the run was trained with another model or corpus; `newest` is of the phase `own`.
 
     A run has one config.yaml, so its phases share both.
     """
+    if newest is not None:
+        check_same_identity(newest, wanted, run)
     for phase in LATEST_FIRST:
-        if has_checkpoint(run.phase_folder(phase) / "checkpoints"):
+        if phase != own and has_checkpoint(run.phase_folder(phase) / "checkpoints"):
             try:
                 present = run.select_checkpoint(phase)
             except ValueError:  # damaged: whoever needs it raises this again
@@ -514,7 +522,7 @@ def format_outcome(trained: TrainingResult) -> str:
     """Format the result of a stage as one line for people."""
     resumed = f", resumed at step {trained.resumed_from:,}" if trained.resumed_from else ""
     if trained.resumed_from == trained.steps:
-        resumed = "; it was finished already, nothing was trained"
+        resumed = "; its limits were reached before, nothing was trained"
     few = ", too few to learn anything" if trained.remark else ""
     return (
         f"{trained.phase}: {trained.steps:,} steps in {trained.seconds:,.0f} s, {trained.epochs:.2f} epochs{few}{resumed}; "

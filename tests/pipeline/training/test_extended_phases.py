@@ -33,6 +33,22 @@ def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCa
     assert pretrain(options).resumed_from == 9
 
 
+def test_a_phase_that_lower_limits_end_keeps_what_trained_it(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = iter(range(99))
+    with pytest.raises(TrainingInterrupted):
+        pretrain(options, lambda: next(calls) == 2)
+    given = replace(options, pretrain=replace(options.pretrain, steps=2))
+    given.optimizer = replace(options.optimizer, learning_rate=0.5)
+    with caplog.at_level("INFO"):
+        assert "nothing was trained" in format_outcome(pretrain(given))
+    kept = RunFolder.from_options(options).load_options()
+    assert kept.pretrain.steps == 2 and kept.optimizer == options.optimizer
+    assert "optimizer.learning_rate=0.5 has no effect, it was trained with" in caplog.text
+    assert "The learning rate continues" not in caplog.text and "pretrain.steps=2 has no effect" not in caplog.text
+
+
 def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     """Of the command that comes too late, only what is for later is written into config.yaml, and nothing into a checkpoint."""
     pretrain(options)
@@ -45,7 +61,7 @@ def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest
     path = RunFolder.from_options(options).path / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 5"))  # nor is what somebody wrote there
     with caplog.at_level("INFO"):
-        assert "it was finished already, nothing was trained" in format_outcome(pretrain(given))
+        assert "its limits were reached before, nothing was trained" in format_outcome(pretrain(given))
     kept = RunFolder.from_options(options).load_options()
     assert (kept.seed, kept.pretrain, kept.finetune) == (options.seed, options.pretrain, options.finetune)
     assert kept.sample.temperature == 0.5 and kept.validation == options.validation
