@@ -14,7 +14,7 @@ from pipeline.config import ConfigError, Options, describe_presets, is_option, l
 from pipeline.config.messages import explain_malformed_override, explain_unknown_command, suggest_option
 from pipeline.config.schema import option_names
 from pipeline.console import make_printable
-from pipeline.run.run_directory import RunFolder, list_runs
+from pipeline.run.run_directory import RunFolder, describe_runs
 
 GOES_ON = "stopped. Run the same command to resume"
 _LITERAL = "\0"  # marks words after `--`; no argument of a process can contain it
@@ -86,14 +86,6 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
 def is_run(name: str, runs_dir: str = "runs") -> bool:
     """Return whether a run of that name, or in a folder of that path, exists."""
     return any(os.path.isfile(os.path.join(place, name, "config.yaml")) for place in (".", runs_dir))
-
-
-def describe_runs(runs_dir: str = "runs") -> str:
-    """Return a sentence that lists the runs in a folder, newest first, or says how to make one."""
-    names = list_runs(runs_dir)
-    if not names:
-        return f"there are no runs in {runs_dir}/. Make one with `haed run --config quickstart`"
-    return f"runs in {runs_dir}/: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:

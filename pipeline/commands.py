@@ -19,7 +19,6 @@ from pipeline.arguments import (
     add_config_arguments,
     add_run_argument,
     add_run_arguments,
-    describe_runs,
     load_run_options,
     options_from_arguments,
     parse_path,
@@ -36,7 +35,7 @@ from pipeline.config import (
 )
 from pipeline.config.reference import comment_options, format_options, search_options
 from pipeline.run.files import describe_speed, write_or_log
-from pipeline.run.run_directory import RunFolder
+from pipeline.run.run_directory import RunFolder, describe_runs
 from pipeline.signals import postponed_signals
 
 

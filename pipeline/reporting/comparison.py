@@ -30,7 +30,8 @@ WITHIN = 0.1  # largest relative difference of equal budgets
 SEED_NOISE = 0.08
 SHOWN = 12  # maximum number of options in a text; JSON has all
 _NARROW = 6  # columns of a table in an artifact, beside which Prefect shows a column of its own
-_LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
+_ENDS = ("steps", "seconds", "epochs")
+_LIMITS = (*_ENDS, "patience", "part_from", "part_to")
 _WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # options that change the cost of a step
 _TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
 _NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
@@ -222,7 +223,7 @@ def make_comparison(folders: Mapping[str, RunFolder]) -> tuple[Comparison, dict[
     by = choose_budget(rows, options, result.differing)
     if (refused := _explain_incomparable(rows)) or len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
         result.refused = refused
-    elif refused := explain_unequal_budgets(rows, by):
+    elif refused := explain_unequal_budgets(rows, options, by):
         result.refused = f"{refused}."
     else:
         result.verdict = _format_verdict(rows, by)
@@ -413,23 +414,25 @@ def choose_budget(rows: Sequence[Row], options: Mapping[str, Options], differenc
         name
         for row in rows
         for phase in row.phases
-        for name in ("steps", "seconds", "epochs")
+        for name in _ENDS
         if getattr(getattr(options[row.run], phase.split()[0]), name)
     }
     return "seconds" if limited == {"seconds"} else "flops"
 
 
-def explain_unequal_budgets(rows: Sequence[Row], by: Budget) -> str | None:
+def explain_unequal_budgets(rows: Sequence[Row], options: Mapping[str, Options], by: Budget) -> str | None:
     """Explain why unequal budgets allow no verdict, and what to do; return None if the budgets are equal enough."""
     spent = {row.run: float(getattr(row, by)) for row in rows}
     least, most = min(spent, key=lambda run: spent[run]), max(spent, key=lambda run: spent[run])
     if spent[least] >= (1 - WITHIN) * spent[most]:
         return None
-    phase = next(row for row in rows if row.run == least).phases[-1].split()[0]
+    trained = [phase.split()[0] for row in rows if row.run == least for phase in row.phases]
+    limits = [
+        f"{phase}.{name}=" for phase in trained for name in _ENDS if getattr(getattr(options[least], phase), name)
+    ]
     whole = all(value == int(value) and value < 1e9 for value in (spent[least], spent[most]))
     few, many = (_format_value(int(spent[run]) if whole else spent[run]) for run in (least, most))
     return (
         f"No verdict: the budgets differ by more than a tenth. {least} has {few} {_NAMES[by]}, {most} "
-        f"has {many}. Train the shorter runs further with a higher {phase}.{'steps' if by == 'flops' else by}=, "
-        "and evaluate them again"
+        f"has {many}. Train the shorter runs further with a higher {' and '.join(limits)}, and evaluate them again"
     )

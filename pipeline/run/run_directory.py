@@ -4,6 +4,7 @@ Every reader of a run calls `RunFolder.check_unchanged` first: configuration and
 with. Every writer holds `RunFolder.lock`, and has checked before everything that could be refused.
 """
 
+import difflib
 import hashlib
 import logging
 import os
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 LATEST_FIRST: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
+_LISTED = 10  # runs that an error names
 CONFIG, ENVIRONMENT, CORPUS = "config.yaml", "environment.json", "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
@@ -125,9 +127,7 @@ class RunFolder:
                 return cls(path)
         if run.exists():
             raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_suggest_instead(str(run))}")
-        known = sorted(list_runs(runs_dir))
-        hint = f"runs in {runs_dir}/: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
-        hint += _suggest_instead(str(run))
+        hint = describe_runs(runs_dir, str(run)) + _suggest_instead(str(run))
         raise FileNotFoundError(f"no run {str(run)!r}: it is neither a folder nor a name under {runs_dir}/; {hint}")
 
     def load_options(
@@ -450,6 +450,19 @@ def list_runs(runs_dir: str | Path) -> list[str]:
     """Return the names of the runs in a folder, the one that was written last first."""
     written = {path.parent.name: path.stat().st_mtime for path in Path(runs_dir).glob("*/config.yaml")}
     return sorted(written, key=lambda name: -written[name])
+
+
+def describe_runs(runs_dir: str = "runs", near: str = "") -> str:
+    """Return a sentence that lists the runs in a folder, or says how to make one.
+
+    Those with a name like `near` come first, then the newest.
+    """
+    names = list_runs(runs_dir)
+    if not names:
+        return f"there are no runs in {runs_dir}/. Make one with `haed run --config quickstart`"
+    alike = difflib.get_close_matches(near, names, _LISTED)
+    listed = [*alike, *(name for name in names if name not in alike)][:_LISTED]
+    return f"runs in {runs_dir}/: {', '.join(listed)}{f', … ({len(names)} in all)' if len(names) > _LISTED else ''}"
 
 
 def _suggest_instead(name: str) -> str:

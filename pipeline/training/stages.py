@@ -261,7 +261,10 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         _check_resume(options.resume, checkpoints.folder)
         corpus = open_shards(options)
         newest = checkpoints.load_newest()
-        _check_identity(run, make_identity(options, corpus.digest), phase, newest)
+        identity = make_identity(options, corpus.digest)
+        if newest is not None:
+            check_same_identity(newest, identity, run)
+        _check_identity(run, identity, phase)
         first = load_phase_one(options) if phase == "finetune" and newest is None else None
         done = options_if_finished(phase, options, newest, say=ranks.is_first) if newest is not None else None
         if done:
@@ -449,15 +452,13 @@ def build_trainer(
     )
 
 
-def _check_identity(run: RunFolder, wanted: Identity, own: Phase, newest: Checkpoint | None) -> None:
-    """Raise ValueError if any phase of the run was trained with another model or corpus; `newest` is of the phase `own`.
+def _check_identity(run: RunFolder, wanted: Identity, but: Phase | None = None) -> None:
+    """Raise ValueError if any phase of the run, `but` one, was trained with another model or corpus.
 
     A run has one config.yaml, so its phases share both.
     """
-    if newest is not None:
-        check_same_identity(newest, wanted, run)
     for phase in LATEST_FIRST:
-        if phase != own and has_checkpoint(run.phase_folder(phase) / "checkpoints"):
+        if phase != but and has_checkpoint(run.phase_folder(phase) / "checkpoints"):
             try:
                 present = run.select_checkpoint(phase)
             except ValueError:  # damaged: whoever needs it raises this again

@@ -221,7 +221,9 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
     assert by == expected
     least = min(getattr(row, by) for row in rows)
     enough = least >= 0.9 * max(getattr(row, by) for row in rows)
-    assert (comparison.explain_unequal_budgets(rows, by) is None) == enough
+    said = comparison.explain_unequal_budgets(rows, options, by)
+    assert (said is None) == enough
+    assert said is None or "with a higher train.seconds=, and" in said  # the limit that they have
 
 
 @pytest.mark.slow

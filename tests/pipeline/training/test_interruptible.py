@@ -66,4 +66,6 @@ def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCapt
     options.train.steps = 5
     with caplog.at_level("WARNING"):
         train(options)
-    assert "the steps after 2, up to at least 4, are lost: no whole checkpoint has them. They are repeated" in caplog.text
+    assert (
+        "the steps after 2, up to at least 4, are lost: no whole checkpoint has them. They are repeated" in caplog.text
+    )
