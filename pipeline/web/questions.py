@@ -153,8 +153,12 @@ def parse_question(kind: Any, parameters: QueryParams) -> Any:
     Raises:
         InvalidQuestionError: values are out of their bounds or of the wrong type, or hold characters that no box can,
             or it asks for more than is answered at once.
+        ValueError: a parameter is no box of the question, and not `format`.
     """
     default = kind()
+    if unknown := [name for name in parameters if name not in (*vars(default), "format")]:
+        boxes = ", ".join(vars(default))
+        raise ValueError(f"there is no parameter {escape_control_characters(unknown[0])}. Use {boxes} or format")
     given: dict[str, Any] = {}
     for name, value in vars(default).items():
         values = [each.replace("\r\n", "\n") for each in parameters.getlist(name)]
@@ -251,7 +255,6 @@ class QueryResponse:
         pieces: the chunks that the query's text is cut into, if there are several.
         longer: if it is not in the index, the most frequent chunks of the index that begin with it.
         neighbours: the neighbours, nearest first.
-        collisions: which of them are alike by chance, see `pipeline.run.index.queries.QueryResult`; None if none is.
     """
 
     query: str
@@ -260,7 +263,6 @@ class QueryResponse:
     pieces: list[ShownChunk]
     longer: list[LongerChunk]
     neighbours: list[NeighbourWithExamples]
-    collisions: str | None
 
 
 @dataclass
@@ -360,8 +362,7 @@ def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -
     count = None if row is None else int(index.chunks.counts[row])
     proposed = index.find_longer(chunk, _LONGER) if row is None else []
     longer = [LongerChunk(display_chunk(each, run.chunker.name), each.hex(), often) for each, often in proposed]
-    cut = pieces if len(pieces) > 1 else []
-    return QueryResponse(found.query, found.hex, count, cut, longer, placed, found.collisions)
+    return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
 
 
 def complete_chunk(typed: str, opened: "LoadedRun") -> list[dict[str, Any]]:

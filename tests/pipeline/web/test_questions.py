@@ -27,6 +27,16 @@ def asked(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(run.parent)
 
 
+@pytest.mark.parametrize(
+    "address", ["neighbours?quer=zebra", "next?prompt=a&temperature=2", "samples?bogus=1", "score?text=a"]
+)
+def test_a_parameter_that_does_not_exist_is_refused(address: str, asked: Site) -> None:
+    """Instead of an answer to another question."""
+    name = re.search(r"[?&](quer|temperature|bogus|text)=", address)
+    for form in ("", "&format=json"):
+        assert name and f"there is no parameter {name[1]}" in asked.get(f"/runs/run/{address}{form}", 400).text
+
+
 def test_a_chunk_that_is_missing_proposes_those_that_begin_with_it(asked: Site) -> None:
     index = asked.ask("neighbours?query=retur&query=return␣&count=1")["value"]["asked"]
     proposed = index[0]["longer"]
@@ -78,7 +88,8 @@ def test_a_query_longer_than_a_chunk_says_so_once_without_flags(asked: Site) -> 
     assert {"text": "for ", "hex": "666f7220"} in found["value"]["asked"][0]["pieces"]
     page = asked.get("/runs/run/neighbours?query=for+i+in+range(n)").text
     assert page.count("the first of its") == 1 and "--" not in page.replace("<!--", "")
-    assert asked.ask("neighbours?query=for␣")["warnings"] == []
+    (said,) = asked.ask("neighbours?query=for␣")["warnings"]  # the table has 32 rows for all chunks
+    assert "shares its row of the encoder's table with" in said
 
 
 @pytest.mark.parametrize(("page", "least"), [("next?count=2", 2), ("passages?count=2", 2), ("samples?chunks=2", 2)])
