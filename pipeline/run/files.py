@@ -317,8 +317,8 @@ class MixtureParts:
             f"{self.known:,} known chunks need {_format_bits(self.known_bits_per_token)} bits/token by "
             f"the vocabulary alone, {_format_bits(self.known_decoder_bits_per_token)} by the decoder alone. "
             f"The decoder alone needs {_format_bits(self.decoder_bits_per_token)} on all chunks. {self.unknown_share:.2%} "
-            f"of the chunks are unknown. The mean gate is {self.gate:.3f}, the cost {self.known_flops_per_token / 1e6:.3g} "
-            "MFLOP per token"
+            f"of the chunks are unknown. The mean gate is {self.gate:.3f}. The products with known chunks cost "
+            f"{self.known_flops_per_token / 1e6:.3g} MFLOP per token"
         )
 
 
