@@ -88,6 +88,8 @@ def run_flows(deployments: Mapping[str, UUID]) -> None:
     # This loop asks again itself. Within a request that is repeated it would not notice a signal.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_SECONDS}):
         killed = FlowDispatcher(deployments, stop).run()
+    for handler in logging.getLogger("prefect.flow_runs").handlers:
+        handler.flush()  # while there is a server
     if killed:
         raise RuntimeError(f"{killed} flow(s) were killed before they ended, so their work since the last save is lost")
 

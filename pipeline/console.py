@@ -185,7 +185,7 @@ class StderrHandler(logging.StreamHandler[Any]):
     """A log handler that writes each message to standard error on a line of its own.
 
     Attributes:
-        failed: whether an error was logged.
+        failed: whether an error was logged. One in the log of a Prefect flow is the flow's.
     """
 
     failed = False
@@ -196,7 +196,8 @@ class StderrHandler(logging.StreamHandler[Any]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message, and remember whether it is an error."""
-        self.failed = self.failed or record.levelno >= logging.ERROR
+        is_own = not record.name.startswith("prefect.")
+        self.failed = self.failed or is_own and record.levelno >= logging.ERROR
         super().emit(record)
 
 
