@@ -133,7 +133,8 @@ def prediction_heading(item: "NextChunks") -> str:
     opened = f", if it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
     gate = "".join(f", {name} {share:.3f}" for name, share in (item.gate or {}).items())
     gate = f"; by part{gate.replace(',', ':', 1)}" if gate else ""
-    return f"{escape_control_characters(item.prompt)}: the chunk {cut}{opened}{gate}"
+    prompt = f"{escape_control_characters(item.prompt)}: " if item.prompt else ""
+    return f"{prompt}the chunk {cut}{opened}{gate}"
 
 
 def format_predictions(predictions: "list[NextChunks]") -> str:
