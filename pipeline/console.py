@@ -138,8 +138,6 @@ _DISK_ADVICE = {
 _MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread")
 _GPU_MEMORY_WORDS = ("out of memory", "_alloc_failed")  # the latter of cuBLAS and cuDNN
 _LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces (model.kind=haed), or use a smaller model"
-    "Lower batch.sequences or batch.context, or use a smaller model. With model.kind=haed also raise batch.pieces"
-)
 _MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {
     "shard": "Lower shard.workers or shard.megabytes",
     "evaluate": "Lower evaluate.sequences",
