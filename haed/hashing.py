@@ -28,8 +28,7 @@ def hash_chunks(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         tokens: (N, K) integers, zero beyond each length.
         lengths: (N,).
     """
-    with np.errstate(over="ignore"):  # of a single chunk, whose numbers are scalars
-        return mix_columns(lengths.astype(np.int64) * LENGTH_FACTOR + 1, tokens.astype(np.int64).T, CHUNK_FACTORS)
+    return mix_columns(lengths.astype(np.int64) * LENGTH_FACTOR + 1, tokens.astype(np.int64).T, CHUNK_FACTORS)
 
 
 def hash_rows(tokens: np.ndarray, lengths: np.ndarray, rows: int) -> np.ndarray:

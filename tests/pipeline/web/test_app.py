@@ -264,9 +264,11 @@ def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
         assert "<script>" not in site.get(f"{place}{page}?{box}={attack}").text
         assert "<script>" not in site.get(f"{place}{page}?{attack}={attack}", 400).text
     for path in ("/runs/", place, *(f"{place}{page}" for page in ("live", "neighbours", "next", "samples", "score"))):
-        found = site.get(path)
-        shown = found.json()["html"] if path.endswith("live") else found.text
-        assert "<script>" not in shown and "\x1b" not in shown
+        tool = path.removeprefix(place) in ("neighbours", "next", "samples", "score")
+        for question in ("",) if tool else ("", f"?prompt={attack}&query=<script>&count=4&chunks=2"):
+            found = site.get(path + question)
+            shown = found.json()["html"] if path.endswith("live") else found.text
+            assert "<script>" not in shown and "\x1b" not in shown
     assert main(["report", str(folder)]) == 0
     assert "<script>" not in (folder / "report.html").read_text()
     table = site.get(f"{place}files/pretrain/metrics.csv").text
