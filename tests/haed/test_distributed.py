@@ -67,16 +67,16 @@ class Meeting:
     """Of threads, in the place of ranks that have this one's place in other groups."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.barrier, self.brought = size, Barrier(size, timeout=60), dict[int, torch.Tensor]()
+        self.size, self.barrier, self.brought = size, Barrier(size, timeout=60), dict[int, tuple[torch.Tensor, int]]()
 
     def at(self, place: int) -> "Meeting":
         found = object.__new__(Meeting)
         vars(found).update(vars(self), place=place)
         return found
 
-    def broadcast(self, x: torch.Tensor, by: int) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor, number: int, by: int) -> tuple[torch.Tensor, int]:
         self.barrier.wait()
-        self.brought[self.place] = x
+        self.brought[self.place] = x, number
         self.barrier.wait()
         return self.brought[by]
 
