@@ -225,7 +225,7 @@ def resolve_pointer(folder: Path, pointer: str) -> Path | None:
     return folder / name if name.startswith("step-") and Path(name).name == name else None
 
 
-def _newest_state(folder: Path) -> State:
+def read_newest_state(folder: Path) -> State:
     """Return the state.json of the newest readable checkpoint in a folder; empty if there is none."""
     for path in reversed(list_checkpoints(folder)):
         with suppress(OSError, ValueError):
@@ -233,17 +233,12 @@ def _newest_state(folder: Path) -> State:
     return {}
 
 
-def read_trained_options(folder: Path) -> dict[str, Any] | None:
-    """Return the options of the newest readable checkpoint in a folder; None if there is none."""
-    return _newest_state(folder).get("options")
-
-
 def read_position(folder: Path) -> dict[str, float]:
     """Return step, seconds, epoch and FLOPs of the newest readable checkpoint in a folder; empty if there is none.
 
     Keys are those of metrics. An interrupted training may have saved more steps than its last line of metrics shows.
     """
-    state = _newest_state(folder)
+    state = read_newest_state(folder)
     with suppress(TypeError, KeyError):
         where = state["phase"]
         return {
@@ -261,7 +256,7 @@ def explain_too_few_steps(folder: Path) -> str:
     The result is empty if there were enough steps, or no checkpoint in the folder can be read. Phase two begins with
     what phase one has learned, if that decoded anything, so only its warm-up counts.
     """
-    state, phase = _newest_state(folder), folder.parent.name
+    state, phase = read_newest_state(folder), folder.parent.name
     with suppress(TypeError, KeyError):
         step, where, options = state["step"], state["phase"], state["options"]
         warmup = options["optimizer"]["warmup_steps"]

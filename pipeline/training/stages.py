@@ -44,13 +44,13 @@ from pipeline.run.checkpoints import (
     list_checkpoints,
     load_chosen,
     make_identity,
-    read_trained_options,
+    read_newest_state,
     resolve_pointer,
 )
 from pipeline.run.device import Compute, release_memory, setup_compute
 from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
-from pipeline.run.run_directory import LATEST_FIRST, RunFolder
+from pipeline.run.run_directory import CONFIG, LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory
 from pipeline.run.trackers import open_trackers
@@ -82,11 +82,10 @@ def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say:
     A phase is finished if the given limits are reached. Lower ones end it where it is, and only they are taken over.
     With `say`, options that come too late to have an effect are logged.
     """
-    state = newest.state
-    reached = PhaseProgress(Position(state["step"], **state["phase"]), stale=state["stale"])
+    reached = _phase_progress(newest.state)
     if not reached.is_finished(getattr(options, phase)):
         return None
-    kept, late = _restore_sections(state["options"], options, (*_SHARED, phase))
+    kept, late = _restore_sections(newest.state["options"], options, (*_SHARED, phase))
     if not reached.is_finished(getattr(kept, phase)):
         ends = [each for each in late if each.key in {f"{phase}.{name}" for name in _ENDS}]
         for each in ends:
@@ -98,14 +97,28 @@ def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say:
 
 
 def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Options:
-    """Return the options with those that the run's other phases were trained with, whatever is given for them now."""
+    """Return the options with those that the run's other phases were trained with, whatever is given for them now.
+
+    Lower limits in config.yaml that ended a phase where it is stay.
+    """
+    recorded = run.load_options() if (run.path / CONFIG).exists() else None
     for other in LATEST_FIRST:
-        if other != phase and (then := read_trained_options(run.phase_folder(other) / "checkpoints")):
-            options, late = _restore_sections(then, options, (other,))
-            for each in late:
-                again = format_command(other)
-                log.info("config.yaml keeps %s=%s until %s trains with %s", each.key, each.was, again, each.now)
+        state = read_newest_state(run.phase_folder(other) / "checkpoints") if other != phase else None
+        if not state:
+            continue
+        trained = state["options"]
+        if recorded and _phase_progress(state).is_finished(limits := getattr(recorded, other)):
+            trained[other] |= {name: getattr(limits, name) for name in _ENDS}
+        options, late = _restore_sections(trained, options, (other,))
+        for each in late:
+            again = format_command(other)
+            log.info("config.yaml keeps %s=%s until %s trains with %s", each.key, each.was, again, each.now)
     return options
+
+
+def _phase_progress(state: State) -> PhaseProgress:
+    """Return how far a checkpoint's phase is."""
+    return PhaseProgress(Position(state["step"], **state["phase"]), stale=state["stale"])
 
 
 def _restore_sections(

@@ -87,6 +87,23 @@ def test_a_lower_limit_ends_a_phase_where_it_is(options: Options) -> None:
     assert again.pretrain.steps == 3 and pretrain(again).steps == 3
 
 
+def test_a_lower_limit_that_ended_phase_one_outlives_phase_two(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = iter(range(3))
+    with pytest.raises(TrainingInterrupted):
+        pretrain(options, lambda: next(calls) == 2)
+    pretrain(replace(options, pretrain=replace(options.pretrain, steps=3)))
+    run = RunFolder.from_options(options)
+    with caplog.at_level("INFO"):
+        finetune(run.load_options())
+        assert run.load_options().pretrain.steps == 3 and "config.yaml keeps" not in caplog.text
+        assert pretrain(run.load_options()).steps == 3
+        finetune(run.load_options(["pretrain.steps=50"]))
+    assert run.load_options().pretrain.steps == 3
+    assert "config.yaml keeps pretrain.steps=3 until `haed pretrain` trains with 50" in caplog.text
+
+
 def test_the_last_steps_of_a_phase_have_a_record(options: Options) -> None:
     options.log_steps, options.train.steps, options.validation.times = 50, 7, 0
     train(options)
