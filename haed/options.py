@@ -617,6 +617,17 @@ class IEMOptions:
         Field(ge=1, le=2**20, description="Neighbouring ranks that share candidates. Null: all ranks."),
         Unit("ranks"),
     ] = None
+    cells: Annotated[
+        int | None,
+        Field(
+            ge=2**10,
+            le=2**28,
+            description="Cells of each of the two rows of the count-min sketch that counts the windows with a chunk, "
+            "rounded up to a power of two, with 16 bytes each. Null: one for each distinct chunk of the train split, from "
+            "2,097,152 to 67,108,864.",
+        ),
+        Unit("cells"),
+    ] = None
     block: Annotated[
         int | None,
         Field(

@@ -43,6 +43,7 @@ from haed.options import IEMOptions
 
 log = logging.getLogger(__name__)
 
+CELLS = 1 << 21  # of a row of counts, unless iem.cells is set
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
     0xC2B2AE3D27D4EB4F - (1 << 64),
@@ -58,16 +59,16 @@ class CountMin:
     1.7 times too large in the geometric mean. One row of 2²⁰ is 5 times too large (dev/LOG.md).
 
     Args:
-        bits: logarithm to base 2 of the number of cells of a row.
+        cells: least number of cells of a row, which is a power of two.
         device: device of the keys.
 
     Attributes:
         table: (R, 2^bits) int64.
     """
 
-    def __init__(self, bits: int = 21, device: torch.device | None = None) -> None:
-        self.bits = bits
-        self.table = torch.zeros(len(_ODD), 1 << bits, dtype=torch.long, device=device)
+    def __init__(self, cells: int = CELLS, device: torch.device | None = None) -> None:
+        self.bits = (cells - 1).bit_length()
+        self.table = torch.zeros(len(_ODD), 1 << self.bits, dtype=torch.long, device=device)
 
     def update(self, keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Add counts (C,) to distinct keys (C,); return the changed cells (R, C) and their values before."""
@@ -87,10 +88,20 @@ class CountMin:
         """Return the state for a checkpoint: the table (34 MB), or its occupied cells where that is smaller."""
         flat = self.table.view(-1)
         cells = flat.nonzero().squeeze(1)
-        return {"table": self.table} if 2 * len(cells) > len(flat) else {"cells": cells, "counts": flat[cells]}
+        many = 2 * len(cells) > len(flat)
+        state = {"table": self.table} if many else {"cells": cells, "counts": flat[cells]}
+        return state | {"bits": torch.tensor(self.bits)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the result of `state_dict`.
+
+        Raises:
+            ValueError: it is of a sketch of another size.
+        """
+        if (bits := int(state["bits"])) != self.bits:
+            raise ValueError(
+                f"the checkpoint counts chunks in {1 << bits:,} cells, not in {1 << self.bits:,}. Set iem.cells={1 << bits}"
+            )
         if "table" in state:
             self.table.copy_(state["table"])
         else:
@@ -198,7 +209,7 @@ class Candidates:
     ) -> None:
         self.options, self.for_mixture = options, for_mixture
         self.group, self._elsewhere = ranks.split_into_groups(options.group)
-        self.counts = CountMin(device=device) if options.correction == "inclusion" else None
+        self.counts = CountMin(options.cells or CELLS, device) if options.correction == "inclusion" else None
         self.windows, self.turns = 0.0, 0
         self._before: tuple[float, int, tuple[Tensor, Tensor]] | None = None  # this step was counted
 

@@ -19,6 +19,7 @@ from data.corpus import Corpus
 from data.loader import Loader
 from haed.chunk.mixture import ChunkVocabulary
 from haed.distributed import Ranks
+from haed.iem.candidates import CELLS
 from haed.registry import make_objective
 from pipeline.config import (
     Difference,
@@ -73,6 +74,7 @@ from pipeline.training.trainer import (
 )
 
 _ENDS = ("steps", "seconds", "epochs", "patience")  # options of a phase that end it
+_MOST_CELLS = 1 << 26  # 1 GB
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
 
 
@@ -394,6 +396,12 @@ def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ran
     return vocabulary
 
 
+def _choose_cells(options: Options, corpus: Corpus) -> int:
+    """Return the number of cells for the counts of windows with a chunk; see `CountMin`."""
+    distinct = corpus.statistics["train"].distinct_chunks if "train" in corpus.statistics else 0
+    return options.iem.cells or min(max(CELLS, distinct), _MOST_CELLS)
+
+
 def build_trainer(
     limits: PhaseOptions,
     options: Options,
@@ -417,7 +425,7 @@ def build_trainer(
         mesh = shard_blocks(system, machine.device)
     objective = make_objective(
         system.to(machine.device),
-        options.iem,
+        replace(options.iem, cells=_choose_cells(options, corpus)),
         iem_weight=limits.iem_weight,
         decode_fraction=limits.decode_fraction,
         pieces=options.batch.pieces,

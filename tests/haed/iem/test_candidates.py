@@ -186,7 +186,7 @@ def test_inclusion_probability() -> None:
 
 
 def test_counts_of_few_keys_are_exact() -> None:
-    counts = CountMin(bits=12)
+    counts = CountMin(1 << 12)
     keys = torch.tensor([-5, 17, 2**60])
     for _ in range(10):
         counts.update(keys, torch.tensor([1, 3, 6]))
@@ -199,7 +199,7 @@ def test_counts_of_few_keys_are_exact() -> None:
 def test_four_keys_a_cell_of_before_are_counted_to_a_factor_of_two() -> None:
     """As 4 million chunks where there were 2²⁰ buckets: one row of those was 4.8 times too large."""
     torch.manual_seed(0)
-    counts, distinct = CountMin(bits=12), 1 << 13
+    counts, distinct = CountMin(1 << 12), 1 << 13
     keys, frequency = torch.randint(2**62, (distinct,)), 1 / torch.arange(1.0, distinct + 1)
     true = torch.zeros(distinct, dtype=torch.long)
     for _ in range(100):
@@ -215,10 +215,12 @@ def test_four_keys_a_cell_of_before_are_counted_to_a_factor_of_two() -> None:
 
 @pytest.mark.parametrize("keys", [0, 5, 3000])
 def test_counts_are_restored_from_the_table_or_its_occupied_cells(keys: int) -> None:
-    counter, other = CountMin(bits=10), CountMin(bits=10)
+    counter, other = CountMin(1 << 10), CountMin(1 << 10)
     counter.update(torch.arange(keys) * 7919**3, torch.arange(1, keys + 1))
     other.update(torch.arange(9), torch.ones(9, dtype=torch.long))
     state = {name: tensor.clone() for name, tensor in counter.state_dict().items()}
     assert ("table" in state) == (keys == 3000)
     other.load_state_dict(state)
     assert torch.equal(other.table, counter.table)
+    with pytest.raises(ValueError, match=r"in 1,024 cells, not in 2,048\. Set iem\.cells=1024"):
+        CountMin(1025).load_state_dict(state)

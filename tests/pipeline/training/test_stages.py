@@ -20,7 +20,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards, shard_source
 from pipeline.run.system import build_system
 from pipeline.signals import TrainingInterrupted
-from pipeline.training import trainer
+from pipeline.training import stages, trainer
 from pipeline.training.stages import finetune, pretrain, train
 from pipeline.training.trainer import NonFiniteLossError
 from tests.conftest import flip_bit, of_kind
@@ -245,6 +245,22 @@ def test_configuration_and_environment_are_written(options: Options) -> None:
     trained = setup_compute(options)
     assert environment["processor"] == trained.processor_name
     assert environment["precision"] == {"weights": "fp32", "training": trained.precision_name, "scoring": "fp32"}
+
+
+def test_counts_have_a_cell_for_each_distinct_chunk_unless_said_otherwise(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "CELLS", 16)
+    pretrain(options)
+    distinct = open_shards(options).statistics["train"].distinct_chunks
+    cells = 1 << int(load_file(newest(options, "pretrain") / "training.safetensors")["candidates/bits"])
+    assert distinct > 16 and distinct <= cells < 2 * distinct
+    given = replace(options, iem=replace(options.iem, cells=4096), pretrain=replace(options.pretrain, steps=9))
+    with pytest.raises(ValueError, match=f"Set iem.cells={cells}"):
+        pretrain(given)
+    with pytest.raises(ValueError, match=f"Set iem.cells={cells}"):
+        finetune(given)
+    assert RunFolder.from_options(options).load_options() == options
 
 
 def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
