@@ -15,12 +15,13 @@ Legend: B windows per batch of a rank, T chunks per window, K tokens per chunk.
 import logging
 import sys
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, repeat
+from itertools import accumulate, count, repeat
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ class _Stream:
 
     def __init__(self, samples: list[Sample], file: OpenedFile) -> None:
         self.file, self.at = file, [sample.at for sample in samples]
-        self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # first chunk of each, and the end
+        sizes = (len(sample.lengths) for sample in samples)
+        self.firsts = list(accumulate(sizes, initial=0))  # first chunk of each, and the end
         self.lengths = np.concatenate([sample.lengths for sample in samples])
         self.ends = np.concatenate([np.cumsum(sample.lengths, dtype=np.int32) for sample in samples])  # in the sample
         self.starts = np.zeros(len(self.lengths), bool)  # of documents
@@ -66,25 +68,25 @@ class _Stream:
             begins = first + np.cumsum(sample.documents) - sample.documents
             self.starts[begins[int(sample.continues) :]] = True
 
-    def fill_window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
-        """Copy at most `size` chunks, from `begin` on, into tokens (T, K), lengths (T,) and starts (T,).
+    def read_window(self, begin: int, size: int, lengths: np.ndarray, starts: np.ndarray) -> bytearray:
+        """Return the tokens of at most `size` chunks, from `begin` on, and write their lengths (T,) and starts (T,).
 
         Raises:
             CorruptShardError: the file was truncated since it was opened.
         """
-        stop, tokens = min(begin + size, int(self.firsts[-1])), bytearray()
-        count = stop - begin
-        lengths[:count], starts[:count] = self.lengths[begin:stop], self.starts[begin:stop]
+        stop, tokens = min(begin + size, self.firsts[-1]), bytearray()
+        own, first = slice(begin, stop), begin
         while begin < stop:
-            number = int(np.searchsorted(self.firsts, begin, "right")) - 1
-            last = min(stop, int(self.firsts[number + 1])) - 1  # in this sample
+            number = bisect_right(self.firsts, begin) - 1
+            last = min(stop, self.firsts[number + 1]) - 1  # in this sample
             offset = int(self.ends[begin]) - int(self.lengths[begin])
             try:
                 tokens += self.file.read_range(self.at[number] + offset, int(self.ends[last]) - offset)
             except CorruptFileError as error:
                 raise CorruptShardError(self.file.path, None, str(error)) from error
             begin = last + 1
-        grid[:count][np.arange(grid.shape[1]) < lengths[:count, None]] = np.frombuffer(tokens, np.uint8)
+        lengths[: stop - first], starts[: stop - first] = self.lengths[own], self.starts[own]
+        return tokens
 
 
 class Loader:
@@ -243,20 +245,24 @@ class Loader:
         mine = position + self.rank * self.sequences
         total = self.windows_per_epoch
         stop = mine + self.sequences if end is None else min(end, mine + self.sequences)
-        windows = [self._read_window(*divmod(each, total)) for each in range(mine, stop)]
-        whole = [window for window in windows if window is not None]
-        empty = np.zeros((self.context, self._k), np.uint8)
-        arrays = [window or (empty, empty[:, 0], empty[:, 0] > 0) for window in windows]
-        tokens, lengths, starts = (np.stack(part) for part in zip(*arrays, strict=True))
-        return Batch(tokens, lengths, starts, len(windows) - len(whole))
+        lengths = np.zeros((stop - mine, self.context), np.uint8)
+        starts = np.zeros(lengths.shape, bool)
+        windows = [
+            self._read_window(*divmod(each, total), *rows)
+            for each, *rows in zip(range(mine, stop), lengths, starts, strict=True)
+        ]
+        tokens = np.zeros((*lengths.shape, self._k), np.uint8)
+        is_token = np.arange(self._k, dtype=np.uint8) < lengths[..., None]
+        tokens[is_token] = np.frombuffer(b"".join(filter(None, windows)), np.uint8)
+        return Batch(tokens, lengths, starts, windows.count(None))
 
-    def _epoch_buffers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _epoch_buffers(self, epoch: int) -> tuple[np.ndarray, list[int]]:
         """Return the order of the shards in an epoch, and the first window of each buffer followed by the end."""
         order = np.arange(len(self._shards))
         if self.shuffle:
             np.random.default_rng((*self._seed, epoch)).shuffle(order)
         sizes = np.add.reduceat(self._windows[order], np.arange(0, len(order), BUFFER_SHARDS))
-        return order, np.concatenate([[0], np.cumsum(sizes)])
+        return order, [0, *np.cumsum(sizes).tolist()]
 
     def _buffer_order(self, epoch: int, buffer: int) -> np.ndarray:
         """Return the windows of a buffer in their order: (n, 2) of shard and window."""
@@ -277,23 +283,19 @@ class Loader:
             self._fetching = threading.Thread(target=self.corpus.fetch_ahead, args=(shards,), daemon=True)
             self._fetching.start()
 
-    def _read_window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return a window of an epoch: tokens (T, K), lengths (T,), starts (T,); None if its shard is skipped."""
+    def _read_window(self, epoch: int, index: int, lengths: np.ndarray, starts: np.ndarray) -> bytearray | None:
+        """Return the tokens of a window of an epoch, and write its lengths and starts; None if its shard is skipped."""
         _, firsts = self._buffers(epoch)
-        buffer = int(np.searchsorted(firsts, index, "right")) - 1
-        shard, window = self._order(epoch, buffer)[index - firsts[buffer]]
-        stream = self._load(int(shard))
+        buffer = bisect_right(firsts, index) - 1
+        shard, window = self._order(epoch, buffer)[index - firsts[buffer]].tolist()
+        stream = self._load(shard)
         if stream is None:
             return None
-        tokens = np.zeros((self.context, self._k), np.uint8)
-        lengths = np.zeros(self.context, np.uint8)
-        starts = np.zeros(self.context, bool)
         try:
-            stream.fill_window(int(window) * self._step, self._step, tokens, lengths, starts)
+            return stream.read_window(window * self._step, self._step, lengths, starts)
         except CorruptShardError as error:
-            self._skip_shard(int(shard), error)
+            self._skip_shard(shard, error)
             return None
-        return tokens, lengths, starts
 
     def _load_shard(self, number: int) -> _Stream | None:
         try:
