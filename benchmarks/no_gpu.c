@@ -14,7 +14,20 @@ EXPORT(cudaGetDevice, (int *n), *n = 0)
 EXPORT(cudaSetDevice, (int n), if (n) return cudaErrorInvalidDevice)
 EXPORT(cudaDriverGetVersion, (int *n), *n = CUDART_VERSION)
 EXPORT(cudaRuntimeGetVersion, (int *n), *n = CUDART_VERSION)
-EXPORT(cudaDeviceGetAttribute, (int *v, enum cudaDeviceAttr a, int n), *v = a == cudaDevAttrComputeCapabilityMajor ? 8 : 0)
+
+cudaError_t cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr a, int n) {
+    switch (a) { /* a sort divides by some of these */
+        case cudaDevAttrComputeCapabilityMajor: *v = 8; break;
+        case cudaDevAttrMultiProcessorCount: *v = 108; break;
+        case cudaDevAttrMaxThreadsPerBlock: case cudaDevAttrMaxBlockDimX: *v = 1024; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *v = 2048; break;
+        case cudaDevAttrMaxGridDimX: *v = 0x7fffffff; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *v = 48 << 10; break;
+        case cudaDevAttrWarpSize: *v = 32; break;
+        default: *v = 0;
+    }
+    return cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int n) {
     memset(p, 0, sizeof *p);
