@@ -320,8 +320,7 @@ class Bench:
         corpus = shard_source(options)
         run = RunFolder.create(options)
         run.write_corpus_record(corpus)
-        setup_compute(options)
-        peak = Peak()
+        machine, peak = setup_compute(options), Peak()
         with self.open_trainer(phase, options) as trainer:
             at_rest = Peak()
             for batch in islice(trainer.prepare_batches(), 3):
@@ -330,7 +329,8 @@ class Bench:
             measured = peak.bytes()
             weights = at_rest.before - peak.before
             del batch
-        checked = estimate_memory(options, corpus.build_chunker(), getattr(options, phase))
+        length, limits = corpus.split_counts("train").mean_chunk_length, getattr(options, phase)
+        checked = estimate_memory(options, corpus.build_chunker(), machine, limits, chunk_length=length)
         planned = measure_step(options, phase, 3).estimate_step(1, 25e9).memory
         free()
         result: Result = {

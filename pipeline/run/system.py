@@ -1,8 +1,8 @@
 """Build a run's system, and estimate the least memory it needs, so that options which cannot fit are refused early.
 
 The estimates are lower bounds, because options that might fit must not be refused. They count the weights, and the
-state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`SequenceModel.activation_size`)
-at 2 bytes a value. Chunks are taken as only a quarter full, unless their size is fixed.
+state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`SequenceModel.activation_size`),
+in the precision of matrix products.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,15 +69,22 @@ def check_system(options: Options) -> None:
 
 
 def estimate_memory(
-    options: Options, chunker: Chunker, phase: PhaseOptions | None = None, shards: int = 1
+    options: Options,
+    chunker: Chunker,
+    machine: Compute,
+    phase: PhaseOptions | None = None,
+    shards: int = 1,
+    chunk_length: float = 1.0,
 ) -> dict[str, int]:
     """Estimate the least bytes that a run needs on its device, by the options that determine them.
 
     Args:
         options: options of the run.
         chunker: chunker of its corpus.
+        machine: the device, and the precision of its matrix products.
         phase: the phase that is trained; None if the model is only read.
         shards: number of devices over which the weights are sharded.
+        chunk_length: mean number of tokens of a chunk that is trained on.
     """
     with _on_meta_device():
         system = build_system(options, chunker)
@@ -89,16 +96,22 @@ def estimate_memory(
         needed["model.*"] += int(each * sum(x.numel() for x in group.parameters))
     if phase is not None:
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
-        tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
-        needed["batch.sequences × batch.context"] = int(2 * system.activation_size(0 if alone else chunks, tokens))
+        size = (machine.autocast or torch.float32).itemsize
+        tokens = chunks * phase.decode_fraction * chunk_length
+        needed["batch.sequences × batch.context"] = int(size * system.activation_size(0 if alone else chunks, tokens))
     return needed
 
 
 def check_memory(
-    options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None, shards: int = 1
+    options: Options,
+    chunker: Chunker,
+    machine: Compute,
+    phase: PhaseOptions | None = None,
+    shards: int = 1,
+    chunk_length: float = 1.0,
 ) -> None:
     """Raise ValueError naming the options that need more memory than the device has free; see `estimate_memory`."""
-    needed = estimate_memory(options, chunker, phase, shards)
+    needed = estimate_memory(options, chunker, machine, phase, shards, chunk_length)
     available = free_memory(machine.device)
     if sum(needed.values()) > available:
         parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)

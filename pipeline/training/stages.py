@@ -414,7 +414,8 @@ def build_trainer(
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
     is_sharded = options.launcher.shard and ranks.size > 1
-    check_memory(options, corpus.build_chunker(), machine, limits, ranks.size if is_sharded else 1)
+    length = corpus.split_counts("train").mean_chunk_length
+    check_memory(options, corpus.build_chunker(), machine, limits, ranks.size if is_sharded else 1, length)
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
     for remark in system.option_warnings if ranks.is_first else ():

@@ -10,8 +10,10 @@ import pytest
 from pipeline.config import Options, PhaseOptions
 from pipeline.run import system
 from pipeline.run.device import setup_compute
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards
-from pipeline.run.system import build_system, check_memory
+from pipeline.run.system import build_system, check_memory, estimate_memory
+from pipeline.training.profile import profile_phase
 
 
 def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +40,18 @@ def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytes
     options.model.decoder.width, options.model.main.width, options.model.main.ffn = 16, 512, 512
     some = 10e-6 * sum(x.numel() for x in build_system(options, chunker).parameters())
     assert not fits(some, options.finetune) and fits(some, replace(options.finetune, trains="decoder"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["haed", "hourglass"])
+def test_a_step_saves_no_less_than_is_foreseen_in_its_precision(options: Options, kind: str, precision: str) -> None:
+    options.model.kind, options.precision, options.batch.sequences = kind, precision, 8
+    corpus, run = open_shards(options), RunFolder.create(options)
+    run.write_corpus_record(corpus)
+    kept, machine = sum(profile_phase(options, "train", 1).kept.values()), setup_compute(options)
+    length = corpus.split_counts("train").mean_chunk_length
+    foreseen = estimate_memory(options, corpus.build_chunker(), machine, options.train, chunk_length=length)
+    assert 0.2 < foreseen["batch.sequences × batch.context"] / kept < 1
 
 
 # What is set before torch is loaded.
