@@ -17,6 +17,7 @@ from pipeline.console import make_printable
 from pipeline.run.run_directory import RunFolder, describe_runs
 
 GOES_ON = "stopped. Run the same command to resume"
+_NEAR_OPTION = 0.9  # of a query that may be a misspelt option
 _LITERAL = "\0"  # marks words after `--`; no argument of a process can contain it
 
 
@@ -270,7 +271,7 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
 
 
 def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
-    """Return the error message for misplaced words: blanks around `=`, long dashes, a second `--config`.
+    """Return the error message for misplaced words: blanks around `=`, misspelt options, long dashes, a second `--config`.
 
     The check runs before the words are parsed. None: nothing is wrong.
     """
@@ -283,6 +284,10 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
                 return f"{word} {after}: remove the spaces around the equals sign. Use {key}={value}"
             if key != word and after and "=" not in after and after[:1] != "-":
                 return f"{word} {after}: remove the space after the equals sign. Use {key}={after}"
+        key, equals, value = word.partition("=")
+        if are_queries and equals and "." in key and key not in option_names():
+            if close := difflib.get_close_matches(key, option_names(), 1, _NEAR_OPTION):
+                return f"{word}: there is no option {key}. Use {close[0]}={value}, or -- {word} for this text"
         if word[:1] in "–—" and word.strip("–—")[:1].isalpha() and not are_queries:
             return f"{word} begins with a long dash. Use --{word.lstrip('–—')}"
     if sum(word == "--config" or word.startswith("--config=") for word in words) > 1:

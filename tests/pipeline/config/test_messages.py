@@ -199,6 +199,7 @@ def test_all_that_is_advised_is_there() -> None:
         ("sample there -p def", 2, "did you mean --prompt?"),
         ("pretrain -c quickstart", 2, "did you mean --config?"),
         ("pretrain \u2014config quickstart", 2, "begins with a long dash. Use --config"),
+        ("next run evaluate.stag=finetune", 2, "Use evaluate.stage=finetune, or -- evaluate.stag=finetune for this text"),
         ("pretrain --config quickstart --config hred", 2, "--config is given twice. Give it once"),
         ("serve there", 2, "`haed explore there`"),
         ("list", 2, "`haed serve` shows them in a browser"),
