@@ -107,9 +107,9 @@ def describe_findings(result: Analysis) -> list[str]:
         kept = ", ".join(f"{each.overlap:.0%}" for each in alike.layers[1:] if each.overlap is not None)
         sentences.append(
             f"Of the {alike.neighbours} nearest passages, {kept} are the same from one layer to the next "
-            f"(by chance {chance.overlap or 0:.1%}). From {first.name} to {last.name}, {first.last:.0%} "
-            f"to {last.last:.0%} end with the same chunk (by chance {chance.last:.1%}). {first.following:.0%} "
-            f"to {last.following:.0%} are followed by the same chunk (by chance {chance.following:.1%})."
+            f"(by chance {chance.overlap or 0:.1%}). {first.last:.0%} end with the same chunk at {first.name}, and "
+            f"{last.last:.0%} at {last.name} (by chance {chance.last:.1%}). {first.following:.0%} and "
+            f"{last.following:.0%} are followed by the same chunk (by chance {chance.following:.1%})."
         )
     return sentences
 
