@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -285,9 +286,11 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
             if key != word and after and "=" not in after and after[:1] != "-":
                 return f"{word} {after}: remove the space after the equals sign. Use {key}={after}"
         key, equals, value = word.partition("=")
-        if are_queries and equals and "." in key and key not in option_names():
+        if are_queries and equals and "." in key and key not in option_names() and not any(map(str.isspace, key)):
             if close := difflib.get_close_matches(key, option_names(), 1, _NEAR_OPTION):
-                return f"{word}: there is no option {key}. Use {close[0]}={value}, or -- {word} for this text"
+                return (
+                    f"{word}: there is no option {key}. Use {close[0]}={value}, or -- {shlex.quote(word)} for this text"
+                )
         if word[:1] in "–—" and word.strip("–—")[:1].isalpha() and not are_queries:
             return f"{word} begins with a long dash. Use --{word.lstrip('–—')}"
     if sum(word == "--config" or word.startswith("--config=") for word in words) > 1:

@@ -43,7 +43,7 @@ from haed.options import IEMOptions
 
 log = logging.getLogger(__name__)
 
-CELLS = 1 << 21  # of a row of counts, unless iem.cells is set
+CELLS, _MOST_CELLS = 1 << 21, 1 << 26  # of a row of counts, unless iem.cells is set; 1 GB
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
     0xC2B2AE3D27D4EB4F - (1 << 64),
@@ -85,7 +85,7 @@ class CountMin:
         return torch.stack([(keys * odd >> (64 - self.bits)) & ((1 << self.bits) - 1) for odd in _ODD])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state for a checkpoint: the table (34 MB), or its occupied cells where that is smaller."""
+        """Return the state for a checkpoint: the table, or its occupied cells where that is smaller."""
         flat = self.table.view(-1)
         cells = flat.nonzero().squeeze(1)
         many = 2 * len(cells) > len(flat)
@@ -107,6 +107,11 @@ class CountMin:
         else:
             cells, counts = (state[name].to(self.table.device) for name in ("cells", "counts"))
             self.table.zero_().view(-1)[cells] = counts
+
+
+def choose_cells(cells: int | None, distinct: int) -> int:
+    """Return the cells of a row of counts for so many distinct chunks, according to `iem.cells`."""
+    return cells or min(max(CELLS, distinct), _MOST_CELLS)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from data.corpus import Corpus
 from data.loader import Loader
 from haed.chunk.mixture import ChunkVocabulary
 from haed.distributed import Ranks
-from haed.iem.candidates import CELLS
+from haed.iem.candidates import choose_cells
 from haed.registry import make_objective
 from pipeline.config import (
     Difference,
@@ -51,7 +51,7 @@ from pipeline.run.checkpoints import (
 from pipeline.run.device import Compute, release_memory, setup_compute
 from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
-from pipeline.run.run_directory import CONFIG, LATEST_FIRST, RunFolder
+from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory
 from pipeline.run.trackers import open_trackers
@@ -74,7 +74,6 @@ from pipeline.training.trainer import (
 )
 
 _ENDS = ("steps", "seconds", "epochs", "patience")  # options of a phase that end it
-_MOST_CELLS = 1 << 26  # 1 GB
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
 
 
@@ -103,14 +102,14 @@ def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Opti
 
     Lower limits in config.yaml that ended a phase where it is stay.
     """
-    recorded = run.load_options() if (run.path / CONFIG).exists() else None
     for other in LATEST_FIRST:
-        state = read_newest_state(run.phase_folder(other) / "checkpoints") if other != phase else None
-        if not state:
+        state = read_newest_state(run.phase_folder(other) / "checkpoints")
+        if other == phase or not (trained := state.get("options")):
             continue
-        trained = state["options"]
-        if recorded and _phase_progress(state).is_finished(limits := getattr(recorded, other)):
-            trained[other] |= {name: getattr(limits, name) for name in _ENDS}
+        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: whoever needs it says so
+            limits = getattr(run.load_options(), other)
+            if _phase_progress(state).is_finished(limits):
+                trained[other] |= {name: getattr(limits, name) for name in _ENDS}
         options, late = _restore_sections(trained, options, (other,))
         for each in late:
             again = format_command(other)
@@ -396,12 +395,6 @@ def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ran
     return vocabulary
 
 
-def _choose_cells(options: Options, corpus: Corpus) -> int:
-    """Return the number of cells for the counts of windows with a chunk; see `CountMin`."""
-    distinct = corpus.statistics["train"].distinct_chunks if "train" in corpus.statistics else 0
-    return options.iem.cells or min(max(CELLS, distinct), _MOST_CELLS)
-
-
 def build_trainer(
     limits: PhaseOptions,
     options: Options,
@@ -424,9 +417,10 @@ def build_trainer(
         from haed.fsdp import ShardedModule, shard_blocks  # takes a second
 
         mesh = shard_blocks(system, machine.device)
+    distinct = corpus.statistics["train"].distinct_chunks if "train" in corpus.statistics else 0
     objective = make_objective(
         system.to(machine.device),
-        replace(options.iem, cells=_choose_cells(options, corpus)),
+        replace(options.iem, cells=choose_cells(options.iem.cells, distinct)),
         iem_weight=limits.iem_weight,
         decode_fraction=limits.decode_fraction,
         pieces=options.batch.pieces,

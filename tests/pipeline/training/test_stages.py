@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from data.loader import Loader
+from haed.iem import candidates
 from pipeline.config import Options, load_options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
@@ -20,7 +21,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards, shard_source
 from pipeline.run.system import build_system
 from pipeline.signals import TrainingInterrupted
-from pipeline.training import stages, trainer
+from pipeline.training import trainer
 from pipeline.training.stages import finetune, pretrain, train
 from pipeline.training.trainer import NonFiniteLossError
 from tests.conftest import flip_bit, of_kind
@@ -250,7 +251,7 @@ def test_configuration_and_environment_are_written(options: Options) -> None:
 def test_counts_have_a_cell_for_each_distinct_chunk_unless_said_otherwise(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "CELLS", 16)
+    monkeypatch.setattr(candidates, "CELLS", 16)
     pretrain(options)
     distinct = open_shards(options).statistics["train"].distinct_chunks
     cells = 1 << int(load_file(newest(options, "pretrain") / "training.safetensors")["candidates/bits"])
