@@ -40,7 +40,6 @@ from experiments.timing import build_phase_trainer
 from haed.base import TokenBatch, to_device
 from haed.chunk.packing import chunk_keys, find_distinct
 from haed.distributed import group_size
-from haed.iem.candidates import choose_cells
 from haed.options import SYSTEMS, IEMOptions
 from pipeline.arguments import load_run_options
 from pipeline.config import PHASES, Options, Phase, training_phases
@@ -182,7 +181,7 @@ class MeasuredStep:
             exchanged["chunks"] = one * (self.tokens + 9) * (g - 1)
             exchanged["counts"] = 16.0 * found * (self.iem.correction == "inclusion" and n > g)
             if self.iem.correction == "inclusion":
-                memory["counts of windows"] = 16.0 * choose_cells(self.iem.cells, self.growth.most or 0)
+                memory["counts of windows"] = 16.0 * self.iem.choose_cells(self.growth.most or 0)
             memory["candidates"] = 12.0 * found * (self.width + 1)
             memory["scores"] = 10.0 * found * min(self.iem.block or _BLOCK, self.chunks)
         looked = [(rows * (share if encoder else 1.0), width) for rows, width, _, encoder in self.tables]

@@ -57,6 +57,8 @@ class Family:
     chunks: bool = False
 
 
+CELLS, _MOST_CELLS = 1 << 21, 1 << 26  # of a row of counts, unless iem.cells is set; 34 MB and 1 GB
+
 # Families by `model.kind`; `haed.registry` builds them.
 SYSTEMS = {
     "haed": Family(
@@ -646,6 +648,10 @@ class IEMOptions:
         ),
         AfterValidator(_check_terms),
     ] = field(default_factory=list)
+
+    def choose_cells(self, distinct: int) -> int:
+        """Return the cells of a row of counts for a train split with so many distinct chunks."""
+        return self.cells or min(max(CELLS, distinct), _MOST_CELLS)
 
     def split_terms(self) -> dict[str, float]:
         """Return the weights of the further terms by name."""

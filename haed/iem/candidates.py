@@ -39,11 +39,10 @@ from haed.base import TokenBatch, to_device
 from haed.chunk.packing import Chunks, Distinct, chunk_keys, find_distinct
 from haed.distributed import Ranks
 from haed.layers.ngram_embedding import SortedIntegers
-from haed.options import IEMOptions
+from haed.options import CELLS, IEMOptions
 
 log = logging.getLogger(__name__)
 
-CELLS, _MOST_CELLS = 1 << 21, 1 << 26  # of a row of counts, unless iem.cells is set; 1 GB
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
     0xC2B2AE3D27D4EB4F - (1 << 64),
@@ -107,11 +106,6 @@ class CountMin:
         else:
             cells, counts = (state[name].to(self.table.device) for name in ("cells", "counts"))
             self.table.zero_().view(-1)[cells] = counts
-
-
-def choose_cells(cells: int | None, distinct: int) -> int:
-    """Return the cells of a row of counts for so many distinct chunks, according to `iem.cells`."""
-    return cells or min(max(CELLS, distinct), _MOST_CELLS)
 
 
 @dataclass

@@ -19,7 +19,6 @@ from data.corpus import Corpus
 from data.loader import Loader
 from haed.chunk.mixture import ChunkVocabulary
 from haed.distributed import Ranks
-from haed.iem.candidates import choose_cells
 from haed.registry import make_objective
 from pipeline.config import (
     Difference,
@@ -420,7 +419,7 @@ def build_trainer(
     distinct = corpus.statistics["train"].distinct_chunks if "train" in corpus.statistics else 0
     objective = make_objective(
         system.to(machine.device),
-        replace(options.iem, cells=choose_cells(options.iem.cells, distinct)),
+        replace(options.iem, cells=options.iem.choose_cells(distinct)),
         iem_weight=limits.iem_weight,
         decode_fraction=limits.decode_fraction,
         pieces=options.batch.pieces,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from data.loader import Loader
-from haed.iem import candidates
+from haed import options as haed_options
 from pipeline.config import Options, load_options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
@@ -251,7 +251,7 @@ def test_configuration_and_environment_are_written(options: Options) -> None:
 def test_counts_have_a_cell_for_each_distinct_chunk_unless_said_otherwise(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "CELLS", 16)
+    monkeypatch.setattr(haed_options, "CELLS", 16)
     pretrain(options)
     distinct = open_shards(options).statistics["train"].distinct_chunks
     cells = 1 << int(load_file(newest(options, "pretrain") / "training.safetensors")["candidates/bits"])
