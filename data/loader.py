@@ -75,7 +75,7 @@ class _Stream:
             CorruptShardError: the file was truncated since it was opened.
         """
         stop, tokens = min(begin + size, self.firsts[-1]), bytearray()
-        own, first = slice(begin, stop), begin
+        first = begin
         while begin < stop:
             number = bisect_right(self.firsts, begin) - 1
             last = min(stop, self.firsts[number + 1]) - 1  # in this sample
@@ -85,7 +85,7 @@ class _Stream:
             except CorruptFileError as error:
                 raise CorruptShardError(self.file.path, None, str(error)) from error
             begin = last + 1
-        lengths[: stop - first], starts[: stop - first] = self.lengths[own], self.starts[own]
+        lengths[: stop - first], starts[: stop - first] = self.lengths[first:stop], self.starts[first:stop]
         return tokens
 
 

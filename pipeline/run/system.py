@@ -102,17 +102,14 @@ def estimate_memory(
     return needed
 
 
-def check_memory(
-    options: Options,
-    chunker: Chunker,
-    machine: Compute,
-    phase: PhaseOptions | None = None,
-    shards: int = 1,
-    chunk_length: float = 1.0,
-) -> None:
-    """Raise ValueError naming the options that need more memory than the device has free; see `estimate_memory`."""
-    needed = estimate_memory(options, chunker, machine, phase, shards, chunk_length)
-    available = free_memory(machine.device)
+def check_memory(needed: dict[str, int], device: torch.device) -> None:
+    """Raise ValueError naming the options that need more memory than the device has free.
+
+    Args:
+        needed: result of `estimate_memory`.
+        device: the device.
+    """
+    available = free_memory(device)
     if sum(needed.values()) > available:
         parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)
         listed = ", ".join(f"{name} ({size / 1e9:,.1f} GB)" for size, name in parts)

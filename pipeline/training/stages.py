@@ -52,7 +52,7 @@ from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
-from pipeline.run.system import build_system, check_memory
+from pipeline.run.system import build_system, check_memory, estimate_memory
 from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section
@@ -102,8 +102,8 @@ def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Opti
     Lower limits in config.yaml that ended a phase where it is stay.
     """
     for other in LATEST_FIRST:
-        state = read_newest_state(run.phase_folder(other) / "checkpoints")
-        if other == phase or not (trained := state.get("options")):
+        state = read_newest_state(run.phase_folder(other) / "checkpoints") if other != phase else {}
+        if not (trained := state.get("options")):
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: whoever needs it says so
             limits = getattr(run.load_options(), other)
@@ -407,7 +407,9 @@ def build_trainer(
     ranks = ranks or Ranks()
     is_sharded = options.launcher.shard and ranks.size > 1
     length = corpus.split_counts("train").mean_chunk_length
-    check_memory(options, corpus.build_chunker(), machine, limits, ranks.size if is_sharded else 1, length)
+    shards = ranks.size if is_sharded else 1
+    needed = estimate_memory(options, corpus.build_chunker(), machine, limits, shards, length)
+    check_memory(needed, machine.device)
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
     for remark in system.option_warnings if ranks.is_first else ():

@@ -29,7 +29,7 @@ def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytes
     def fits(megabytes: float, limits: PhaseOptions) -> bool:
         monkeypatch.setattr(system, "free_memory", lambda device: 1e6 * megabytes)
         try:
-            check_memory(options, chunker, machine, limits)
+            check_memory(estimate_memory(options, chunker, machine, limits), machine.device)
         except ValueError:
             return False
         return True
