@@ -252,7 +252,8 @@ class _WrongContentError(OSError):
 def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
     """Call a function, and retry it with growing pauses, up to `ATTEMPTS` times.
 
-    A missing file, denied access, an error of the disk and a final answer of the server (most 4xx) are not retried.
+    A missing file, denied access, an error of the disk and a final answer of the server (most 3xx and 4xx) are not
+    retried. S3 answers 400, without a reason, to credentials that are out of date or of another region.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -262,21 +263,31 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
         except CorruptFileError:  # of file://, a pipe or a device
             raise
         except Exception as error:  # each protocol has its own errors
-            status = getattr(error, "status", None)
-            if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            status = _http_status(error)
+            if isinstance(error, OSError) and error.errno in _DISK_ERRORS and status is None:
                 raise
-            denied = isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS
-            if denied or status in (401, 403, 407):
+            denied = (401, 403, 407) if not where.startswith("s3:") else (400, 401, 403, 407)
+            if isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS or status in denied:
                 raise PermissionError(f"{where} cannot be read: {_describe_error(error)}. {CREDENTIALS}") from None
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
-            refused = isinstance(status, int) and 400 <= status < 500 and status not in _TRANSIENT
+            refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
             if attempt == ATTEMPTS or refused:
                 # Not `from error`: its own message has not been redacted.
                 raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {_describe_error(error)}") from None
-            log.info("%s: %s. Trying again", where, _describe_error(error))
-            time.sleep(min(0.1 * 2**attempt, 10.0))
+            pause = min(0.1 * 2**attempt, 10.0)
+            left = ATTEMPTS - attempt
+            log.info("%s: %s. Trying again in %.1f s (attempts left: %d)", where, _describe_error(error), pause, left)
+            time.sleep(pause)
     raise AssertionError
+
+
+def _http_status(error: Exception) -> int | None:
+    """Return the HTTP status behind an error: of aiohttp, or of botocore, which s3fs translates."""
+    answer = getattr(error.__cause__, "response", None)
+    behind = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
+    status = getattr(error, "status", behind)
+    return status if isinstance(status, int) else None
 
 
 def _describe_error(error: Exception) -> str:

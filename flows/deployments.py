@@ -66,7 +66,9 @@ def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
         for flow in FLOWS:
             schema = parameter_schema(flow)
             add_run_choices(schema.properties, runs)
-            form = DeploymentUpdate(parameter_openapi_schema=schema.model_dump(exclude_unset=True))
+            # Else a mistyped field of a form's JSON would end the flow before it begins.
+            strict = schema.model_dump(exclude_unset=True) | {"additionalProperties": False}
+            form = DeploymentUpdate(parameter_openapi_schema=strict)
             client.update_deployment(deployments[flow.name], form)
 
 

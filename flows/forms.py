@@ -49,6 +49,7 @@ from pipeline.config import (
     ValidationOptions,
     applies_to,
     check_training,
+    check_windows,
     phases_to_train,
     training_phases,
     write_override,
@@ -220,13 +221,17 @@ def check_all_stages(options: Options) -> None:
     """Check what all stages of a run need, before the corpus is sharded.
 
     Raises:
-        ConfigError: a phase cannot be trained so, or the system cannot be built.
+        ConfigError: a phase cannot be trained so, also for want of windows in the first step of a new run, or the
+            system cannot be built.
         ValueError: the run was trained on another corpus.
     """
     from pipeline.run.system import check_system  # with torch, which costs two seconds and serving can do without
 
-    for phase in phases_to_train(options):
+    phases = phases_to_train(options)
+    for phase in phases:
         check_training(phase, options)
+    if phases[0] != "finetune" and not RunFolder.from_options(options).path.exists():
+        check_windows(phases[0], options)
     check_system(options)
     check_corpus(options)
 

@@ -664,3 +664,11 @@ class IEMOptions:
                 f"iem.correction={self.correction}: the score is not a likelihood, which a mixture needs. Set "
                 "iem.correction=inclusion, or model.mixture.known=0"
             )
+
+    def check_windows(self, windows: int) -> None:
+        """Raise ValueError if the first step has too few windows for a mixture: others show how likely its chunks are."""
+        if windows < 2:
+            raise ValueError(
+                "with one window per step, a mixture cannot tell how likely its chunks are. Raise batch.sequences or "
+                "iem.extra_batches, or set model.mixture.known=0"
+            )

@@ -155,7 +155,8 @@ def postponed_signals() -> Iterator[StopSignal]:
         The request. A signal that insists raises Interrupt.
 
     Raises:
-        Interrupt: the request stopped the work. It holds the message of the work's exception.
+        Interrupt: the request stopped the work, or another rank's request did. It holds the message of the work's
+            exception.
     """
     stop = StopSignal()
 
@@ -167,9 +168,9 @@ def postponed_signals() -> Iterator[StopSignal]:
     try:
         yield stop
     except Exception as error:
-        if stop.number is None:
+        if stop.number is None and not isinstance(error, TrainingInterrupted):
             raise
-        raise Interrupt(stop.number, f"{error}{RESUME_ADVICE}") from error
+        raise Interrupt(stop.number or signal.SIGTERM, f"{error}{RESUME_ADVICE}") from error
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)

@@ -273,12 +273,12 @@ class Candidates:
         """
         assert self.counts is not None
         if windows < 2 and self.windows == 0:
-            alone, advice = "with one window per step, ", "Raise batch.sequences or iem.extra_batches"
             if self.for_mixture and windows:
-                raise ValueError(
-                    f"{alone}a mixture cannot tell how likely its chunks are. {advice}, or set model.mixture.known=0"
-                )
-            log.warning("%sonly the chunks before are candidates. %s", alone, advice)
+                self.options.check_windows(windows)
+            log.warning(
+                "with one window per step, only the chunks before are candidates. Raise batch.sequences or "
+                "iem.extra_batches"
+            )
         if self._elsewhere.size == 1:
             self._before = self.windows, self.turns, self.counts.update(keys, holders)
             self.windows += windows

@@ -10,6 +10,7 @@ from pipeline.config.loading import (
     check_output_folder,
     check_phase,
     check_training,
+    check_windows,
     describe_presets,
     diff_trees,
     dump_options,

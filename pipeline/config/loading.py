@@ -606,6 +606,21 @@ def check_training(phase: Phase, options: Options) -> None:
         raise ConfigError(f"{phase} has no limit. Set {phase}.seconds, {phase}.steps or {phase}.epochs")
 
 
+def check_windows(phase: Phase, options: Options) -> None:
+    """Check that the first step of a run has windows enough for its mixture, if its first phase has one.
+
+    Raises:
+        ConfigError: it has one window, so no other one shows how likely its chunks are.
+    """
+    ranks = min(options.iem.group or options.launcher.processes, options.launcher.processes)
+    windows = options.batch.sequences * (1 + options.iem.extra_batches) * ranks
+    if is_mixed(options, getattr(options, phase)):
+        try:
+            options.iem.check_windows(windows)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
 def check_output_folder(folder: str | Path, option: str) -> None:
     """Check that a folder to write to has a name and is not a URL.
 

@@ -198,7 +198,11 @@ def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     """
     check_output_folder(runs_dir, "runs_dir")
     check_output_folder(output, "output")
-    result, curves = make_comparison({name: RunFolder.find(name, runs_dir) for name in dict.fromkeys(runs)})
+    named: dict[Path, tuple[str, RunFolder]] = {}
+    for name in runs:
+        folder = RunFolder.find(name, runs_dir)
+        named.setdefault(folder.path.resolve(), (name, folder))
+    result, curves = make_comparison(dict(named.values()))
     picture = plot_comparison(curves)
     output.mkdir(parents=True, exist_ok=True)
     result.page, result.picture = str(output / "comparison.html"), str(output / "comparison.png")
@@ -221,7 +225,7 @@ def make_comparison(folders: Mapping[str, RunFolder]) -> tuple[Comparison, dict[
     result = Comparison(rows)
     result.differing = find_differences(rows, options)
     by = choose_budget(rows, options, result.differing)
-    if (refused := _explain_incomparable(rows)) or len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
+    if refused := _explain_incomparable(rows):
         result.refused = refused
     elif refused := explain_unequal_budgets(rows, options, by):
         result.refused = f"{refused}."
@@ -302,14 +306,16 @@ def _share_corpus_and_text(rows: list[Row]) -> tuple[bool, bool]:
 
 def _explain_incomparable(rows: list[Row]) -> str | None:
     """Explain why bits are not comparable whatever the budgets; return None if they are."""
+    if len(rows) < 2:
+        return f"{rows[0].run} is the only run. Name another one beside it."
     alike, same = _share_corpus_and_text(rows)
     if not (alike or same):
         return (
             "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
             "bits are not comparable. To compare them, score one file with each: `haed evaluate RUN --text FILE`."
         )
-    if len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
-        return None
+    if _ranking_bits(rows[0]) == float("inf"):
+        return "No run has a validation or an evaluation yet. Run `haed evaluate` for each."
     if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
         return f"{', '.join(missing)}: not evaluated. Run `haed evaluate`, or compare the validation."
     if not same and len({row.split for row in rows}) > 1:

@@ -22,6 +22,7 @@ from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.filesystem import (
+    CorruptFileError,
     Guard,
     acquire_lock,
     check_guards,
@@ -215,15 +216,21 @@ class RunFolder:
         return make_chunker(self.load_options().chunker, record.fitted, record.chunker_version)
 
     def write_corpus_record(self, corpus: Corpus) -> None:
-        """Write corpus.json: the corpus that the run is trained on, and the state its chunker learned from it."""
-        place = corpus.folder.resolve()
+        """Write corpus.json: the corpus that the run is trained on, and the state its chunker learned from it.
+
+        Frequent words are counted once, so that a run whose shards were damaged since can be resumed.
+        """
+        place, before = corpus.folder.resolve(), None
+        with suppress(FileNotFoundError, CorruptFileError):
+            before = read_as(CorpusRecord, self.path / CORPUS)
+        is_counted = before is not None and before.digest == corpus.digest
         remembered = CorpusRecord(
             location=corpus.location if corpus.is_remote else str(place),
             beside=None if corpus.is_remote else os.path.relpath(place, self.path.resolve()),
             digest=corpus.digest,
             fitted=corpus.fitted,
             chunker_version=corpus.chunker_version,
-            frequent=frequent_words(corpus, FREQUENT),
+            frequent=before.frequent if before and is_counted else frequent_words(corpus, FREQUENT),
             statistics=corpus.statistics,
             form=corpus.form,
         )
@@ -426,6 +433,8 @@ class RunFolder:
 @lru_cache(4096)
 def _load_stamped_options(path: Path, stamp: tuple[int, ...]) -> Options:
     """Load the options in a config.yaml, which takes long; another stamp makes a changed file load again."""
+    if not path.stat().st_size:
+        raise ConfigError(f"{path} is empty")
     return load_options(path)
 
 

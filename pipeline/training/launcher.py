@@ -28,9 +28,11 @@ from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+_OTHER_ENDED = "ends because another rank has ended"
 _LAUNCHED = "HAED_LAUNCHED"
 _RECORD = '{"step": '  # begins a line that `print_record` prints
 _SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself it gives a checkpoint 30
+_LOST_RANK = re.compile(r"\[\S*gloo\S*\]|NCCL|Connection (closed|reset) by peer")  # of a rank whose peer has ended
 _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
 
 
@@ -57,7 +59,11 @@ def choose_backends() -> str:
 
 @contextmanager
 def join_ranks() -> Iterator[Ranks]:
-    """Join the other processes of torchrun for the length of a stage, if torchrun started this one."""
+    """Join the other processes of torchrun for the length of a stage, if torchrun started this one.
+
+    Raises:
+        ChildProcessError: another process ended first. Its own error says why.
+    """
     if not is_torchrun_child() or dist.is_initialized():
         yield Ranks()
         return
@@ -65,6 +71,10 @@ def join_ranks() -> Iterator[Ranks]:
     dist.init_process_group(choose_backends())
     try:
         yield Ranks()
+    except RuntimeError as error:
+        if not _LOST_RANK.search(str(error)):
+            raise
+        raise ChildProcessError(f"rank {dist.get_rank()} {_OTHER_ENDED}, which has said why") from error
     finally:
         dist.destroy_process_group()
 
@@ -90,7 +100,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
 
     Raises:
         TrainingInterrupted: `stop` was true; the processes saved and ended.
-        ChildProcessError: one of the processes was killed, or reported why it failed.
+        ChildProcessError: one of the processes was killed or told to stop, or reported why it failed.
         RuntimeError: the stage failed; the message is its last line.
         ValueError: the processes do not divide into `iem.group`.
     """
@@ -159,8 +169,15 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
                 f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and all other ranks "
                 "were stopped. Run the same command to resume from the last checkpoint"
             )
+        if process.returncode < 0:
+            raise ChildProcessError(
+                f"torchrun was ended by signal {-process.returncode} ({signal.strsignal(-process.returncode)}), and all "
+                "ranks with it. Run the same command to resume from the last checkpoint"
+            )
         if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:
-            raise ChildProcessError(errors[0])
+            raise ChildProcessError(min(errors, key=lambda line: _OTHER_ENDED in line))  # the first of a cause
+        if saved := next((line for line in reversed(log_lines) if line.startswith("saved step")), None):
+            raise ChildProcessError(f"a rank was told to stop, so all have: {saved}")
         raise RuntimeError(next(reversed(log_lines), "the processes failed"))
     return TrainingResult(**json.loads(result))
 

@@ -1,12 +1,13 @@
 """The list of runs: a row for each run, kept until one of its files changes.
 
-A request waits half a second at most for changes, once the rows are known. If a folder has thousands of runs, it gets the
-rows of the last look, and the next look goes on behind it.
+A request waits half a second for changes, once the rows are known. If a folder has thousands of runs, it gets the rows of
+the last look, and the next look goes on behind it. Only rows older than `_FRESH_SECONDS` make it wait for longer.
 """
 
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillReadingError
@@ -35,7 +36,7 @@ from pipeline.run.files import NOTES, RunNotes, read_notes
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.web.runs import ServedRuns
 
-_WAIT_SECONDS = 0.5
+_WAIT_SECONDS, _FRESH_SECONDS, _LONG_WAIT_SECONDS = 0.5, 5.0, 20.0
 
 Stamps = tuple[tuple[int, ...] | None, ...]
 
@@ -140,6 +141,7 @@ class RunListing:
         self._rows: dict[Path, tuple[Any, RunRow]] = {}
         self._reading: Future[tuple[list[RunRow], list[str]]] | None = None
         self._last: tuple[list[RunRow], list[str]] | None = None
+        self._looked_at = 0.0  # when the last look began
         self._json: tuple[list[RunRow], str] | None = None
 
     def list_rows(self) -> tuple[list[RunRow], list[str]]:
@@ -149,8 +151,9 @@ class RunListing:
                 self._reading = Future()
                 Thread(target=self._read_rows, args=(self._reading,), daemon=True, name="listing").start()
             reading, last = self._reading, self._last
+            is_fresh = time.monotonic() - self._looked_at < _FRESH_SECONDS
         try:
-            return reading.result(None if last is None else _WAIT_SECONDS)
+            return reading.result(None if last is None else _WAIT_SECONDS if is_fresh else _LONG_WAIT_SECONDS)
         except StillReadingError:
             if last is None or reading.done():
                 raise
@@ -165,6 +168,7 @@ class RunListing:
         return known[1]
 
     def _read_rows(self, reading: "Future[tuple[list[RunRow], list[str]]]") -> None:
+        began = time.monotonic()
         try:
             folders, elsewhere = self._runs.list_folders()
             rows = sorted(map(self.get_row, folders), key=lambda row: row.state.changed, reverse=True)
@@ -172,6 +176,7 @@ class RunListing:
                 del self._rows[gone]
             if self._last is None or elsewhere != self._last[1] or list(map(id, rows)) != list(map(id, self._last[0])):
                 self._last = rows, elsewhere
+            self._looked_at = began
             reading.set_result(self._last)
         except BaseException as error:
             reading.set_exception(error)

@@ -331,6 +331,44 @@ def test_a_run_keeps_the_url_of_its_shards(corpus: Corpus, tmp_path: Path) -> No
     assert RunFolder(tmp_path / "runs/odd").load_options().source.path == url
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "message", "tries"),
+    [
+        (504, OSError, r"manifest\.json cannot be fetched \(attempts: 2\)", 2),  # as EIO by s3fs, like a broken disk
+        (429, OSError, r"manifest\.json cannot be fetched \(attempts: 2\)", 2),
+        (400, PermissionError, "AWS_ACCESS_KEY_ID", 1),
+    ],
+)
+def test_an_answer_of_s3_is_no_error_of_the_disk(
+    status: int, error: type[OSError], message: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+
+    class Refusing(Files):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+    called = []
+    read = data.remote.RemoteFolder._read_blocks
+    monkeypatch.setattr(data.remote, "ATTEMPTS", 2)
+    monkeypatch.setattr(data.remote.RemoteFolder, "_read_blocks", lambda *a: called.append(a) or read(*a))
+    for name, value in {"MAX_ATTEMPTS": "1", "ACCESS_KEY_ID": "testing", "SECRET_ACCESS_KEY": "testing"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with serving(tmp_path, Refusing) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        s3fs.S3FileSystem.clear_instance_cache()
+        try:
+            with pytest.raises(error, match=message):
+                Corpus.open("s3://corpora/books", options(tmp_path))
+        finally:
+            s3fs.S3FileSystem.clear_instance_cache()
+    assert len(called) == tries
+
+
 def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3fs = pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

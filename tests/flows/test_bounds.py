@@ -111,6 +111,8 @@ def check() -> None:
                     for beyond in BEYOND if is_new and plain["type"] in ("integer", "number") else ():
                         with pytest.raises(PrefectHTTPStatusError):
                             client.create_flow_run_from_deployment(id, parameters=given | {name: beyond})
+            with pytest.raises(PrefectHTTPStatusError, match="409"):  # a mistyped field
+                client.create_flow_run_from_deployment(id, parameters=given | {"pretrain_second": 3})
             required = schema.get("required") or []
             assert ("run" in schema["properties"]) == ("run" in required)
             for name in required:  # a run to read is named: none is taken instead

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.forms import FormSubmission, read_form
+from flows.forms import FormSubmission, check_all_stages, read_form
 from flows.sweep import list_runs_to_try, plan_runs
 from pipeline.config import ConfigError, load_options
 from tests.flows.api import PATIENCE, call, until
@@ -63,6 +63,22 @@ def test_values_that_are_the_same_number_are_no_two_runs() -> None:
     same = "seed=1, optimizer.learning_rate=0.001 and seed=1, optimizer.learning_rate=1e-3 are the same. Leave one"
     with pytest.raises(ConfigError, match=same):
         plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+
+
+def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("some words\n" * 9)
+    fields = {"preset": "quickstart", "name": "x", "source": "", "seconds": 60.0}
+    fields |= {"overrides": ["source.kind=text", "source.path=text.txt"], "values": ["batch.sequences=1,2"]}
+    options = load_options("quickstart", ["name=x", *fields["overrides"]])  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"with one window per step.*Raise batch\.sequences"):
+        plan_runs(FormSubmission("quickstart", [], options, fields))
+    for enough in ("iem.extra_batches=1", "launcher.processes=2", "model.mixture.known=0"):
+        check_all_stages(load_options("quickstart", ["name=x", *fields["overrides"], "batch.sequences=1", enough]))  # type: ignore[misc]
+    (tmp_path / "runs/x").mkdir(parents=True)  # begun with more processes
+    check_all_stages(load_options("quickstart", ["name=x", *fields["overrides"], "batch.sequences=1"]))  # type: ignore[misc]
 
 
 def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

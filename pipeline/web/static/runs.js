@@ -305,4 +305,12 @@ async function start() {
   setTimeout(update, 1000 * SECONDS);
 }
 
-if (place) start().catch((error) => (find("#trouble").textContent = `The list cannot be read: ${error.message}. Load the page again.`));
+// A page without runs becomes the list when there is one.
+async function awaitFirstRun() {
+  const rows = await fetchRuns().catch(() => null);
+  if (rows?.some((row) => !row.archived)) location.reload();
+  else setTimeout(awaitFirstRun, 1000 * SECONDS);
+}
+
+if (!place) awaitFirstRun();
+else start().catch((error) => (find("#trouble").textContent = `The list cannot be read: ${error.message}. Load the page again.`));

@@ -185,6 +185,15 @@ def test_the_list_follows_its_runs_and_keeps_focus_texts_and_place(page: Any, ad
     page.get_by_text("4 of 4 runs").wait_for()
 
 
+def test_an_empty_list_shows_the_first_run_once_there_is_one(page: Any, address: str, run: Path) -> None:
+    run.parent.rename(away := run.parent.with_name("away"))
+    run.parent.mkdir()
+    page.goto(f"{address}/runs/")
+    page.get_by_text("There are no runs.").wait_for()
+    shutil.copytree(away / "seed-1", run.with_name("seed-1"))
+    page.locator(".tabulator-row").filter(has_text="seed-1").wait_for()
+
+
 def test_what_is_shown_is_downloaded(page: Any, address: str) -> None:
     open_list(page, address)
     page.get_by_label("search").fill("seed-1")

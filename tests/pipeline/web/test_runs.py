@@ -99,6 +99,15 @@ def test_options_that_vary_are_columns_and_the_nearest_preset_is_named(run: Path
     assert list_varying_options(rows[:1]) == []
 
 
+def test_rows_that_are_old_are_not_shown_while_a_look_takes_long(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = listing_of(run)
+    assert [row.name for row in listing.list_rows()[0]] == ["run"]
+    monkeypatch.setattr("pipeline.web.listing._FRESH_SECONDS", 0)
+    monkeypatch.setattr("pipeline.web.listing._WAIT_SECONDS", 0)
+    shutil.copytree(run, run.with_name("new"))
+    assert {row.name for row in listing.list_rows()[0]} == {"run", "new"}
+
+
 def test_a_look_that_takes_long_shows_the_rows_of_the_last_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go_on = Event(), Event()
 
