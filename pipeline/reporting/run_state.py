@@ -157,8 +157,6 @@ _LIMITS = ("steps", "seconds", "epochs", "patience")
 def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
     try:
         tree = yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        if tree is None:
-            raise CorruptFileError(f"{path} is empty")
         pairs = flatten_tree(tree) if isinstance(tree, dict) else ()
         return {str(key): _as_option(value) for key, value in pairs}
     except (RecursionError, yaml.YAMLError) as error:

@@ -304,15 +304,16 @@ def test_whoever_asks_from_another_site_is_refused(site: Site) -> None:
     assert site.client.post("/runs/run/samples?prompt=a").status_code == 405
 
 
-def test_a_damaged_run_is_a_line_and_the_others_are_shown(site: Site, run: Path) -> None:
+@pytest.mark.parametrize(("config", "said"), [("model: 3", "model is a section of options"), ("", "config.yaml is empty")])
+def test_a_damaged_run_is_a_line_and_the_others_are_shown(config: str, said: str, site: Site, run: Path) -> None:
     shutil.copytree(run, run.with_name("whole"))
-    (run / "config.yaml").write_text("model: 3")
+    (run / "config.yaml").write_text(config)
     (run / "evaluation.json").write_text("{")
     for path in ("/runs/", "/runs/run/", "/runs/whole/"):
         site.get(path)
     page = site.get("/runs/run/").text
-    assert "evaluation.json is damaged" in page and "model is a section of options" in page
-    assert "model" in site.ask("next?prompt=a", 400)["error"]
+    assert "evaluation.json is damaged" in page and said in page
+    assert said in site.ask("next?prompt=a", 400)["error"]
     shutil.rmtree(run.with_name("whole") / "finetune")
     shutil.rmtree(run.with_name("whole") / "pretrain")
     assert "has no checkpoint" in site.get("/runs/whole/next?prompt=a", 409).text
