@@ -91,6 +91,8 @@ class ImageSource(MediaSource):
 
     def _read_rasters(self, item: Input) -> Iterator[tuple[str, tuple[int, int], bytes]]:
         """Yield name, height and width, and raster of each picture."""
+        from PIL import Image
+
         if is_tar(item.path):
             for name, content, size in self.iterate_tar_documents(item.path):
                 whole = read_whole(content, size, f"{item.path}: {name}")
@@ -103,13 +105,12 @@ class ImageSource(MediaSource):
             row = 0
             for planes in _read_batches(item.path, self.options.expansion):
                 side = isqrt(planes.shape[1] // 3)
-                if 3 * side * side != planes.shape[1] or self.options.image_size not in (None, side):
-                    raise ValueError(
-                        f"{item.path}: rows of {planes.shape[1]} values are not square RGB pictures of that size"
-                    )
-                rasters = planes.reshape(len(planes), 3, -1).transpose(0, 2, 1).reshape(len(planes), -1)
-                for raster in rasters:
-                    yield f"{item.name}@{row}", (side, side), raster.tobytes()
+                if 3 * side * side != planes.shape[1]:
+                    raise ValueError(f"{item.path}: rows of {planes.shape[1]} values are not square RGB pictures")
+                for raster in planes.reshape(-1, 3, side, side).transpose(0, 2, 3, 1):
+                    if self.options.image_size not in (None, side):
+                        raster = np.asarray(self._resample_picture(Image.fromarray(np.ascontiguousarray(raster))))
+                    yield f"{item.name}@{row}", raster.shape[:2], raster.tobytes()
                     row += 1
 
     def _decode_picture(self, content: bytes, name: str) -> tuple[tuple[int, int], bytes]:
@@ -131,11 +132,9 @@ class ImageSource(MediaSource):
                     raise ValueError(f"its pixels are {picture.mode}, expected grey or RGB. Convert it first")
                 behind = self._check_whole(picture, content)
                 colours = picture.convert("RGB")
-                self._count_conversions(picture, colours.size)
+                self._count_conversions(picture)
                 self.remarks["bytes after the end of pictures were left out, in"] += behind
-                side = self.options.image_size
-                if side and colours.size != (side, side):
-                    colours = colours.resize((side, side), Image.Resampling.BOX)  # as ImageNet32 was made
+                colours = self._resample_picture(colours)
                 return (colours.height, colours.width), colours.tobytes()
         except UnidentifiedImageError as error:
             what, how = detect_foreign_format(content[:HEAD]) or ("", "")
@@ -145,6 +144,16 @@ class ImageSource(MediaSource):
             ) from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
+
+    def _resample_picture(self, picture: Any) -> Any:
+        """Resample a Pillow picture to `image_size`, as ImageNet32 was made."""
+        from PIL import Image
+
+        side = self.options.image_size
+        if side is None or picture.size == (side, side):
+            return picture
+        self.remarks[f"pictures were resampled to {side} × {side}"] += 1
+        return picture.resize((side, side), Image.Resampling.BOX)
 
     def _check_whole(self, picture: Any, content: bytes) -> bool:
         """Decode a picture, and return whether there are bytes behind its end.
@@ -168,9 +177,8 @@ class ImageSource(MediaSource):
                     raise ValueError(TRUNCATED)
         return jpeg.behind > 0
 
-    def _count_conversions(self, picture: Any, size: tuple[int, int]) -> None:
+    def _count_conversions(self, picture: Any) -> None:
         """Count conversions that make the raster differ from the picture that people see."""
-        side = self.options.image_size
         turned = unreadable = False
         if "exif" in picture.info:
             try:
@@ -185,7 +193,6 @@ class ImageSource(MediaSource):
             "pictures were read as stored, without their EXIF rotation": turned,
             "pictures were read as stored, without their colour profile": "icc_profile" in picture.info,
             "only the first frame of animations was read": getattr(picture, "n_frames", 1) > 1,
-            f"pictures were resampled to {side} × {side}": side is not None and size != (side, side),
         }.items():
             self.remarks[note] += holds
 

@@ -148,6 +148,15 @@ def test_what_is_converted_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_batches_are_resampled_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", data=PLANES[:2])
+    corpus = sharded(tmp_path / "train.npz", tmp_path / "shards", image_size=16)
+    means = PLANES[:2].reshape(2, 3, 16, 2, 16, 2).mean((3, 5)).transpose(0, 2, 3, 1)  # of four pixels each
+    found = np.frombuffer(b"".join(corpus.iterate_originals("train")), np.uint8).reshape(means.shape)
+    assert np.abs(found - means).max() <= 1  # Pillow rounds rows, then columns
+    assert "pictures were resampled to 16 × 16: 2" in corpus.manifest["splits"]["notes"]
+
+
 def test_pictures_of_other_shapes_are_refused_also_across_parts(tmp_path: Path) -> None:
     np.savez(tmp_path / "train-a.npz", data=np.tile(PLANES, (2, 1)))
     (tmp_path / "train-b.png").write_bytes(png(PICTURES[0][:, :16]))
