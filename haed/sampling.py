@@ -512,7 +512,8 @@ class ChunkSampler(Sampler):
 
     def _enter_chunks(self, drawn: Chunks, samples: Tensor, chunks: Chunks, part: str) -> None:
         """Enter n chunks that a part has drawn for some samples (n,)."""
-        drawn.tokens[samples], drawn.lengths[samples] = chunks.tokens, chunks.lengths
+        drawn.tokens[samples] = chunks.tokens.to(drawn.tokens.dtype)  # those of a prompt are bytes
+        drawn.lengths[samples] = chunks.lengths
         self.parts[part][samples] += 1
 
     def _decode_chunks(self, rows: Tensor, draw: Draw, opened: Tensor) -> Chunks:

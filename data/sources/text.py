@@ -154,29 +154,33 @@ class TextSource(Texts):
         percent = self.options.valid_percent
         return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
 
-    def find_cut(self, window: bytes, left: int) -> int:
+    def find_cut(self, window: bytes, left: int, room: int) -> int:
         """Return the exact place to cut in the bytes from a target on.
 
-        It is after the first of these that the window has before the end: a blank line, a line, a word, a character.
+        It is after the first of these that the window has near the target: a blank line, a line, a word, a character.
+        Near is within half of the next split, which would else be left with too little.
 
         Args:
             window: the bytes from the target on, or the first of them.
             left: number of bytes from the target to the end of the file.
+            room: number of bytes from the target to the next one, or to the end.
         """
         if len(window) >= left:
             left = len(window[:left].rstrip())  # nothing but blanks is no text for the next split
+        near = min(left, room // 2 + 1)
         blank = _BLANK.search(window)
-        return blank.end() if blank and blank.end() < left else _after_line(window, left)
+        return blank.end() if blank and blank.end() < near else _after_line(window, near)
 
     def _split_parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
         """Yield split, start and end of the parts of a plain file."""
         start = 0
         with open(file.path, "rb") as stream:
-            for split, target in zip(splits, (*self.split_targets(file.size, splits), file.size), strict=True):
+            targets = [*self.split_targets(file.size, splits), file.size]
+            for split, target, after in zip(splits, targets, [*targets[1:], file.size], strict=True):
                 stop = file.size
                 if target < file.size:
                     stop = stream.seek(max(start, target))
-                    stop += self.find_cut(stream.read(_WINDOW), file.size - stop)
+                    stop += self.find_cut(stream.read(_WINDOW), file.size - stop, after - stop)
                 if stop > start:
                     yield split, start, stop
                 start = stop
@@ -187,7 +191,8 @@ class TextSource(Texts):
             total = sum(len(block) for block in read_blocks(stream))
         with open_stream(item.path, self.options.expansion) as stream:
             position, rest = 0, b""
-            for split, target in zip(item.splits, (*self.split_targets(total, item.splits), total), strict=True):
+            targets = [*self.split_targets(total, item.splits), total]
+            for split, target, after in zip(item.splits, targets, [*targets[1:], total], strict=True):
                 title, continues = f"{item.name}@{position}", False
                 head, rest = rest[: max(0, target - position)], rest[max(0, target - position) :]
                 for block in chain((head,), read_blocks(stream, max(0, target - position - len(head)))):
@@ -196,7 +201,7 @@ class TextSource(Texts):
                         continues, position = True, position + len(block)
                 if target < total:
                     rest += stream.read(_WINDOW - len(rest))
-                    cut = self.find_cut(rest, total - position)
+                    cut = self.find_cut(rest, total - position, after - position)
                     if cut:
                         yield Piece(title, split, rest[:cut], continues)
                     rest, position = rest[cut:], position + cut
@@ -308,7 +313,7 @@ class Enwik8Source(TextSource):
             raise ValueError(f"source.offsets={positions}: expected two ascending offsets in a text of {total:,} bytes")
         return positions or super().split_targets(total, splits)
 
-    def find_cut(self, window: bytes, left: int) -> int:
+    def find_cut(self, window: bytes, left: int, room: int) -> int:
         """Return 0: the cut is exactly at the target."""
         return 0
 

@@ -18,7 +18,7 @@ import torch
 
 from data.corpus import Corpus
 from data.filesystem import encode_checked_json, write_json
-from data.sources.file_type import HEAD, detect_foreign_format
+from data.sources.file_type import HEAD, check_head, detect_foreign_format
 from data.sources.source import as_lf
 from data.vocabulary import Occurrences, VocabularyOverflowError, count_distinct_chunks
 from haed.chunk.mixture import ChunkVocabulary
@@ -102,6 +102,8 @@ def _read_as_source(run: Run, name: str, content: bytes) -> bytes:
         )
     if foreign := detect_foreign_format(content[:HEAD]):
         raise ValueError(f"{name} is {foreign[0]}, not a text. Unpack it or save it as text")
+    if odd := check_head(content[:HEAD], name, name):
+        log.info("%s: %s; the bytes are scored as they are", name, odd)
     return as_lf(content) if run.options.source.newlines == "lf" else content
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ AGAIN = {  # what to do about a file that is damaged
     "notes.json": "Delete it to begin anew",
 }
 NOTES = "notes.json"
+MOST_WORD_BITS = 64  # a perplexity of words beyond 2 to the power of it is none: the text has no words
 
 
 def write_or_log(path: Path, content: bytes) -> bool:
@@ -441,17 +443,21 @@ class Evaluation:
 
     @property
     def word_perplexity_alone(self) -> float | None:
-        """The perplexity of words of the model alone, without memory."""
+        """The perplexity of words of the model alone, without memory; None if it is beyond what words have."""
         if self.word_perplexity is None or self.remembered is None or not self.bits:
             return self.word_perplexity
-        return float(self.word_perplexity ** (self.bits_alone / self.bits))
+        bits = math.log2(self.word_perplexity) * self.bits_alone / self.bits
+        return 2**bits if bits < MOST_WORD_BITS else None
 
     @property
     def perplexity_note(self) -> str:
         """A phrase with the perplexity of words, also of the model alone if there is a memory; empty where there is none."""
         if self.word_perplexity is None:
             return ""
-        alone = f", {self.word_perplexity_alone:,.4g} by the model alone" if self.remembered is not None else ""
+        alone = ""
+        if self.remembered is not None:
+            by_model = self.word_perplexity_alone
+            alone = f", {'–' if by_model is None else f'{by_model:,.4g}'} by the model alone"
         return f"perplexity of words {self.word_perplexity:,.4g}{alone}"
 
     @property

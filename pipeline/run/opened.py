@@ -38,7 +38,7 @@ from pipeline.config import (
 from pipeline.console import escape_control_characters
 from pipeline.run.checkpoints import Checkpoint, load_chosen, load_weights
 from pipeline.run.device import Compute, setup_compute
-from pipeline.run.files import MixtureParts, RememberedParts
+from pipeline.run.files import MOST_WORD_BITS, MixtureParts, RememberedParts
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import (
     PIXELS,
@@ -61,7 +61,6 @@ from pipeline.signals import check_abandoned
 log = logging.getLogger(__name__)
 EMBEDDED_AT_ONCE = 8192  # chunks
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
-_MOST_WORD_BITS = 64
 _SHOWN = 40  # bytes of a text
 
 
@@ -342,22 +341,17 @@ class Run:
         system = self.likelihood
         prompt = self._encode_document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
-        window = self._make_window(*self.chunker.split(prompt))
-        length = int(window.lengths[0, -1]) if window.lengths.numel() else self.chunker.k
-        whole = window.lengths.shape[1] - (length < self.chunker.k)  # nothing can be added to a full chunk
-        opened = window.tokens[0, -1, :length] if whole < window.lengths.shape[1] else None
+        closed, opened = self._split_prompt(prompt)
         generator = torch.Generator().manual_seed(how.seed)
         draw = Draw(how.temperature, how.top_k, how.top_p, generator)
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad(), self.compute.use_precision():
-            closed = TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole])
             sampler = make_sampler(system, closed, samples)
             self._warn_if_cut(prompt, sampler.unread)
             for _ in range(how.chunks):
                 check_abandoned()
-                new = sampler.draw_chunk(draw, opened)
-                skip = 0 if opened is None else len(opened)
-                opened = None
+                new = sampler.draw_chunk(draw, opened if len(opened) else None)
+                skip, opened = len(opened), opened[:0]
                 for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
         means = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
@@ -367,8 +361,6 @@ class Run:
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
         """Return the likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.
-
-        A prompt ends inside a chunk if a letter after it would belong to its last chunk.
 
         Raises:
             ConfigError: the model predicts tokens, not chunks.
@@ -387,10 +379,7 @@ class Run:
                 "this run's model is of pictures and takes no prompt. Leave it empty for the first chunks of a picture"
             )
         prompt = self._encode_document(prompt, 'run.next("import ")')
-        window = self._make_window(*self.chunker.split(prompt))
-        whole = len(self.chunker.split(prompt + b"a")[1]) - 1
-        closed = TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole])
-        opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
+        closed, opened = self._split_prompt(prompt)
         with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
             self._warn_if_cut(prompt, sampler.unread)
@@ -484,6 +473,16 @@ class Run:
     def _embed_window(self, chunks: TokenBatch) -> np.ndarray:
         with self.compute.use_precision():
             return self.system.extract_vectors(chunks, "chunks").float().cpu().numpy()
+
+    def _split_prompt(self, prompt: bytes) -> tuple[TokenBatch, Tensor]:
+        """Return the window of a prompt's finished chunks, and the tokens (n,) of its open chunk; n is 0 if it has none.
+
+        A prompt ends inside a chunk if a letter after it would belong to its last chunk.
+        """
+        window = self._make_window(*self.chunker.split(prompt))
+        whole = len(self.chunker.split(prompt + b"a")[1]) - 1 if prompt else 0
+        opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
+        return TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole]), opened
 
     def _make_window(self, tokens: np.ndarray, lengths: np.ndarray) -> TokenBatch:
         """Return one window of all chunks, given as flat tokens and lengths."""
@@ -589,10 +588,13 @@ def count_characters(document: bytes) -> int:
 
 
 def count_words(document: bytes) -> int:
-    """Return the number of words of a document as WikiText counts them: what is between white space, and line ends."""
+    """Return the number of words of a document as WikiText counts them: what is between white space, and line ends.
+
+    The end of a document ends its last line.
+    """
     return sum(len(line.split()) + 1 for line in io.BytesIO(document))
 
 
 def compute_word_perplexity(bits: float, words: int) -> float | None:
     """Return 2 to the power of the bits for a word; None where white space does not divide the text into words."""
-    return 2 ** (bits / words) if words and bits / words < _MOST_WORD_BITS else None
+    return 2 ** (bits / words) if words and bits / words < MOST_WORD_BITS else None

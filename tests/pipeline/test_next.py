@@ -8,10 +8,11 @@ import pytest
 
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
+from pipeline.config import SampleOptions
 from pipeline.inference import sample
 from pipeline.reporting.report import write_report
 from pipeline.run.files import describe_speed
-from pipeline.run.opened import Run
+from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder
 
 
@@ -61,3 +62,17 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
     assert "recalled" in describe_speed(written) and "recalled" in write_report(options).read_text()
     options.evaluate.likelihood = "decoder"
     assert all(item.parts is None and item.characters_per_second for item in sample(options))
+
+
+@pytest.mark.parametrize("prompt", ["x def ", "x imp"])
+def test_samples_of_one_chunk_have_the_probabilities_of_next(prompt: str, run: Path) -> None:
+    opened, draws = open_run(run), 400
+    begun = b"" if prompt.endswith(" ") else b"imp"
+    texts = opened.sample(prompt, draws, SampleOptions(chunks=1, temperature=1.0, top_p=1.0))
+    assert all(begun + text for text in texts)
+    for likely in opened.next(prompt, 3).chunks:
+        expected = draws * likely.probability
+        assert (
+            abs(sum(begun + text == bytes.fromhex(likely.hex) for text in texts) - expected)
+            < 5 * max(1, expected) ** 0.5
+        )

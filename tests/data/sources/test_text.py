@@ -118,6 +118,17 @@ def test_a_text_with_ends_of_lines_as_in_windows_is_cut_between_paragraphs(tmp_p
     assert b"".join(parts) == text and all(part.startswith(b"paragraph") for part in parts)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_blank_line_far_from_the_place_to_cut_takes_no_text_from_the_next_split(tmp_path: Path, suffix: str) -> None:
+    """Else valid would be all that is before the blank line, and test the last two lines."""
+    lines = b"".join(b"event %d of a log without paragraphs\n" % number for number in range(3000))
+    (tmp_path / f"log.txt{suffix}").write_bytes(COMPRESS[suffix](b"Title\n\n" + lines + b"\nTOTAL\n"))
+    found = documents(source("text", tmp_path))
+    sizes = [len(joined(found, split)) for split in ("train", "valid", "test")]
+    assert sizes == pytest.approx([0.9 * sum(sizes), 0.05 * sum(sizes), 0.05 * sum(sizes)], abs=100)
+    assert all(joined(found, split).endswith(b"\n") for split in ("train", "valid", "test"))
+
+
 @pytest.mark.parametrize("suffix", ["", ".xz"])
 @pytest.mark.parametrize("offsets", [[], [10, 1234]])
 def test_enwik8_is_cut_by_offset(tmp_path: Path, suffix: str, offsets: list[int]) -> None:

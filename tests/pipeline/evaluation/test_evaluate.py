@@ -61,8 +61,9 @@ def test_partitions_of_the_bits(options: Options) -> None:
     words = sum(map(count_words, corpus.iterate_originals("test")))
     assert found.word_perplexity == content["word_perplexity"] == pytest.approx(2 ** (found.bits / words))
     assert f"perplexity of words {found.word_perplexity:,.4g}\n" in format_evaluation(found)
-    parts = RememberedParts(2 * found.bits, {}, {})
-    assert f"{found.word_perplexity**2:,.4g} by the model alone" in replace(found, remembered=parts).perplexity_note
+    for times, alone in ((1.01, f"{found.word_perplexity**1.01:,.4g}"), (30, "–")):  # 30 times is no number of a float
+        parts = RememberedParts(times * found.bits, {}, {})
+        assert f", {alone} by the model alone" in replace(found, remembered=parts).perplexity_note
 
 
 def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_path: Path) -> None:
@@ -179,6 +180,9 @@ def test_a_file_is_scored_as_the_source_would_read_it(run: Path, tmp_path: Path)
     packed.write_bytes(gzip.compress(b"def f(x):"))
     with pytest.raises(ValueError, match="packed.gz is .*, not a text"):
         evaluate_run(options, packed)
+    lines.write_bytes("def f(x):\n    return x\n".encode("utf-16"))
+    with pytest.raises(ValueError, match="lines.txt is text in UTF-16LE with a byte order mark.*iconv"):
+        evaluate_run(options, lines)
 
 
 def test_a_model_of_values_scores_no_files(pictures: Options, tmp_path: Path) -> None:
