@@ -1,6 +1,7 @@
 """Training in two processes of torchrun (gloo): launched, interrupted, resumed, failed."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -91,6 +92,37 @@ def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogC
     with caplog.at_level("INFO"), pytest.raises(ChildProcessError, match=r"rank 1 was ended by signal 9 \(Killed\)"):
         stages.pretrain(together, kill_one)
     assert "Traceback" not in caplog.text and "torchrun" not in caplog.text and "exitcode" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wanted", "number", "said"),
+    [
+        (
+            "LOCAL_RANK=1",
+            signal.SIGTERM,
+            r"a rank was told to stop, so all have: saved step \d+ of pretrain\. Run the same",
+        ),
+        ("torch.distributed.run", signal.SIGKILL, r"torchrun was ended by signal 9 \(Killed\), and all ranks with it"),
+    ],
+)
+def test_what_ended_the_ranks_is_said(wanted: str, number: int, said: str, together: Options) -> None:
+    together.pretrain.steps = 100_000
+    folder = Path(together.runs_dir) / together.name / "pretrain" / "checkpoints"
+
+    def signal_once() -> bool:
+        for process in psutil.Process().children(recursive=True) if any(folder.glob("step-*")) else ():
+            with suppress(psutil.Error):
+                known = [*process.cmdline(), f"LOCAL_RANK={process.environ().get('LOCAL_RANK')}"]
+                if wanted in known and process.pid not in signalled:
+                    signalled.add(process.pid)
+                    process.send_signal(number)
+        return False
+
+    signalled: set[int] = set()
+    with pytest.raises(ChildProcessError, match=said):
+        stages.pretrain(together, signal_once)
+    assert len(signalled) == 1
 
 
 @pytest.mark.slow

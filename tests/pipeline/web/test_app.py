@@ -304,7 +304,9 @@ def test_whoever_asks_from_another_site_is_refused(site: Site) -> None:
     assert site.client.post("/runs/run/samples?prompt=a").status_code == 405
 
 
-@pytest.mark.parametrize(("config", "said"), [("model: 3", "model is a section of options"), ("", "config.yaml is empty")])
+@pytest.mark.parametrize(
+    ("config", "said"), [("model: 3", "model is a section of options"), ("", "config.yaml is empty")]
+)
 def test_a_damaged_run_is_a_line_and_the_others_are_shown(config: str, said: str, site: Site, run: Path) -> None:
     shutil.copytree(run, run.with_name("whole"))
     (run / "config.yaml").write_text(config)
