@@ -452,7 +452,7 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     number = f"at least {done - saved:,}" if done > saved else ""
     if not saved:
         return f"no step of {phase} was saved, so its steps are lost{number and f', {number}'}; Retry starts it again"
-    return f"saved step {saved:,} of {phase}; {number or 'the'} steps after it are lost; Retry resumes from there"
+    return f"saved step {saved:,} of {phase}; {number or 'any'} steps after it are lost; Retry resumes from there"
 
 
 def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[Any], str]) -> State[Any]:
@@ -468,6 +468,11 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
     """
     try:
         result = work()
+        message = name_flows(summarize(result))
+        if stage != "haed":  # whose result is that of a stage
+            log.info("%s: %s", stage, message)
+        log_to_parent_run("%s: %s", stage, message)
+        return Completed(message=message, data=result)
     except TerminationSignal as error:
         _finish_stopped_run(error)
         raise
@@ -479,11 +484,6 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
             error.add_note(stage)
         text = cut_middle(name_flows(format_error(error, inner or stage)), _LONGEST_MESSAGE)
         return Failed(message=f"{inner}{': ' if inner else ''}{text}", data=error)
-    message = name_flows(summarize(result))
-    if stage != "haed":  # whose result is that of a stage
-        log.info("%s: %s", stage, message)
-    log_to_parent_run("%s: %s", stage, message)
-    return Completed(message=message, data=result)
 
 
 def is_user_error(error: BaseException | None) -> bool:

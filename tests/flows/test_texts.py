@@ -153,7 +153,7 @@ def test_a_form_without_a_run_and_one_with_far_too_much_get_a_sentence(
 def test_what_a_kill_took_is_counted(run: Path) -> None:
     labels = {RUN: str(run)}
     assert describe_saved_progress("haed", labels) == (
-        "saved step 4 of finetune; the steps after it are lost; Retry resumes from there"
+        "saved step 4 of finetune; any steps after it are lost; Retry resumes from there"
     )
     (run / "finetune/checkpoints/latest").write_text("step-00000002")
     assert "saved step 2 of finetune; at least 2 steps after it are lost" in describe_saved_progress("haed", labels)

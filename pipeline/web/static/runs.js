@@ -10,7 +10,7 @@ const NUMBERS = {
   step: "step", share: "done", validation: "validation bits", training: "training bits",
   evaluated: "evaluated", parameters: "parameters", left: "seconds left",
 };
-const WIDTHS = { run: NARROW ? 120 : 230, word: NARROW ? 85 : 115, step: 70, share: 70, validation: NARROW ? 120 : 125, evaluated: 160, changed: 145, note: 200, corpus: 180 };
+const WIDTHS = { run: NARROW ? 120 : 230, word: NARROW ? 85 : 115, step: 70, share: 85, validation: NARROW ? 120 : 125, evaluated: 160, changed: 145, note: 200, corpus: 180 };
 const find = (selector) => document.querySelector(selector);
 const place = find("#table");
 let table, version, known = new Map(), keys = new Set();
