@@ -176,8 +176,8 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
             )
         if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:
             raise ChildProcessError(min(errors, key=lambda line: _OTHER_ENDED in line))  # the first of a cause
-        if saved := next((line for line in reversed(log_lines) if line.startswith("saved step")), None):
-            raise ChildProcessError(f"a rank was told to stop, so all have: {saved}")
+        if lines := [line for line in log_lines if line.startswith("saved step")]:
+            raise ChildProcessError(f"a rank was told to stop, so all have: {lines[-1]}")
         raise RuntimeError(next(reversed(log_lines), "the processes failed"))
     return TrainingResult(**json.loads(result))
 
