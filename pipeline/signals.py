@@ -52,6 +52,8 @@ class StopSignal:
         if self.is_second_request(number):
             return True
         if _is_interruptible:
+            global _is_requested
+            _is_requested = True
             raise StopRequested
         return False
 
@@ -64,7 +66,7 @@ class StopRequested(BaseException):
     """Raised when a signal comes within `interruptible`, where nothing needs to be saved."""
 
 
-_is_interruptible = False
+_is_interruptible = _is_requested = False
 
 
 @contextmanager
@@ -72,20 +74,28 @@ def interruptible_section() -> Iterator[None]:
     """Mark code in which nothing needs to be saved: a signal raises `StopRequested` in it at once.
 
     It is meant for counting a corpus or for a validation. They may take longer than anyone waits for a process to end
-    (Prefect: 30 s).
+    (Prefect: 30 s). Python ignores what is raised while it deletes an object, so it is raised again at the end.
     """
-    global _is_interruptible
-    _is_interruptible = True
+    global _is_interruptible, _is_requested
+    _is_interruptible, _is_requested = True, False
     try:
         yield
+        if _is_interruptible:
+            end_interruptible()
     finally:
         _is_interruptible = False
 
 
 def end_interruptible() -> None:
-    """End `interruptible` early: from now on there is something to save."""
+    """End `interruptible` early: from now on there is something to save.
+
+    Raises:
+        StopRequested: a signal came before, and Python ignored what it raised.
+    """
     global _is_interruptible
     _is_interruptible = False
+    if _is_requested:
+        raise StopRequested
 
 
 class AbandonedError(Exception):

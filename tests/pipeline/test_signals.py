@@ -1,12 +1,15 @@
 """Which signals are one request to stop, and which insist."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from pipeline import ROOT, signals
+from pipeline.signals import StopRequested, end_interruptible, interruptible_section, postponed_signals
 
 
 def test_only_a_signal_that_comes_clearly_later_insists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +40,25 @@ except signals.Interrupt as interrupt:
 
 def test_a_process_that_is_taken_down_slowly_ends_with_its_own_status() -> None:
     assert subprocess.run([sys.executable, "-c", SLOW_TO_END], cwd=ROOT).returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stop_that_python_ignores_is_raised_again(early: bool) -> None:
+    class Late:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)  # the handler runs here, where Python ignores what it raises
+
+    def work() -> None:
+        with postponed_signals(), interruptible_section():
+            Late()
+            reached.append("after")
+            if early:
+                end_interruptible()
+                reached.append("the first step")
+
+    reached: list[str] = []
+    with pytest.raises(StopRequested):
+        work()
+    assert reached == ["after"]
