@@ -107,9 +107,9 @@ class ImageSource(MediaSource):
                 side = isqrt(planes.shape[1] // 3)
                 if 3 * side * side != planes.shape[1]:
                     raise ValueError(f"{item.path}: rows of {planes.shape[1]} values are not square RGB pictures")
-                for raster in planes.reshape(-1, 3, side, side).transpose(0, 2, 3, 1):
+                for raster in np.ascontiguousarray(planes.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)):
                     if self.options.image_size not in (None, side):
-                        raster = np.asarray(self._resample_picture(Image.fromarray(np.ascontiguousarray(raster))))
+                        raster = np.asarray(self._resample_picture(Image.fromarray(raster)))
                     yield f"{item.name}@{row}", raster.shape[:2], raster.tobytes()
                     row += 1
 
