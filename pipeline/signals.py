@@ -80,8 +80,7 @@ def interruptible_section() -> Iterator[None]:
     _is_interruptible, _is_requested = True, False
     try:
         yield
-        if _is_interruptible:
-            end_interruptible()
+        end_interruptible()
     finally:
         _is_interruptible = False
 
@@ -90,11 +89,11 @@ def end_interruptible() -> None:
     """End `interruptible` early: from now on there is something to save.
 
     Raises:
-        StopRequested: a signal came before, and Python ignored what it raised.
+        StopRequested: a signal came within it, and Python ignored what it raised.
     """
     global _is_interruptible
-    _is_interruptible = False
-    if _is_requested:
+    was_interruptible, _is_interruptible = _is_interruptible, False
+    if was_interruptible and _is_requested:
         raise StopRequested
 
 

@@ -194,10 +194,10 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert widths and max(widths) == 5  # a wider table would lie on the column beside it
 
 
-def test_one_run_under_two_names_is_no_comparison(two: tuple[Options, Options]) -> None:
+def test_one_run_under_two_names_is_no_comparison(two: tuple[Options, Options], tmp_path: Path) -> None:
     runs = two[0].runs_dir
     for names in (["tiny"], ["tiny", "tiny"], ["tiny", f"{runs}/tiny", f"{runs}/../{Path(runs).name}/tiny"]):
-        found = compare(two[0], *names)
+        found = comparison.compare_runs(names, runs, tmp_path / "page")
         assert len(found.rows) == 1 and found.verdict is None
         assert found.refused == "tiny is the only run. Name another one beside it."
 
