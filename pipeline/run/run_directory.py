@@ -220,17 +220,17 @@ class RunFolder:
 
         Frequent words are counted once, so that a run whose shards were damaged since can be resumed.
         """
-        place, before = corpus.folder.resolve(), None
+        place, frequent = corpus.folder.resolve(), None
         with suppress(FileNotFoundError, CorruptFileError):
             before = read_as(CorpusRecord, self.path / CORPUS)
-        is_counted = before is not None and before.digest == corpus.digest
+            frequent = before.frequent if before.digest == corpus.digest else None
         remembered = CorpusRecord(
             location=corpus.location if corpus.is_remote else str(place),
             beside=None if corpus.is_remote else os.path.relpath(place, self.path.resolve()),
             digest=corpus.digest,
             fitted=corpus.fitted,
             chunker_version=corpus.chunker_version,
-            frequent=before.frequent if before and is_counted else frequent_words(corpus, FREQUENT),
+            frequent=frequent_words(corpus, FREQUENT) if frequent is None else frequent,
             statistics=corpus.statistics,
             form=corpus.form,
         )

@@ -163,23 +163,28 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         saved = next((line for line in reversed(log_lines) if "saved" in line), "stopped")
         raise TrainingInterrupted(saved.removesuffix(RESUME_ADVICE))
     if process.returncode:
-        if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
-            number, rank = int(ended[1]), ended[2]
-            raise ChildProcessError(
-                f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and all other ranks "
-                "were stopped. Run the same command to resume from the last checkpoint"
-            )
-        if process.returncode < 0:
-            raise ChildProcessError(
-                f"torchrun was ended by signal {-process.returncode} ({signal.strsignal(-process.returncode)}), and all "
-                "ranks with it. Run the same command to resume from the last checkpoint"
-            )
-        if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:
-            raise ChildProcessError(min(errors, key=lambda line: _OTHER_ENDED in line))  # the first of a cause
-        if lines := [line for line in log_lines if line.startswith("saved step")]:
-            raise ChildProcessError(f"a rank was told to stop, so all have: {lines[-1]}")
-        raise RuntimeError(next(reversed(log_lines), "the processes failed"))
+        raise _explain_failure(process.returncode, list(log_lines))
     return TrainingResult(**json.loads(result))
+
+
+def _explain_failure(status: int, log_lines: list[str]) -> Exception:
+    """Return the error that says why torchrun ended with a status other than 0, from the last lines that were logged."""
+    if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
+        number, rank = int(ended[1]), ended[2]
+        return ChildProcessError(
+            f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and all other ranks "
+            "were stopped. Run the same command to resume from the last checkpoint"
+        )
+    if status < 0:
+        return ChildProcessError(
+            f"torchrun was ended by signal {-status} ({signal.strsignal(-status)}), and all ranks with it. "
+            "Run the same command to resume from the last checkpoint"
+        )
+    if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:
+        return ChildProcessError(min(errors, key=lambda line: _OTHER_ENDED in line))  # the first of a cause
+    if lines := [line for line in log_lines if line.startswith("saved step")]:
+        return ChildProcessError(f"a rank was told to stop, so all have: {lines[-1]}")
+    return RuntimeError(log_lines[-1] if log_lines else "the processes failed")
 
 
 def _log_lines(stream: IO[str], lines: "deque[str]", stopping: threading.Event) -> None:
