@@ -26,6 +26,7 @@ from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import (
     RunState,
     count_parameters,
+    damaged_state,
     determine_state,
     phase_metrics,
     read_settings,
@@ -113,7 +114,7 @@ class RunReport:
             f"{phase} {records[-1]['step']:,} steps in {max(r.get('seconds', 0.0) for r in records):,.0f} s"
             for phase, records in self.phases.items()
         ]
-        return ", ".join(parts) or "not trained yet"
+        return ", ".join(parts) or ("" if self.checkpoints else "not trained yet")
 
     @property
     def corpus(self) -> str:
@@ -250,14 +251,15 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
             a warning.
 
     Raises:
-        ValueError: metrics are damaged. With options: any file is damaged, or the configuration was changed.
+        ValueError: with options, a file is damaged, or the configuration was changed.
     """
     files = _RunFiles(folder, is_strict=options is not None)
     saved = files.attempt(folder.load_options)
     options = options or saved
     stage = options.evaluate.stage if options else None
-    phases = phase_metrics(folder, folder.phase_history(options) if options else None)
-    report = RunReport(folder.path.name, determine_state(folder), phases, files.warnings)
+    phases = files.attempt(lambda: phase_metrics(folder, folder.phase_history(options) if options else None)) or {}
+    state = files.attempt(lambda: determine_state(folder)) or damaged_state(folder)
+    report = RunReport(folder.path.name, state, phases, files.warnings)
     report.options = flatten_options(saved) if saved else {}
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
@@ -271,7 +273,8 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
             folder.check_unchanged(options, present)
         files.warnings += _collect_warnings(folder, options, present, report)
         report.parameters = count_parameters(folder)
-    report.checkpoints = describe_checkpoints(folder, present)
+    own = files.attempt(lambda: phase_metrics(folder)) or {}
+    report.checkpoints = describe_checkpoints(folder, present, own)
     if analysis and present is not None and analysis.checkpoint == present.digest:
         report.analysis = analysis
     elif analysis:
@@ -311,7 +314,8 @@ class _RunFiles:
         except (OSError, ValueError) as error:
             if self.is_strict:
                 raise
-            self.warnings.append(format_error(error))
+            if (warning := format_error(error)) not in self.warnings:
+                self.warnings.append(warning)
             return None
 
 
@@ -408,10 +412,18 @@ class CheckpointInfo:
     notes: list[str]
 
 
-def describe_checkpoints(folder: RunFolder, present: Checkpoint | None) -> list[CheckpointInfo]:
-    """Return the checkpoints of all phases, in the order of training; `present` is the one that questions go to."""
+def describe_checkpoints(
+    folder: RunFolder, present: Checkpoint | None, metrics: Mapping[str, list[Record]]
+) -> list[CheckpointInfo]:
+    """Return the checkpoints of all phases, in the order of training.
+
+    Args:
+        folder: folder of the run.
+        present: the checkpoint that questions go to.
+        metrics: metrics of the run's phases that can be read.
+    """
     summaries = []
-    for phase, records in phase_metrics(folder).items():
+    for phase in PHASES:
         place = folder.phase_folder(phase) / "checkpoints"
         names = {"best": resolve_pointer(place, "best"), "latest": resolve_pointer(place, "latest")}
         for path in list_checkpoints(place):
@@ -422,7 +434,7 @@ def describe_checkpoints(folder: RunFolder, present: Checkpoint | None) -> list[
             digest, step = None, int(path.name.removeprefix("step-"))
             with suppress(OSError, ValueError):
                 digest = read_state(path)["digest"]
-            score, unit = _last_validation(records, step)
+            score, unit = _last_validation(metrics.get(phase, []), step)
             size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
             summaries.append(CheckpointInfo(phase, step, digest, score, unit, size / 1e6, notes))
     return summaries

@@ -321,6 +321,14 @@ def test_a_damaged_run_is_a_line_and_the_others_are_shown(config: str, said: str
     assert "has no checkpoint" in site.get("/runs/whole/next?prompt=a", 409).text
 
 
+def test_a_run_with_a_damaged_line_of_metrics_is_shown_without_them(site: Site, run: Path) -> None:
+    path = run / "finetune" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"step": ', b'"step":  ', 1))
+    page = site.get("/runs/run/").text
+    assert page.count("metrics.jsonl, line 1 is damaged") == 1
+    assert "bits/char" in page and "damaged" in site.get("/runs/").text
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("stage", "5"), ("stage", "[a]"), ("seed", "2024-01-01"), ("seed", "!!set {a}"), ("seed", ".nan")],
