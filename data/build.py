@@ -257,12 +257,13 @@ def _explain_empty_splits(
             f"or assign them with {patterns}"
         )
     names = [name for files in train.values() for name in files["names"]]
+    found = some_of(names, sum(files["count"] for files in train.values())) or "it: the source listed no inputs"
     why = [f"{remark}: {number:,}" for remark, number in sorted(remarks.items())]
     if options.kind in ("jsonl", "datasets", "webdataset"):
         why.append(f"source.field={options.field}")
     return (
         f"{where} has no document{'' if len(empty) == len(SPLITS) else ' for training'}: none was found in "
-        f"{some_of(names, sum(files['count'] for files in train.values()))}{' (' + '; '.join(why) + ')' if why else ''}"
+        f"{found}{' (' + '; '.join(why) + ')' if why else ''}"
     )
 
 

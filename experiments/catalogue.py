@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -82,10 +83,18 @@ class Variant:
     package: str = ""
     equal_data: bool = False
 
+    @property
+    def described(self) -> str:
+        """Return its package, or its preset and options, and the phases if they are not those of its kind, as words."""
+        return " ".join([self.package or self.preset, *self.options, *self.only, *["equal data"] * self.equal_data])
+
     @cached_property
     def settings(self) -> Options:
         """Return the options of its preset with its own; not to be changed. A package has none."""
-        return load_options(self.preset, list(self.options))
+        try:
+            return load_options(self.preset, list(self.options))
+        except ConfigError as error:
+            raise ConfigError(f"variant {self.name!r}: {error}") from error
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -115,9 +124,9 @@ class Claim:
     better: dict[str, tuple[str, ...]] = field(default_factory=dict)
     no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
     alike: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    by: tuple[str, ...] = ("bits",)
-    margin: float = 0.0
-    tolerance: float = 0.02
+    by: Annotated[tuple[str, ...], Field(min_length=1)] = ("bits",)
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    tolerance: Annotated[float, Field(ge=0)] = 0.02
     below: dict[str, float] = field(default_factory=dict)
 
     def list_pairs(self) -> list[tuple[Relation, str, str]]:
@@ -154,8 +163,8 @@ class ExperimentSettings:
     equal: Literal["seconds", "steps"] = "steps"
     measures: tuple[Measure, ...] = ()
     across: str | None = None
-    enough: float | None = None
-    beside: float = 30
+    enough: Annotated[float, Field(gt=0)] | None = None
+    beside: Annotated[float, Field(ge=0)] = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,12 +239,12 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         ConfigError: the file is not valid; with the key that is wrong, and what it may be.
     """
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         parse_yaml(text)  # refuses a key that is there twice
         tree = yaml.safe_load(text)
         file = TypeAdapter(ExperimentFile).validate_json(json.dumps(tree, default=str))
-    except (yaml.YAMLError, ValidationError) as error:
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {_explain_error(error)}") from error
     sets: dict[str, list[str]] = yaml.safe_load((FOLDER / f"{COMMON}.yaml").read_text(encoding="utf-8"))
     variants, full = (_variants_of_size(path, file, size, sets) for size in ("small", "full"))
@@ -245,16 +254,31 @@ def read_experiment(path: Path) -> Experiment:
     return Experiment(name=path.stem, variants=variants, full=full, **settings)
 
 
+def list_outdated(experiment: Experiment, options: Mapping[str, str]) -> list[str]:
+    """Return the variants that an experiment declares otherwise now than a result has them.
+
+    Args:
+        experiment: the experiment.
+        options: options of the result's rows by variant, see `Variant.described`.
+    """
+    now = {(variant.name, variant.described) for variant in (*experiment.variants, *experiment.full)}
+    return [name for name, described in options.items() if (name, described) not in now]
+
+
 def _check_claim(claim: Claim, place: str, names: set[str], file: ExperimentFile) -> None:
     """Raise ConfigError if a claim is of variants or metrics that its file does not have, or of nothing."""
     pairs = claim.list_pairs()
     for relation, *pair in pairs:
         for named in pair:
+            if named in file.variants and named not in names:
+                raise ConfigError(f"{place}.{relation}: variant {named!r} has no preset. Give it one, or small.preset")
             if named not in names:
                 known = ", ".join(file.variants)
                 raise ConfigError(f"{place}.{relation}: there is no variant {named!r}. Variants are {known}")
         if pair[0] == pair[1]:
             raise ConfigError(f"{place}.{relation}: {pair[0]!r} is compared with itself. Name another variant")
+        if relation == "better" and ("better", *reversed(pair)) in pairs:
+            raise ConfigError(f"{place}.better: {pair[0]!r} and {pair[1]!r} cannot both be better. Leave one out")
     if not (pairs or claim.below):
         raise ConfigError(f"{place}: nothing to judge the claim by. Give better, no_better, alike or below")
     measured = [name for name in claim.by if name not in ROW_METRICS]
@@ -358,6 +382,7 @@ BUDGETS = {
     "hour": Budget("an hour of training, three seeds, at most three hours in all", 3600, 3, 500_000, 10_800, 2),
     "paper": Budget("the paper's sizes and limits: see --plan first", None, 1, None),
 }
+_LEAST = 60.0  # seconds of training
 _FIXED = ("name", "seed", "runs_dir", "shards_dir", "evaluate.split")  # options that an experiment sets itself
 _INSTEAD = dict.fromkeys(("steps", "seconds", "epochs"), "; --seconds N is for all runs together")
 _INSTEAD |= {"seed": "; see --seeds"}
@@ -402,7 +427,13 @@ def plan_experiment(
         )
     bounds = []
     if limits.seconds is not None:
-        left = max(60.0, limits.whole - limits.seconds_beside(experiment, seeds or limits.seeds))
+        beside = limits.seconds_beside(experiment, seeds or limits.seeds)
+        if (left := limits.whole - beside) < _LEAST and seconds is None:
+            raise ConfigError(
+                f"--budget {budget} is {limits.whole / 60:.0f} min, of which evaluations with {seeds or limits.seeds} "
+                f"seeds take about {beside / 60:.0f}, so nothing is left to train. Add --seconds N for the training, "
+                f"such as --seconds {limits.seconds * (seeds or limits.seeds):g}"
+            )
         enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
         bounds = [each for each in (limits.seconds, left, enough) if each is not None]
     elsewhere = [] if data == DATA else [str(data)]
@@ -444,7 +475,7 @@ def format_list(output: Path) -> str:
 
 
 def read_states(output: Path) -> dict[str, str]:
-    """Return the state of each experiment's results: done, begun, damaged, or not run."""
+    """Return the state of each experiment's results: done, done with other options, begun, damaged, or not run."""
     states = {}
     for name in list_experiments():
         words = dict[str, None]()
@@ -452,17 +483,20 @@ def read_states(output: Path) -> dict[str, str]:
             for folder in sorted((output / name).glob(f"{budget}*/")):
                 first, *custom = folder.name.split("-")
                 if first == budget:
-                    state = _read_state(folder / f"{name}.json")
+                    state = _read_state(folder / f"{name}.json", load_experiment(name))
                     words[f"{budget}{' of its own settings' if custom else ''} {state}"] = None
         states[name] = ", ".join(words) or "not run"
     return states
 
 
-def _read_state(result: Path) -> str:
+def _read_state(result: Path, experiment: Experiment) -> str:
     if not result.exists():
         return "begun"
     try:
-        return "begun" if any(row["failures"] for row in read_as(dict[str, Any], result)["rows"]) else "done"
+        rows = read_as(dict[str, Any], result)["rows"]
+        outdated = list_outdated(experiment, {row["variant"]: row["options"] for row in rows})
+        done = "done with other options" if outdated else "done"
+        return "begun" if any(row["failures"] for row in rows) else done
     except (OSError, ValueError, TypeError, KeyError):
         return "damaged"
 
@@ -493,5 +527,4 @@ def execute_command(arguments: argparse.Namespace) -> CommandResult:
 
     with postponed_signals() as stop:
         result = run_experiment(experiment, plan, stop)
-    rows = [asdict(row) for row in result.rows]
-    return CommandResult(format_result(result), {"name": result.name, "folder": result.folder, "rows": rows})
+    return CommandResult(format_result(result), asdict(result))

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data.filesystem import write_json
-from experiments.catalogue import OURS, Experiment, list_experiments, load_experiment
+from experiments.catalogue import OURS, Experiment, list_experiments, list_outdated, load_experiment
 from experiments.results import (
     Result,
     Verdict,
@@ -90,8 +90,10 @@ def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
     """Return the table of all claims, as a part of the index."""
 
     def read_budget(result: Result) -> str:
+        budget, *_ = Path(result.folder).name.split("-")
+        seconds = re.search(r"([\d,]+) s of training in all", " ".join(result.notes))
         seeds = max(row.seeds for row in result.rows)
-        return f"{Path(result.folder).name.split('-')[0]}, {seeds} seed{'s' * (seeds > 1)}"
+        return f"{f'{seconds[1]} s' if seconds else budget}, {seeds} seed{'s' * (seeds > 1)}"
 
     lines = []
     for experiment, result in results:
@@ -100,7 +102,7 @@ def format_overview(results: Iterable[tuple[Experiment, Result]]) -> str:
         for claim, verdict in zip(experiment.claims, result.verdicts, strict=True):
             lines.append([*place, markdown_text(claim.text), verdict.word])
             place = [""] * len(place)
-    table = [["result", "table or figure", "budget", "claim", "verdict"], ["---"] * 5, *lines]
+    table = [["result", "table or figure", "training in all", "claim", "verdict"], ["---"] * 5, *lines]
     return _remove_escapes("\n".join([BEGIN, "", *(f"| {' | '.join(line)} |" for line in table), "", END]))
 
 
@@ -122,6 +124,11 @@ def main(folders: list[str]) -> None:
         _keep_picture(name, (folder / f"{name}.png").read_bytes())
     results = list(load_results())
     for experiment, result in results:
+        if outdated := list_outdated(experiment, {row.variant: row.options for row in result.rows}):
+            sys.exit(
+                f"{experiment.name}: {', '.join(outdated)} had other options than {experiment.name}.yaml has now. "
+                f"Run `haed experiment {experiment.name}` again, and name the folder of its result"
+            )
         result.verdicts = judge_claims(experiment, result.rows)
         papers = {variant.name: variant.paper for variant in experiment.variants}
         for row in result.rows:

@@ -87,6 +87,7 @@ class Row:
         failures: messages on unfinished seeds and failed measures.
         untold: metrics that nothing can be said of, see `Measurement`.
         bits_per_token: mean of the same per token. A character of UTF-8 has up to four.
+        options: its preset and options, as the experiment declared them when it was run.
     """
 
     variant: str
@@ -104,6 +105,7 @@ class Row:
     failures: list[str] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
     bits_per_token: float | None = None
+    options: str = ""
 
     def find_metric(self, name: str) -> Metric | None:
         """Return a metric by name: "bits", "seconds" by the one clock of all seeds, "TFLOP", or one of the measures."""
@@ -223,7 +225,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
     failures = [f"seed {run.seed}: {run.failure}" for run in runs if run.failure is not None]
     failures += [f"seed {run.seed}, {measure}: {why}" for run in runs for measure, why in run.unmeasured.items()]
     if not finished:
-        return Row(variant.name, paper=variant.paper, failures=failures)
+        return Row(variant.name, paper=variant.paper, failures=failures, options=variant.described)
     evaluations = [read_as(Evaluation, run.folder / "evaluation.json") for run in finished]
     bits = Metric.summarize([each.alone.value for each in evaluations])
     totals = finished[0].totals
@@ -249,6 +251,7 @@ def make_row(variant: Variant, runs: Sequence[VariantRun]) -> Row:
         failures=failures,
         untold=sorted({name for run in finished for measured in run.measured.values() for name in measured.untold}),
         bits_per_token=statistics.mean(each.bits_alone / each.tokens for each in evaluations),
+        options=variant.described,
     )
 
 
@@ -283,7 +286,9 @@ def judge_claim(claim: Claim, experiment: Experiment, rows: Sequence[Row]) -> Ve
         signs += [_sign(bound - metric.mean, [metric], name, bound, number) for metric in metrics.values()]
         signs += [0] * (len(missing) if metrics else 1)
         values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
-        values += [f"{variant} is missing" for variant in missing]
+        untold = [row.variant for row in rows if row.variant in missing and name in row.untold]
+        values += [f"{variant} is missing" for variant in missing if variant not in untold]
+        values += [f"nothing can be said of {', '.join(untold)}"] if untold else []
         texts.append(f"{name}, below {bound:g}: {', '.join(values) or 'of no model'}")
     word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
     return Verdict(sentence, word, texts)

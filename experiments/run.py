@@ -231,6 +231,9 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
         name = each.variant.name
         same = (each.identity, each.corpus_key, tuple(each.phase_shares().items()))
         if (other := names.setdefault(same, name)) != name:
+            found = {variant.name: variant for variant in variants}
+            if (found[name].described, found[name].data) == (found[other].described, found[other].data):
+                raise ConfigError(f"variants {other!r} and {name!r} are the same model. Leave one out")
             raise ConfigError(f"{overridden} makes {other!r} and {name!r} the same model. Leave it out")
     if missing:
         notes.append(
@@ -295,7 +298,8 @@ def time_steps(
                 raise
             except Exception as failure:
                 error = error or failure.with_traceback(None)  # its frames hold a model
-                times.failures[name] = f"{failure}. To try again, delete {path}. All runs then use a new clock"
+                advice = "Mend the variant. If it was no fault of it"
+                times.failures[name] = f"{failure}. {advice}, delete {path}, and all runs use a new clock"
                 log.error("%s: %s", name, failure)
             del steps
         if error is not None and not turns:
@@ -418,16 +422,19 @@ class Worker:
         steps = {phase: limits[f"{name}/{phase}"] for phase in each.variant.phases if limits}
         run = VariantRun(each.variant, seed, each.run_folder(seed, steps))
         evaluation = run.folder / "evaluation.json"
+        damaged: Path | None = None
         try:
             if not evaluation.is_file():
                 log.info("%s, seed %d: %s", name, seed, run.folder)
                 self.execute(*each.make_command(run.folder, seed, steps, self.threads))
+            damaged = evaluation
             read_as(Evaluation, evaluation)
+            damaged = run.folder
             run.totals = totals = each.read_totals(run.folder)
             if limits:  # by the clock, whatever else the machine did meanwhile
                 totals.seconds = {phase: n * clock.seconds[f"{name}/{phase}"] for phase, n in totals.steps.items()}
         except Exception as error:
-            run.failure = self._describe_error(run, error, run.folder if evaluation.is_file() else None)
+            run.failure = self._describe_error(run, error, damaged)
         return run
 
     def measure(self, run: VariantRun, name: str) -> VariantRun:

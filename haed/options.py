@@ -544,9 +544,6 @@ def _check_terms(terms: list[str]) -> list[str]:
         if match is None or not math.isfinite(float(match[1])):
             example = f"0.01*{(installed or ['name'])[0]}"
             raise ValueError(f"{term!r}: expected WEIGHT*NAME, such as {example}. A weight is 0 or more")
-        if match[2] not in installed:
-            known = f"expected one of {', '.join(installed)}" if installed else "no package has installed any"
-            raise ValueError(f"{term!r}: there is no term {match[2]}; {known}")
         if match[2] in _FIGURES:
             raise ValueError(
                 f"{term!r}: iem_{match[2]} is a metric of the loss itself. Its package must rename the term"
@@ -652,6 +649,18 @@ class IEMOptions:
     def choose_cells(self, distinct: int) -> int:
         """Return the cells of a row of counts for a train split with so many distinct chunks."""
         return self.cells or min(max(CELLS, distinct), _MOST_CELLS)
+
+    def check_terms(self) -> None:
+        """Check that packages have installed the further terms. Only training needs them.
+
+        Raises:
+            ValueError: there is no term of such a name.
+        """
+        for name in self.split_terms():
+            if name not in (installed := LOSS_TERMS.list_names()):
+                known = f"expected one of {', '.join(installed)}" if installed else "no package has installed any"
+                advice = "Install the package that has it as an entry point of haed.loss_terms, or leave the term out"
+                raise ValueError(f"iem.terms: there is no term {name}; {known}. {advice}")
 
     def split_terms(self) -> dict[str, float]:
         """Return the weights of the further terms by name."""

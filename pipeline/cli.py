@@ -106,7 +106,7 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
     console.prepare_logs()
     lines = console.StderrHandler()
     logging.getLogger().addHandler(lines)
-    for room in ("pipeline", "data", "haed", "flows"):
+    for room in ("pipeline", "data", "haed", "flows", "experiments"):
         logging.getLogger(room).setLevel(logging.INFO if _is_main_process() else logging.WARNING)
     try:
         result = arguments.execute(arguments)
@@ -138,6 +138,7 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
 
 def _name_plugin(error: BaseException) -> str:
     """Return a remark on the other package whose code raised an error, or whose class lacks what is called, if any."""
+    import re
     import traceback
     from importlib.metadata import entry_points
 
@@ -145,16 +146,18 @@ def _name_plugin(error: BaseException) -> str:
 
     report = "".join(traceback.format_exception(error))
     ran = [frame.f_code.co_qualname.partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
-    installed, found = entry_points(), ""
+    installed, found, unlike = entry_points(), "", ""
     for group in installed.groups:
         for entry in installed.select(group=group) if group.startswith("haed.") else ():
             file = getattr(sys.modules.get(entry.module), "__file__", None)
-            is_unlike_ours = isinstance(error, AttributeError | TypeError) and entry.attr in str(error)
-            if file and (is_unlike_ours or f'File "{file}"' in report):
-                found = f" (in {describe_entry(entry)}, {file})"
-                if is_unlike_ours or entry.attr in ran:  # not another class of its module
+            if file and (lines := re.findall(rf'File "{re.escape(file)}", line (\d+)', report)):
+                found = f" (in {describe_entry(entry)}, {file}, line {lines[-1]})"
+                if entry.attr in ran:  # not another class of its module
                     return found
-    return found
+            elif file and isinstance(error, AttributeError | TypeError):
+                if re.search(rf"\b{re.escape(entry.attr)}\b", str(error)):
+                    unlike = f" (in {describe_entry(entry)}, {file})"
+    return found or unlike
 
 
 def _is_main_process() -> bool:

@@ -18,7 +18,7 @@ from data.corpus import Corpus
 from haed.options import ENCODERS, LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
-from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
+from pipeline.config import ConfigError, Options, check_options, check_training, dump_options, load_options
 from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
 from tests.conftest import mostly_slow
@@ -131,6 +131,23 @@ def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, t
     assert strong[-1]["iem_center"] < weak[-1]["iem_center"]
 
 
+@pytest.mark.usefixtures("options")
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("return None", "iem.terms: mine returned None, expected a scalar tensor"),
+        ("return inputs.keys", "iem.terms: mine returned the shape"),
+        ("return inputs.embeddings.sum() * float('nan')", "The loss without mine of iem.terms is finite. Mend what"),
+    ],
+)
+def test_a_term_that_returns_no_number_is_named(
+    code: str, message: str, place: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_package(place, "haed.loss_terms", "mine = my_kind:compute_mine", f"def compute_mine(inputs):\n    {code}\n")
+    assert main(["pretrain", "--config", "quickstart", *tiny, "iem.terms=[2*mine]"]) == 1
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("term", "message"),
@@ -138,21 +155,29 @@ def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, t
         ("center", r"'center': expected WEIGHT\*NAME, such as 0.01\*center"),
         ("1e999*center", "expected WEIGHT"),
         ("-1*center", "A weight is 0 or more"),
-        ("1*centre", "there is no term centre; expected one of center"),
         ("1*center,2*center", "a term is given twice"),
     ],
 )
-def test_a_term_that_there_is_not_is_refused(term: str, message: str) -> None:
+def test_a_term_that_cannot_be_read_is_refused(term: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_options("quickstart", [f"iem.terms=[{term}]"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_term_that_there_is_not_is_refused_where_it_would_be_trained_and_nowhere_else() -> None:
+    options = load_options("quickstart", ["iem.terms=[1*centre]"])
+    with pytest.raises(ConfigError, match="there is no term centre; expected one of center. Install the package"):
+        check_training("pretrain", options)
+    options.finetune.iem_weight = 0
+    check_training("finetune", options)
 
 
 def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LOSS_TERMS, "list_names", lambda: ["accuracy", "spread_of_keys"])
     with pytest.raises(ConfigError, match="iem_accuracy is a metric of the loss itself"):
         load_options("quickstart", ["iem.terms=[1*accuracy]"])
-    with pytest.raises(ConfigError, match="expected one of accuracy, spread_of_keys$"):
-        load_options("quickstart", ["iem.terms=[1*spread_of_keyz]"])
+    with pytest.raises(ConfigError, match="expected one of accuracy, spread_of_keys. Install"):
+        check_training("pretrain", load_options("quickstart", ["iem.terms=[1*spread_of_keyz]"]))
 
 
 @pytest.mark.parametrize("workers", mostly_slow([1, 2], 2))
@@ -230,7 +255,40 @@ def test_an_error_of_another_package_names_it(place: Path, tiny: list[str], caps
         sys.modules.pop("my_kind", None)
         importlib.invalidate_caches()
         assert main(["shard", *tiny, "source.kind=mine"]) == 1
-        assert f"(in my_kind:Mine of mine, {place / 'my_kind.py'}) ({kind}; --debug" in capsys.readouterr().err
+        where = place / "my_kind.py"
+        said = f"{where}, line 6" if parameters else str(where)
+        assert f"(in my_kind:Mine of mine, {said}) ({kind}; --debug" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("return None", "read returned None. It must yield a Piece for each document"),
+        ("yield ('a', 'train', b'a')", "read yielded ('a', 'train', b'a'), expected a Piece"),
+        ("yield Piece('a', 'train', 'text')", "gave a data of type str, expected bytes"),
+        ("yield Piece('a', 'val', b'text')", "gave a split 'val', expected train, valid, test"),
+        ("yield Piece('a', 'train', b'text', True)", "gave a a piece that continues another document or split, or none"),
+    ],
+)
+def test_what_a_source_reads_is_checked(
+    code: str, message: str, place: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = "from data.sources.source import Piece\nfrom data.sources.text import TextSource\n\n\n"
+    source = f"{head}class Mine(TextSource):\n    def read(self, item):\n        {code}\n"
+    add_package(place, "haed.sources", "mine = my_kind:Mine", source)
+    for newlines in ("keep", "lf"):
+        assert main(["shard", *tiny, "source.kind=mine", f"source.newlines={newlines}"]) == 1
+        assert f"source.kind=mine: {message if message[:4] == 'read' else 'read ' + message}" in capsys.readouterr().err
+
+
+def test_an_error_is_not_said_to_be_of_a_name_that_is_within_a_word(
+    place: Path, tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "from data.sources.text import TextSource\n\n\nclass one: ...\n\n\n"
+    code += "class Mine(TextSource):\n    def inputs(self, size, align):\n        return None + 1\n"
+    add_package(place, "haed.sources", "mine = my_kind:Mine\n\n[haed.loss_terms]\none = my_kind:one", code)
+    assert main(["shard", *tiny, "source.kind=mine"]) == 1
+    assert "(in my_kind:Mine of mine" in capsys.readouterr().err
 
 
 def test_an_error_of_a_class_is_not_said_to_be_of_another_in_its_module(

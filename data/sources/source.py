@@ -189,10 +189,10 @@ class Source(ABC):
     def read_pieces(self, item: Input) -> Iterator[Piece]:
         """Yield what `read` does; text with the line endings that `source.newlines` sets, also between two pieces."""
         if self.options.newlines == "keep":
-            yield from self.read(item)
+            yield from self._read_checked(item)
             return
         held: Piece | None = None  # the piece before
-        for piece in chain(self.read(item), [None]):
+        for piece in chain(self._read_checked(item), [None]):
             if held and self.is_text:
                 if piece and piece.continues and held.data.endswith(b"\r"):  # an LF may follow
                     held.data, piece.data = held.data[:-1], b"\r" + piece.data
@@ -201,6 +201,32 @@ class Source(ABC):
             if held and held.data:
                 yield held
             held = piece
+
+    def _read_checked(self, item: Input) -> Iterator[Piece]:
+        """Yield what `read` does, and check that these are pieces as `Piece` describes them.
+
+        Raises:
+            TypeError: `read` yields something else, or its data are no bytes.
+            ValueError: a piece has no known split, or continues no document.
+        """
+        before = (item.name, item.splits[0]) if item.continues and len(item.splits) == 1 else None
+        pieces, where = self.read(item), f"source.kind={self.options.kind}: read"
+        if not isinstance(pieces, Iterable):
+            raise TypeError(f"{where} returned {pieces!r:.100}. It must yield a Piece for each document")
+        for piece in pieces:
+            if not isinstance(piece, Piece):
+                raise TypeError(f"{where} yielded {piece!r:.100}, expected a Piece")
+            if not isinstance(piece.data, bytes):
+                raise TypeError(f"{where} gave {piece.name} data of type {type(piece.data).__name__}, expected bytes")
+            if piece.split not in SPLITS:
+                raise ValueError(f"{where} gave {piece.name} split {piece.split!r}, expected {', '.join(SPLITS)}")
+            if piece.continues and before != (piece.name, piece.split):
+                raise ValueError(
+                    f"{where} gave {piece.name} a piece that continues another document or split, or none. "
+                    "Leave out continues=True for the first piece of a document"
+                )
+            before = piece.name, piece.split
+            yield piece
 
     def compute_digest(self, threads: int) -> str:
         """Return the sha256 of names and contents of all files, independent of their location."""

@@ -109,9 +109,13 @@ class Encoder(nn.Module, ABC):
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
         vector = self.embed_tokens(laid.chunks)
-        if vector.shape != (len(laid), self.width):
-            made = f"{type(self).__name__}.embed_tokens returned {tuple(vector.shape)}"
-            raise ValueError(f"{made}, expected {(len(laid), self.width)}: chunks × model.encoder.width")
+        is_tensor = isinstance(vector, Tensor) and vector.is_floating_point()
+        if not is_tensor or vector.shape != (len(laid), self.width):
+            found = f"{tuple(vector.shape)} of {vector.dtype}" if isinstance(vector, Tensor) else f"{vector!r:.100}"
+            raise ValueError(
+                f"{type(self).__name__}.embed_tokens returned {found}, expected floats of the shape "
+                f"{(len(laid), self.width)}: chunks × model.encoder.width"
+            )
         if self.table is not None and laid.looked is not None:
             vector = vector + laid.looked.embed_rows(self.table)
         vector = self.output(vector)

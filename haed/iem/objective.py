@@ -154,13 +154,15 @@ class LossTermInputs:
     Attributes:
         prediction: (M, W) ŷ of each chunk, as wide as the main model.
         queries: (M, E) whose products with the keys are the scores.
-        keys: (C, E) of the candidates.
+        keys: (C, E) of the candidates: their embeddings, of unit length with `iem.similarity=cosine`.
+        embeddings: (C, E) of the candidates, as the encoder makes them.
         target: (M,) index of each chunk's candidate.
     """
 
     prediction: Tensor
     queries: Tensor
     keys: Tensor
+    embeddings: Tensor
     target: Tensor
 
 
@@ -415,9 +417,11 @@ class ChunkObjective(Objective):
         for name, (term_weight, compute_term) in self.terms.items():
             term = torch.zeros_like(loss)  # of a rank without chunks, where a mean is 0 / 0
             if batch.targets:
-                term = weight * compute_term(LossTermInputs(prediction, query, keys, target))
-            if term.ndim:
-                raise ValueError(f"iem.terms: {name} returned the shape {tuple(term.shape)}, expected a scalar")
+                value = compute_term(LossTermInputs(prediction, query, keys, found.vector[:count], target))
+                if not isinstance(value, Tensor) or value.ndim:
+                    made = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.100}"
+                    raise ValueError(f"iem.terms: {name} returned {made}, expected a scalar tensor")
+                term = weight * value
             losses.figures[f"iem_{name}"] = term
             losses.total = losses.total + self.iem_weight * term_weight * term
         return result

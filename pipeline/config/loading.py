@@ -573,7 +573,8 @@ def check_phase(phase: Phase, options: Options) -> None:
     """Check that this kind of model has the phase, and that the phase's options can train it.
 
     Raises:
-        ConfigError: it has no such phase, nothing would be trained, or the IEM options do not fit the mixture.
+        ConfigError: it has no such phase, nothing would be trained, a term of the IEM loss is not installed, or the
+            IEM options do not fit the mixture.
     """
     if not applies_to(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two. Train it end to end with `haed train`")
@@ -588,11 +589,13 @@ def check_phase(phase: Phase, options: Options) -> None:
             "launcher.shard=true: weights that are sharded cannot begin to be trained within a phase, as "
             "finetune.trains=decoder_first asks for. Use finetune.trains=everything or launcher.shard=false"
         )
-    if is_mixed(options, limits):
-        try:
+    try:
+        if limits.iem_weight:
+            options.iem.check_terms()
+        if is_mixed(options, limits):
             options.iem.check_calibrated()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_training(phase: Phase, options: Options) -> None:

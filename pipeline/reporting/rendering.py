@@ -65,10 +65,22 @@ class Table:
 
     @classmethod
     def from_columns(cls, columns: Sequence[Column], rows: Iterable[Any]) -> "Table":
-        """Return the table of some rows."""
+        """Return the table of some rows.
+
+        Raises:
+            ValueError: a column cannot be made of a row; both are named.
+        """
+
+        def format_cell(column: Column, row: Any) -> str:
+            try:
+                return column.format_cell(row)
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise ValueError(f"column {column.title!r} of {columns[0].value(row)}: {what}") from error
+
         return cls(
             [column.title for column in columns],
-            [[column.format_cell(row) for column in columns] for row in rows],
+            [[format_cell(column, row) for column in columns] for row in rows],
             [column.format is not None for column in columns],
         )
 

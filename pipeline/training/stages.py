@@ -412,7 +412,10 @@ def build_trainer(
     check_memory(needed, machine.device)
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
-    for remark in system.option_warnings if ranks.is_first else ():
+    remarks = list(system.option_warnings)
+    if options.iem.terms and not limits.iem_weight:
+        remarks.append("iem.terms has no effect in this phase: without the IEM loss (iem_weight=0) nothing has terms")
+    for remark in remarks if ranks.is_first else ():
         log.warning("%s", remark)
     if is_sharded:
         from haed.fsdp import ShardedModule, shard_blocks  # takes a second

@@ -571,13 +571,18 @@ class Trainer:
     def _check_finite(self, figures: dict[str, float]) -> None:
         """Raise NonFiniteLossError naming the metrics that are NaN or infinite."""
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
-        if wrong:
-            raise NonFiniteLossError(
-                f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
-                f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). "
-                "The last checkpoint is intact. Lower optimizer.learning_rate or optimizer.clip_norm, and "
-                "run the same command to resume"
-            )
+        if not wrong:
+            return
+        terms = [name for name in self.options.iem.split_terms() if f"iem_{name}" in wrong and "iem" not in wrong]
+        mend = "Lower optimizer.learning_rate or optimizer.clip_norm"
+        if terms:
+            mend = f"The loss without {', '.join(terms)} of iem.terms is finite. Mend what computes it, or leave it out"
+        raise NonFiniteLossError(
+            f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
+            f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). "
+            f"{'The last checkpoint is intact' if self.state.saved_at.step else 'This phase has no checkpoint yet'}. "
+            f"{mend}, and run the same command again"
+        )
 
     def _write_record(self, record: Record) -> None:
         if self.metrics is not None:

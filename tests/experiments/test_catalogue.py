@@ -110,6 +110,10 @@ def test_a_file_gives_a_variant_for_each_size_that_it_has(tmp_path: Path) -> Non
         ("[decoder-alone]", "[decoder]", "'decoder' is neither key=value nor a set. Sets are untabled"),
         ("preset: flat", "preset: flta", "no preset 'flta'"),
         ("[deep]", "[wide]", "no variant 'wide'. Variants are flat, deep"),
+        ("small: {preset: flat, ", "small: {", "claims.0.better: variant 'flat' has no preset. Give it one, or small"),
+        ("    better:", "    by: []\n    better:", "claims.0.by: Tuple should have at least 1 item"),
+        ("    better:", "    margin: -1\n    better:", "claims.0.margin: Input should be greater than or equal to 0"),
+        ("better: {flat: [deep]}", "better: {flat: [deep], deep: [flat]}", "'flat' and 'deep' cannot both be better"),
         ("there: 2", "there: two", "variants.flat.paper.there: Input should be a valid number"),
         ("    better:", "    by: [speed]\n    better:", "claims.0.by: speed needs measures, but there are none"),
         ("claims:", "measures: [sped]\nclaims:", "measures.0: Input should be 'bags'"),
@@ -125,6 +129,21 @@ def test_a_mistake_in_a_file_is_named(old: str, new: str, message: str, tmp_path
     with pytest.raises(ConfigError) as error:
         read_experiment(path)
     assert str(error.value).startswith(f"{path}: ") and message in str(error.value)
+
+
+def test_a_file_that_is_no_text_and_a_wrong_option_are_named_with_their_place(tmp_path: Path) -> None:
+    (path := tmp_path / "two.yaml").write_bytes(b"source: \xff\n")
+    with pytest.raises(ConfigError, match=f"{path}: 'utf-8' codec"):
+        read_experiment(path)
+    path.write_text(FILE.replace("seed=1", "sed=1"))
+    with pytest.raises(ConfigError, match="variant 'flat': there is no option sed"):
+        _ = read_experiment(path).variants[0].settings
+
+
+def test_seeds_that_leave_no_time_to_train_are_refused_and_more_seconds_are_advised() -> None:
+    with pytest.raises(ConfigError, match="so nothing is left to train. Add --seconds N .* such as --seconds 2520"):
+        plan_experiment("systems", "minutes", Path("out"), seeds=3)
+    assert plan_experiment("systems", "minutes", Path("out"), seeds=3, seconds=2520.0)[1].seconds == 2520
 
 
 @pytest.mark.slow
@@ -146,13 +165,17 @@ def test_the_papers_sizes_are_built_and_cost(tmp_path: Path) -> None:
 def test_the_list_tells_which_results_there_are(tmp_path: Path) -> None:
     done, begun = "haed-table1", "haed-figure4"
     (place := tmp_path / done / "minutes").mkdir(parents=True)
-    write_json(place / f"{done}.json", {"rows": [{"failures": []}]})
+    variant = load_experiment(done).variants[0]
+    row = {"variant": variant.name, "options": variant.described, "failures": []}
+    write_json(place / f"{done}.json", {"rows": [row]})
     (tmp_path / begun / "hour").mkdir(parents=True)
     (tmp_path / begun / "minutes-0123abcd").mkdir()
     states = read_states(tmp_path)
     assert list(states) == list_experiments() and list(BUDGETS) == ["minutes", "hour", "paper"]
     assert states[done] == "minutes done"
     assert states[begun] == "minutes of its own settings begun, hour begun"
+    write_json(place / f"{done}.json", {"rows": [row | {"options": "flat"}]})
+    assert read_states(tmp_path)[done] == "minutes done with other options"
     assert states["haed-figure2"] == "not run" and all(name in format_list(tmp_path) for name in list_experiments())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments import pages
+from experiments.catalogue import list_outdated
 from experiments.results import judge_claims
 
 load_results = cache(lambda: list(pages.load_results()))
@@ -18,6 +19,7 @@ def test_a_page_is_made_of_its_json(name: str) -> None:
     page = (pages.PLACE / f"{experiment.name}.md").read_text(encoding="utf-8")
     assert page == pages.format_page(experiment, result), AGAIN
     assert result.verdicts == judge_claims(experiment, result.rows), AGAIN
+    assert not list_outdated(experiment, {row.variant: row.options for row in result.rows}), "run it again"
     assert result.command.startswith(f"haed experiment {experiment.name} ") and result.date and result.machine
     assert Path(result.folder).parent == Path(experiment.name), AGAIN  # no path of the machine that made it
 

@@ -159,6 +159,12 @@ def test_a_variant_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
         time_steps(alone, shard_corpora(alone), plan, 1.0, lambda: False)
 
 
+def test_variants_that_are_alike_are_refused_without_blame_on_overrides(plan: Plan) -> None:
+    twin = replace(TWO.variants[0], name="twin")
+    with pytest.raises(ConfigError, match="^variants 'wide' and 'twin' are the same model. Leave one out"):
+        prepare_variants(replace(TWO, variants=(*TWO.variants, twin)), replace(plan, overrides=("threads=1",)))
+
+
 def test_overrides_that_leave_nothing_to_compare_are_refused(plan: Plan) -> None:
     twin = replace(TWO.variants[0], name="twin", options=(*TWO.variants[0].options, "batch.context=8"))
     experiment = replace(TWO, variants=(*TWO.variants, twin))
@@ -180,7 +186,7 @@ def test_from_the_command_to_the_page_and_not_twice(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(catalogue, "load_experiment", lambda _: replace(TWO, measures=("profile",), across="MB kept"))
-    monkeypatch.setitem(BUDGETS, "minutes", Budget("none", 0.5, 1, 2000))
+    monkeypatch.setitem(BUDGETS, "minutes", Budget("none", 0.5, 1, 2000, 1200))
     command = [
         "experiment",
         "two",
@@ -249,7 +255,7 @@ def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan
     assert "wikitext-2, of whose valid split" in notes[0]
     (done[0].folder / "evaluation.json").write_text("{")
     (damaged, _), _ = make_runs(experiment, plan)
-    assert f"Delete {damaged.folder} to run it again" in str(damaged.failure)
+    assert f"Delete {damaged.folder / 'evaluation.json'} to run it again" in str(damaged.failure)
 
 
 def test_time_and_memory_are_of_one_run_of_a_variant() -> None:

@@ -19,7 +19,7 @@ from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import dump_options, load_options
 from pipeline.config.reference import explain_option, explain_section, search_options
-from pipeline.config.schema import option_classes, option_names, schema_options
+from pipeline.config.schema import KINDS, option_classes, option_names, schema_options
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_UNIT = ("seed", "layer", "expansion")  # numbers that count nothing
@@ -31,7 +31,16 @@ def test_every_option_has_a_meaning_in_sentences_and_every_number_bounds_and_eve
         assert re.match("[A-Z]|[a-z_, ]+: |(layers|heads|from:to)@", found.meaning) and found.meaning.endswith("."), key
         assert found.range and found.default, key
         assert not {int, float} & {kind, *get_args(kind)} or " to " in found.range or kind == list[int], key
+        assert not found.meaning.startswith("Only with kind="), key
         assert found.unit or int not in (kind, *get_args(kind)) or key.rpartition(".")[2] in WITHOUT_UNIT, key
+
+
+def test_the_kinds_that_use_an_option_are_kinds_of_its_section() -> None:
+    for key, option in schema_options().items():
+        if option.kinds:
+            sections = (key.rsplit(".", depth)[0] for depth in range(1, key.count(".") + 1))
+            table = next(KINDS[f"{section}.kind"] for section in sections if f"{section}.kind" in KINDS)
+            assert set(option.kinds) <= set(table), key
 
 
 def test_every_section_has_a_meaning() -> None:
