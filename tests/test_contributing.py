@@ -267,7 +267,10 @@ def test_an_error_of_another_package_names_it(place: Path, tiny: list[str], caps
         ("yield ('a', 'train', b'a')", "read yielded ('a', 'train', b'a'), expected a Piece"),
         ("yield Piece('a', 'train', 'text')", "gave a data of type str, expected bytes"),
         ("yield Piece('a', 'val', b'text')", "gave a split 'val', expected train, valid, test"),
-        ("yield Piece('a', 'train', b'text', True)", "gave a a piece that continues another document or split, or none"),
+        (
+            "yield Piece('a', 'train', b'text', True)",
+            "gave a a piece that continues another document or split, or none",
+        ),
     ],
 )
 def test_what_a_source_reads_is_checked(
