@@ -59,7 +59,7 @@ from flows.server import is_server_healthy
 from pipeline.config import Options
 from pipeline.console import cut_middle, format_error, is_out_of_memory
 from pipeline.run.checkpoints import resolve_pointer
-from pipeline.run.metrics import read_metrics
+from pipeline.run.metrics import read_newest_step
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.signals import StopRequested, StopSignal, TrainingInterrupted, die_with_parent, end_with_parent
 from pipeline.suggestions import name_flows
@@ -448,7 +448,7 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     phase = max(written, key=lambda each: written[each])
     latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
     saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
-    done = int(max((record.get("step", 0) for record in read_metrics(lines[phase])), default=0))
+    done = read_newest_step(lines[phase])
     number = f"at least {done - saved:,}" if done > saved else ""
     if not saved:
         return f"no step of {phase} was saved, so its steps are lost{number and f', {number}'}; Retry starts it again"

@@ -67,6 +67,7 @@ class StopRequested(BaseException):
 
 
 _is_interruptible = _is_requested = False
+_ending = StopSignal()  # of `end_at_once`
 
 
 @contextmanager
@@ -139,7 +140,8 @@ def end_at_once() -> None:
     Python may lose an exception that is raised while C code calls Python, as in an import. The process therefore exits
     without a message if a second signal comes `SAME_SECONDS` later or more, or if it still runs after `END_SECONDS`.
     """
-    stop = StopSignal()
+    global _ending
+    _ending = stop = StopSignal()
 
     def handler(number: int, _: object) -> None:
         asked = stop()
@@ -175,6 +177,8 @@ def postponed_signals() -> Iterator[StopSignal]:
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        if _ending.number is not None:  # and what it raised was lost
+            raise Interrupt(_ending.number)
         yield stop
     except Exception as error:
         if stop.number is None and not isinstance(error, TrainingInterrupted):

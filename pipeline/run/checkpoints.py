@@ -91,6 +91,7 @@ class State(TypedDict, total=False):
         validated_at: position of the last validation.
         stale: number of validations since the best one.
         best: metric of the best validation, or None.
+        first: digest of the phase-one checkpoint that phase two began with; else empty.
     """
 
     step: int
@@ -106,6 +107,7 @@ class State(TypedDict, total=False):
     validated_at: dict[str, Any]
     stale: int
     best: float | None
+    first: str
 
 
 @dataclass
@@ -389,6 +391,9 @@ def _explain_damage(path: Path) -> Iterator[None]:
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, CorruptFileError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            why = f"{os.fsdecode(error.filename)} is missing"
+        why = why.replace(f"{path}/", "")
         problem = f"{':' if 'is damaged' in why else ' is damaged:'} {why}"
         raise CorruptCheckpointError(f"checkpoint {path}{problem}") from error
 
@@ -480,13 +485,12 @@ class Checkpoints:
             check_guards(self.folder)  # what is there now may be another process's
             self._restore_replaced()
             last = self.latest_path()
-            for unfinished in (beside, path if path != last else beside):
-                shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(beside, ignore_errors=True)  # one that has its name is whole, even if no pointer has it
             raise OSError(
                 f"the checkpoint of step {step:,} could not be written to {self.folder}: {error}; "
                 + (f"the last good one is {last.name}" if last else "there is no earlier one")
             ) from error
-        self._remove_old()
+        self._remove_old(path)
 
     def _restore_replaced(self) -> None:
         """Give a checkpoint its name back if the one to replace it is not there: its writer failed or was killed."""
@@ -496,16 +500,33 @@ class Checkpoints:
                 with suppress(OSError):  # another rank has just done it
                     replaced.rename(path)
 
+    def restore_pointers(self, newest: Checkpoint) -> None:
+        """Point `latest` to the checkpoint that a training resumes from, and `best` too if its validation was the best.
+
+        A kill or a full disk between a checkpoint and its pointers, or damage, may have left them behind. If `latest` is
+        right, `best` is, too, and may be a user's choice.
+        """
+        state = newest.state
+        is_best = state["best"] is not None and not state["stale"] and state["validated_at"]["step"] == newest.step
+        if is_best and resolve_pointer(self.folder, "latest") != newest.path:
+            self.set_pointer("best", newest.path)
+        self.set_pointer("latest", newest.path)
+
     def set_pointer(self, pointer: str, path: Path) -> None:
         """Point `latest` or `best` to a checkpoint."""
         if resolve_pointer(self.folder, pointer) != path:
             write_atomically(self.folder / pointer, f"{path.name}\n".encode())
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, newest: Path) -> None:
+        """Remove what is neither best nor among the newest up to the one just written.
+
+        Later ones are damaged, since training resumes from the newest whole one.
+        """
         check_guards(self.folder)
         for path in self.folder.glob(".*.partial"):  # of a process that was killed
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        kept = {resolve_pointer(self.folder, "best"), *list_checkpoints(self.folder)[-self.keep :]}
+        past = [path for path in list_checkpoints(self.folder) if path <= newest]
+        kept = {resolve_pointer(self.folder, "best"), *past[-self.keep :]}
         for path in list_checkpoints(self.folder):
             if path not in kept:
                 beside = path.with_name(f".{path.name}.partial")  # never half of one under its name

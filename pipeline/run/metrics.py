@@ -237,6 +237,15 @@ def read_metrics(path: Path) -> list[Record]:
     return [parse_record(line, path, number) for number, line in enumerate(_read_lines(path), 1)]
 
 
+def read_newest_step(path: Path) -> int:
+    """Return the highest step in a phase's metrics.jsonl, 0 without one. Damaged lines are passed over."""
+    steps = [0.0]
+    for line in _read_lines(path):
+        with suppress(CorruptFileError):
+            steps.append(parse_record(line, path)["step"])
+    return int(max(steps))
+
+
 def _read_lines(path: Path) -> list[bytes]:
     """Return the finished lines of a file; none if there is no file."""
     try:

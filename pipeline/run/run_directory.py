@@ -126,6 +126,10 @@ class RunFolder:
         for path in (run, Path(runs_dir) / run):
             if os.path.lexists(path / "config.yaml"):
                 return cls(path)
+        for path in (run, Path(runs_dir) / run):
+            if any((path / phase / "checkpoints").is_dir() for phase in LATEST_FIRST):
+                advice = "The command with all of its options, and not with its name, writes it again"
+                raise FileNotFoundError(f"{path} has checkpoints, but no config.yaml. {advice}")
         if run.exists():
             raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_suggest_instead(str(run))}")
         hint = describe_runs(runs_dir, str(run)) + _suggest_instead(str(run))

@@ -49,7 +49,7 @@ from pipeline.run.checkpoints import (
 )
 from pipeline.run.device import Compute, release_memory, setup_compute
 from pipeline.run.known import make_vocabulary, store_known_chunks
-from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
+from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_newest_step
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory, estimate_memory
@@ -135,7 +135,7 @@ def _restore_sections(
 def log_changed_options(state: State, options: Options, ranks: int) -> None:
     """Log the training options, and the numbers of ranks and threads, that differ from those of a checkpoint."""
     current, then = asdict(options), state["options"]
-    for section in (*LATEST_FIRST, *_SHARED, "launcher", "precision"):
+    for section in (*LATEST_FIRST, *_SHARED, "launcher", "precision", "device", "deterministic", "compile"):
         for each in diff_trees(then.get(section), current[section], section):
             log.info("changed since the checkpoint: %s=%s (before: %s)", each.key, each.now, each.was)
     if len(state["sums"]) != ranks:
@@ -171,8 +171,7 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
 
 def warn_lost_steps(folder: Path, step: int, is_finished: bool) -> None:
     """Warn of steps after the resumed checkpoint, according to the metrics of the phase, that no whole one holds."""
-    done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
-    if done > step:
+    if (done := read_newest_step(folder / "metrics.jsonl")) > step:
         log.warning(
             "the steps after %s, up to at least %s, are lost: no whole checkpoint has them. They are %s",
             f"{step:,}",
@@ -216,14 +215,14 @@ def log_start_checkpoint(first: Checkpoint) -> None:
 
 
 def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> None:
-    """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
+    """Warn if phase one has another checkpoint than the one that phase two began with; phase two does not use it."""
     if phase != "finetune":
         return
     try:
         first = RunFolder.from_options(options).find_first_run(options).select_checkpoint("pretrain")
     except (FileNotFoundError, ValueError):  # it is not needed any more
         return
-    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+    if first.digest != newest.state["first"]:
         log.warning(
             "phase one was trained further, to %s. finetune continues without that. To start from it, "
             "use another name= and finetune.start_from=%s",
@@ -288,6 +287,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         elif first is not None:
             check_same_identity(first, trainer.identity)
             restore_learning(trainer.learner, first)
+            trainer.first = first.digest
             _continue_reading(trainer, first, options)
         ranks.wait_for_all()
         noted = options
@@ -299,7 +299,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
                 store_known_chunks(run, corpus, max_known_chunks(options))
         if newest is not None:
             if ranks.is_first:
-                checkpoints.set_pointer("latest", newest.path)  # a kill, or damage, may have left it behind
+                checkpoints.restore_pointers(newest)
             log.info(
                 "%s %s step %s", phase, "is finished, at" if done else "resumes from", f"{trainer.position.step:,}"
             )
@@ -370,7 +370,7 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None
     """Restore a trainer from its checkpoint, without validations that were of another loss."""
     options, limits = trainer.options, trainer.phase
     check_fixed_options(phase, newest, options)
-    trainer.state = restore_checkpoint(trainer.learner, newest, options)
+    trainer.state, trainer.first = restore_checkpoint(trainer.learner, newest, options), newest.state["first"]
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
     # A phase is validated by the loss of its decoder, and of its mixture, if it has them.
     was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))

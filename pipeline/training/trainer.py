@@ -325,6 +325,7 @@ class Trainer:
         self.metrics: Metrics | None = None
         self.keep: Callable[[], object] = lambda: None
         self._data_position: DataPosition | None = None  # up to the last step, if reading the next batch failed
+        self.first = ""  # digest of the phase-one checkpoint that phase two began with
         self._best_before = (math.inf, 0)  # best and stale, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step
@@ -710,6 +711,7 @@ class Trainer:
             "validated_at": vars(state.validated_at),
             "stale": state.stale,
             "best": state.best if math.isfinite(state.best) else None,
+            "first": self.first,
         }
 
     def _capture_tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -42,6 +42,14 @@ def test_a_process_that_is_taken_down_slowly_ends_with_its_own_status() -> None:
     assert subprocess.run([sys.executable, "-c", SLOW_TO_END], cwd=ROOT).returncode == 128 + signal.SIGTERM
 
 
+def test_a_signal_whose_exception_was_lost_ends_work_that_would_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_ending", stop := signals.StopSignal())
+    stop.is_second_request(signal.SIGTERM)
+    with pytest.raises(signals.Interrupt) as error, signals.postponed_signals():
+        pytest.fail("the work began")
+    assert error.value.number == signal.SIGTERM
+
+
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_stop_that_python_ignores_is_raised_again(early: bool) -> None:

@@ -1,7 +1,9 @@
 """A phase that has a checkpoint: extended, finished, validated again; what is kept of it, and what is said."""
 
 import html
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,6 +228,8 @@ def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, cap
     pretrain(options)
     finetune(options)
     options.finetune.steps = 6
+    for path in (Path(options.runs_dir) / options.name / "pretrain").rglob("*"):
+        os.utime(path)  # as a copy of the run may have it
     finetune(options)
     assert "trained further" not in caplog.text
     options.pretrain.steps, options.finetune.steps = 8, 8

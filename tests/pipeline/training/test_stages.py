@@ -306,3 +306,45 @@ def test_memory_that_runs_out_in_a_step_loses_no_step_before(
     options.batch.sequences, options.batch.pieces = 1, 2
     result = train(options)
     assert (result.resumed_from, result.steps) == (saved, 6)
+
+
+def test_a_kill_between_a_checkpoint_and_its_pointers_loses_no_best_one(options: Options) -> None:
+    options.pretrain.steps, options.validation.times, options.checkpoint.keep = 8, 2, 2
+    pretrain(options)
+    last = newest(options, "pretrain")
+    assert json.loads((last / "state.json").read_text())["stale"] == 0  # the best by its validation
+    before, best, latest = (last.with_name(name) for name in ("step-00000004", "best", "latest"))
+    for pointer in (best, latest):
+        pointer.write_text(before.name)
+    pretrain(options)
+    assert best.read_text() == latest.read_text() == f"{last.name}\n"
+    best.write_text(before.name)  # somebody's choice
+    pretrain(options)
+    assert best.read_text() == before.name
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_earlier_steps(options: Options) -> None:
+    options.pretrain.steps, options.checkpoint.keep, options.validation.times = 4, 1, 1
+    pretrain(options)
+    options.pretrain.steps, options.validation.times = 12, 0
+    pretrain(options)
+    flip_bit(damaged := newest(options, "pretrain") / "model.safetensors", -1)
+    options.pretrain.steps, options.checkpoint.every_steps = 40, 2
+    asked = iter([False] * 3)
+    with pytest.raises(TrainingInterrupted, match="saved step"):
+        pretrain(options, lambda: next(asked, True))
+    saved = newest(options, "pretrain")
+    assert saved.is_dir() and saved.name < damaged.parent.name and not damaged.parent.exists()
+    options.pretrain.steps = 10
+    assert pretrain(options).resumed_from == int(saved.name.removeprefix("step-"))
+
+
+def test_what_a_power_cut_leaves_of_metrics_does_not_stop_a_resumed_training(options: Options) -> None:
+    pretrain(options)
+    path = Path(options.runs_dir) / options.name / "pretrain" / "metrics.jsonl"
+    known = read_metrics(path)
+    with path.open("ab") as file:
+        file.write(b"\0" * 300)
+    options.pretrain.steps += 2
+    assert pretrain(options).steps == options.pretrain.steps
+    assert [record["step"] for record in read_metrics(path)][: len(known)] == [record["step"] for record in known]
