@@ -290,7 +290,7 @@ def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-count",
         type=int,
         help="Minimum number of occurrences of a neighbour, at least 1. It applies to chunks only. 1: all chunks. "
-        "Default: the occurrences of a known chunk.",
+        "Default: 10, or less if fewer than 1,000 chunks occur that often.",
     )
     parser.add_argument(
         "--refresh", action="store_true", help="Build the index if it is missing or of another checkpoint."
@@ -340,7 +340,10 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         refresh=arguments.refresh,
     )
     if arguments.csv:
-        return CommandResult(found.csv(), None)
+        table = found.csv()
+        if sys.stdout is not None and sys.stdout.isatty():
+            return CommandResult(table, None)
+        return CommandResult("", None, [table.encode("utf-8", "surrogateescape") + b"\n"])  # for programs, as it is
     text, path = str(found), RunFolder.from_options(options).path / "neighbours.png"
     if options.chunker.kind == "pixels" and not (words["context"] or words["after"]):
         from pipeline.reporting import plots

@@ -503,12 +503,13 @@ class Checkpoints:
     def restore_pointers(self, newest: Checkpoint) -> None:
         """Point `latest` to the checkpoint that a training resumes from, and `best` too if its validation was the best.
 
-        A kill or a full disk between a checkpoint and its pointers, or damage, may have left them behind. If `latest` is
-        right, `best` is, too, and may be a user's choice.
+        A kill or a full disk between a checkpoint and its pointers leaves both at earlier ones, or absent. In any other
+        case `best` stays, as it may be a user's choice.
         """
-        state = newest.state
+        state, latest = newest.state, resolve_pointer(self.folder, "latest")
         is_best = state["best"] is not None and not state["stale"] and state["validated_at"]["step"] == newest.step
-        if is_best and resolve_pointer(self.folder, "latest") != newest.path:
+        is_behind = latest.is_dir() and latest < newest.path if latest else not (self.folder / "best").exists()
+        if is_best and is_behind:
             self.set_pointer("best", newest.path)
         self.set_pointer("latest", newest.path)
 

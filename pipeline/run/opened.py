@@ -39,6 +39,7 @@ from pipeline.console import escape_control_characters
 from pipeline.run.checkpoints import Checkpoint, load_chosen, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MOST_WORD_BITS, MixtureParts, RememberedParts
+from pipeline.run.index.chunk_index import check_chunks
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import (
     PIXELS,
@@ -412,12 +413,15 @@ class Run:
 
         Raises:
             ConfigError: the chunks have no fixed size, or an option is out of bounds.
-            TypeError: `chunks` is no whole number.
+            TypeError: `chunks` or a beginning is no whole number.
             ValueError: `chunks` is less than 1, or the beginnings are not whole chunks of this run's tokens.
         """
         how, chunks, k = _within_bounds(options), check_count("chunks", chunks), self.chunker.k
         if not self.chunker.fixed:
             raise ConfigError(f"chunker.kind={self.chunker.name} has chunks of any size. Use run.sample instead")
+        beginnings = np.asarray(beginnings)
+        if beginnings.size and not np.issubdtype(beginnings.dtype, np.integer):
+            raise TypeError(f"beginnings of {beginnings.dtype}: must be whole numbers, the tokens")
         if beginnings.ndim != 2 or beginnings.shape[1] % k:
             raise ValueError(f"beginnings of shape {beginnings.shape}: must be (n, P·{k}), whole chunks of {k} tokens")
         if beginnings.size and not 0 <= beginnings.min() <= beginnings.max() < self.system.cut.vocabulary:
@@ -442,9 +446,11 @@ class Run:
                 `neighbours`.
 
         Raises:
+            ConfigError: the model embeds no chunk by itself.
             TypeError: a chunk is neither a str nor bytes.
             ValueError: a chunk is empty or too long.
         """
+        check_chunks(self.options)
         if self.chunker.name == PIXELS:
             several = [chunks] if isinstance(chunks, Text) else chunks
             chunks = [
@@ -567,7 +573,7 @@ def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
     Raises:
         FileNotFoundError: there is no such run, or it has no checkpoint.
     """
-    return Run(RunFolder.find(run, runs_dir))
+    return Run(RunFolder(RunFolder.find(run, runs_dir).path.absolute()))  # for a notebook that changes its folder
 
 
 def _within_bounds(how: SampleOptions | None) -> SampleOptions:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote_to_bytes, urlencode, urlsplit
 
 from jinja2 import Environment
 from starlette.applications import Starlette
@@ -392,6 +392,8 @@ class _Pages:
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
+            if "\ufffd" in str(request.query_params) and b"\xef\xbf\xbd" not in unquote_to_bytes(request.url.query):
+                raise ValueError("the address has bytes that are no UTF-8. Write a chunk of other bytes as hex=")
             known["question"] = parse_question(kind, request.query_params)
             if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")

@@ -22,7 +22,7 @@ from data.corpus import Corpus
 from data.vocabulary import select_telling_chunks
 from pipeline.config import Phase
 from pipeline.console import escape_control_characters, unescape_query
-from pipeline.run.index.chunk_index import ChunkIndex
+from pipeline.run.index.chunk_index import ChunkIndex, check_chunks
 from pipeline.run.index.context_index import ContextIndex
 from pipeline.run.index.faiss_search import prepare_vectors
 from pipeline.run.index.queries import (
@@ -65,6 +65,7 @@ class Probe:
     @cached_property
     def index(self) -> ChunkIndex:
         """The index of chunks."""
+        check_chunks(self._folder.load_options())
         return ChunkIndex(self._folder, self._digest)
 
     @cached_property

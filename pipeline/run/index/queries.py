@@ -37,7 +37,7 @@ def check_count(name: str, value: int, least: int = 1) -> int:
         TypeError: it is no whole number.
         ValueError: it is less than `least`.
     """
-    advice = f"Use {name}={8 if least else 0}."
+    advice = f"Use {name}={least}."
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be a whole number, not {type(value).__name__}. {advice}")
     if value < least:

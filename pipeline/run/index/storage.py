@@ -62,7 +62,7 @@ class SearchPoint:
 class RandomPairScores:
     """Scores of random pairs of rows, drawn among the rows that results are taken from.
 
-    `rare` is the score that one pair in a hundred reaches.
+    `rare` is the score that one pair in a hundred reaches: as similar or as near.
     """
 
     mean: float
@@ -70,7 +70,8 @@ class RandomPairScores:
     rare: float
 
     def __str__(self) -> str:
-        return f"random pairs have {self.mean:.3f} ± {self.deviation:.3f}, 1 in 100 beyond {self.rare:.3f}"
+        side = "below" if self.rare < self.mean else "beyond"  # a distance, or a similarity
+        return f"random pairs have {self.mean:.3f} ± {self.deviation:.3f}, 1 in 100 {side} {self.rare:.3f}"
 
 
 @dataclass(kw_only=True)
