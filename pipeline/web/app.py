@@ -392,8 +392,7 @@ class _Pages:
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
-            if "\ufffd" in str(request.query_params) and b"\xef\xbf\xbd" not in unquote_to_bytes(request.url.query):
-                raise ValueError("the address has bytes that are no UTF-8. Write a chunk of other bytes as hex=")
+            _check_query_text(request)
             known["question"] = parse_question(kind, request.query_params)
             if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
@@ -525,6 +524,14 @@ def _suggest_extension(folder: RunFolder) -> Suggestion | None:
     overrides = [f"{key}={2 * limit}" for key, limit in limits.items() if isinstance(limit, int | float) and limit]
     flow = "haed" if phase == ("finetune" if _is_chunk_model(folder) else "train") else phase
     return Suggestion(flow, folder.path.name, {"overrides": overrides}) if overrides else None
+
+
+def _check_query_text(request: Request) -> None:
+    """Raise ValueError if the query of an address is no UTF-8, which Starlette would replace."""
+    try:
+        unquote_to_bytes(request.scope["query_string"]).decode()
+    except UnicodeDecodeError:
+        raise ValueError("the address has bytes that are no UTF-8. Write a chunk of other bytes as hex=") from None
 
 
 def _unless_known(request: Request, response: Response) -> Response:

@@ -321,6 +321,11 @@ def test_a_damaged_run_is_a_line_and_the_others_are_shown(config: str, said: str
     assert "has no checkpoint" in site.get("/runs/whole/next?prompt=a", 409).text
 
 
+def test_a_question_that_is_no_utf8_is_refused_and_not_answered_for_others(site: Site) -> None:
+    assert "no UTF-8" in site.ask("neighbours?query=%ff%fe", 400)["error"]
+    assert "no UTF-8" not in site.ask("neighbours?query=%ef%bf%bd")
+
+
 def test_a_run_with_a_damaged_line_of_metrics_is_shown_without_them(site: Site, run: Path) -> None:
     path = run / "finetune" / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"step": ', b'"step":  ', 1))
