@@ -460,6 +460,7 @@ class Checkpoints:
         """Write a checkpoint, point `latest` (and `best`) to it, and remove those that are neither new nor best."""
         path = self.folder / f"step-{step:08d}"
         beside = self.folder / f".{path.name}.partial"
+        unfinished = [beside, path]
         check_guards(self.folder)
         try:
             make_folders(self.folder, within=self.folder.parent.parent)  # the run's folder
@@ -476,6 +477,7 @@ class Checkpoints:
                 path.rename(replaced)
             beside.rename(path)
             sync_folder(self.folder)
+            unfinished.remove(path)  # it is whole, even if no pointer will name it
             shutil.rmtree(replaced, ignore_errors=True)
             ChecksumCache(self.folder).note_sums({f"{path.name}/{name}": sum for name, sum in digests.items()})
             if best:
@@ -485,7 +487,8 @@ class Checkpoints:
             check_guards(self.folder)  # what is there now may be another process's
             self._restore_replaced()
             last = self.latest_path()
-            shutil.rmtree(beside, ignore_errors=True)  # one that has its name is whole, even if no pointer has it
+            for each in (each for each in unfinished if each != last):
+                shutil.rmtree(each, ignore_errors=True)
             raise OSError(
                 f"the checkpoint of step {step:,} could not be written to {self.folder}: {error}; "
                 + (f"the last good one is {last.name}" if last else "there is no earlier one")
