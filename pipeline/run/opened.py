@@ -39,7 +39,6 @@ from pipeline.console import escape_control_characters
 from pipeline.run.checkpoints import Checkpoint, load_chosen, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MOST_WORD_BITS, MixtureParts, RememberedParts
-from pipeline.run.index.chunk_index import check_chunks
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import (
     PIXELS,
@@ -446,11 +445,9 @@ class Run:
                 `neighbours`.
 
         Raises:
-            ConfigError: the model embeds no chunk by itself.
             TypeError: a chunk is neither a str nor bytes.
             ValueError: a chunk is empty or too long.
         """
-        check_chunks(self.options)
         if self.chunker.name == PIXELS:
             several = [chunks] if isinstance(chunks, Text) else chunks
             chunks = [
