@@ -425,16 +425,16 @@ def plan_experiment(
         raise ConfigError(
             f"--seconds {seconds:g}: models of the paper's sizes keep the paper's limits. Leave --seconds out"
         )
-    bounds = []
+    bounds, number = [], seeds or limits.seeds
     if limits.seconds is not None:
-        beside = limits.seconds_beside(experiment, seeds or limits.seeds)
+        beside = limits.seconds_beside(experiment, number)
         if (left := limits.whole - beside) < _LEAST and seconds is None:
             raise ConfigError(
-                f"--budget {budget} is {limits.whole / 60:.0f} min, of which evaluations with {seeds or limits.seeds} "
+                f"--budget {budget} is {limits.whole / 60:.0f} min, of which evaluations with {number} "
                 f"seeds take about {beside / 60:.0f}, so nothing is left to train. Add --seconds N for the training, "
-                f"such as --seconds {limits.seconds * (seeds or limits.seeds):g}"
+                f"such as --seconds {limits.seconds * number:g}"
             )
-        enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
+        enough = None if experiment.enough is None else experiment.enough * number
         bounds = [each for each in (limits.seconds, left, enough) if each is not None]
     elsewhere = [] if data == DATA else [str(data)]
     custom = (seconds, seeds, overrides, *([clock] if clock != "wall" else []), *elsewhere)
@@ -449,7 +449,7 @@ def plan_experiment(
         folder=output / name / f"{budget}{suffix}",
         runs_dir=output / "runs",
         seconds=seconds or min(bounds, default=None),
-        seeds=seeds or limits.seeds,
+        seeds=number,
         parallel=parallel,
         data=data,
         scored=limits.scored,

@@ -209,7 +209,7 @@ class Source(ABC):
             TypeError: `read` yields something else, or its data are no bytes.
             ValueError: a piece has no known split, or continues no document.
         """
-        before = (item.name, item.splits[0]) if item.continues and len(item.splits) == 1 else None
+        before: tuple[str, str] | None = None
         pieces, where = self.read(item), f"source.kind={self.options.kind}: read"
         if not isinstance(pieces, Iterable):
             raise TypeError(f"{where} returned {pieces!r:.100}. It must yield a Piece for each document")
@@ -220,7 +220,8 @@ class Source(ABC):
                 raise TypeError(f"{where} gave {piece.name} data of type {type(piece.data).__name__}, expected bytes")
             if piece.split not in SPLITS:
                 raise ValueError(f"{where} gave {piece.name} split {piece.split!r}, expected {', '.join(SPLITS)}")
-            if piece.continues and before != (piece.name, piece.split):
+            begun = item.continues if before is None else before == (piece.name, piece.split)
+            if piece.continues and not begun:
                 raise ValueError(
                     f"{where} gave {piece.name} a piece that continues another document or split, or none. "
                     "Leave out continues=True for the first piece of a document"
