@@ -51,7 +51,6 @@ from pipeline.config import Options, Phase, load_options
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
-from pipeline.run.system import estimate_memory
 from pipeline.training.profile import product_rate, profile_phase
 from pipeline.training.trainer import Trainer
 
@@ -320,27 +319,26 @@ class Bench:
         corpus = shard_source(options)
         run = RunFolder.create(options)
         run.write_corpus_record(corpus)
-        machine, peak = setup_compute(options), Peak()
+        peak = Peak()
         with self.open_trainer(phase, options) as trainer:
             at_rest = Peak()
+            checked = sum(trainer.count_memory(next(trainer.prepare_batches())).values())
             for batch in islice(trainer.prepare_batches(), 3):
                 trainer.step(batch)
             wait_for_device()
             measured = peak.bytes()
             weights = at_rest.before - peak.before
             del batch
-        length, limits = corpus.split_counts("train").mean_chunk_length, getattr(options, phase)
-        checked = estimate_memory(options, corpus.build_chunker(), machine, limits, chunk_length=length)
         planned = measure_step(options, phase, 3).estimate_step(1, 25e9).memory
         free()
         result: Result = {
             "peak_gb": measured / 1e9,
             "weights_gb": weights / 1e9,
-            "checked_gb": sum(checked.values()) / 1e9,
+            "checked_gb": (weights + checked) / 1e9,
         }
         result |= {"planned_gb": sum(planned.values()) / 1e9, "plan_gb": {key: x / 1e9 for key, x in planned.items()}}
         return result | {
-            "checked_share": sum(checked.values()) / measured,
+            "checked_share": (weights + checked) / measured,
             "planned_share": sum(planned.values()) / measured,
         }
 

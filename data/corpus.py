@@ -37,11 +37,6 @@ class Counts:
     tokens: int = 0
     source_bytes: int = 0
 
-    @property
-    def mean_chunk_length(self) -> float:
-        """Mean number of tokens of a chunk, 1 if there is none."""
-        return self.tokens / self.chunks if self.chunks else 1.0
-
 
 class Manifest(TypedDict, total=False):
     """The contents of manifest.json; see docs/reference/file-formats.md for its entries."""

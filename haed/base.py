@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from haed.distributed import Ranks
@@ -247,15 +248,6 @@ class SequenceModel(nn.Module, ABC):
         assert isinstance(laid, TokenBatch)
         return tuple(laid.tokens.shape)
 
-    def activation_size(self, chunks: float, tokens: float) -> float:
-        """Return a lower bound on the number of activations saved for the backward pass, 0 if unknown.
-
-        Args:
-            chunks: number of chunks in the step's windows.
-            tokens: number of tokens that are decoded.
-        """
-        return 0.0
-
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
@@ -294,6 +286,8 @@ class Objective(nn.Module, ABC):
         system: model to train; parameters that the loss does not use are frozen.
         ranks: processes that train together.
     """
+
+    recompute = staticmethod(checkpoint)  # a count of what a step saves puts its own here
 
     def __init__(self, system: SequenceModel, ranks: Ranks | None = None) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from haed.chunk.main import Main
 from haed.chunk.memory import Memory
 from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
-from haed.layers.lstm import ROW_MULTIPLE, SAVED, LSTMLayer, initialise_lstm
-from haed.layers.transformer import TransformerBlock, scale_residual_init
+from haed.layers.lstm import ROW_MULTIPLE, LSTMLayer, initialise_lstm
+from haed.layers.transformer import scale_residual_init
 from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
 
 _SCALE_BOUND = math.log(1000)
@@ -246,16 +246,6 @@ class HAED(SequenceModel):
                 f"{type(self).__name__} has no layer {layer} of contexts. Its layers are 0 to {layers - 1}"
             )
         return self.predict_vectors(windows) if layer is None else self.layer_states(windows)[layer]
-
-    def activation_size(self, chunks: float, tokens: float) -> float:
-        """Return what blocks and LSTMs of main model and decoder save, plus the logits; see `SequenceModel.activation_size`."""
-
-        def saved(part: nn.Module) -> int:
-            blocks = sum(module.saved_values for module in part.modules() if isinstance(module, TransformerBlock))
-            recurrent = [x for name, x in part.named_parameters() if "recurrent" in name]
-            return blocks + SAVED * sum(x.shape[1] for x in recurrent)
-
-        return chunks * saved(self.main) + tokens * (saved(self.decoder) + self.cut.vocabulary)
 
     @torch.no_grad()
     def main_flops(self, windows: int, context: int) -> int:

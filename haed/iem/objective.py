@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
@@ -340,7 +339,7 @@ class ChunkObjective(Objective):
             return function(*arguments)
         # Dropout is drawn again on the devices of the arguments that are tensors. A part of a batch is none.
         anchor = next(self.system.parameters())
-        return checkpoint(
+        return self.recompute(
             lambda _, *rest: function(*rest),
             anchor,
             *arguments,

@@ -26,7 +26,6 @@ from torch.autograd.function import once_differentiable
 
 ROW_MULTIPLE = 32
 SLACK = ROW_MULTIPLE - 1  # rows that rounding adds at most
-SAVED = 7  # values that a unit saves for the backward pass of a step: gates, cell and its tanh, output
 
 
 def round_up_rows(rows: int) -> int:

@@ -106,16 +106,6 @@ class TransformerBlock(nn.Module):
         projected: Tensor = self.attention.qkv(self.norm(x))
         return projected
 
-    @property
-    def saved_values(self) -> int:
-        """The number of values that a position saves for the backward pass at least.
-
-        These are the inputs of norms and matrices, queries, keys and values, and what the activation is applied to.
-        """
-        qkv, out = self.attention.qkv.weight, self.attention.out.weight
-        up, down = self.feed_forward.up.weight, self.feed_forward.down.weight
-        return 2 * (qkv.shape[1] + up.shape[1]) + qkv.shape[0] + out.shape[1] + 2 * down.shape[1]
-
 
 class CrossBlock(nn.Module):
     """A block whose vectors attend to others, such as those of another level."""

@@ -36,7 +36,6 @@ from haed.layers.ngram_embedding import Grams, SparseLookup
 from haed.layers.transformer import scale_residual_init
 from haed.options import TokenOptions
 
-_SHORT = 1024  # tokens
 MULTIPLE = 16  # sequence lengths are multiples: few different shapes, fast on matrix units
 
 
@@ -254,24 +253,6 @@ class TokenModel(SequenceModel):
         """See `SequenceModel.shape_key`."""
         assert isinstance(laid, Tokens)
         return tuple(laid.symbols.shape)
-
-    @torch.no_grad()
-    def activation_size(self, chunks: float, tokens: float) -> float:
-        """Return the number of inputs of the layers, plus the logits, extrapolated from a short sequence.
-
-        See `SequenceModel.activation_size`.
-        """
-        length = max(1, min(_SHORT, self.cut.context * self.cut.k, int(tokens)))
-        symbols, seen = torch.zeros(1, length, dtype=torch.long), dict[int, Tensor]()
-
-        def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen[id(given[0])] = given[0]  # each once; the reference keeps its id from being reused
-
-        hooks = [each.register_forward_pre_hook(note) for each in self.modules() if isinstance(each, nn.Linear)]
-        logits = self(symbols)
-        for hook in hooks:
-            hook.remove()
-        return (logits.numel() + sum(x.numel() for x in seen.values())) * tokens / symbols.numel()
 
     def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
         """See `SequenceModel.collect_scale_outputs`."""

@@ -1,24 +1,26 @@
-"""Build a run's system, and estimate the least memory it needs, so that options which cannot fit are refused early.
+"""Build a run's system, and find out the least memory it needs, so that options which cannot fit are refused early.
 
-The estimates are lower bounds, because options that might fit must not be refused. They count the weights, and the
-state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`SequenceModel.activation_size`),
-in the precision of matrix products.
+What is counted is a lower bound, because options that might fit must not be refused. Before the model is built these are
+its weights, and the state that Adam keeps for the trained ones. Before the first step it is also everything that the
+step's forward pass saves for its backward pass.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from data import processes
 from data.chunkers import Chunker, make_chunker
-from haed.base import ChunkingSpec, SequenceModel
+from haed.base import ChunkingSpec, Objective, SequenceModel
 from haed.registry import make_system
 from pipeline.config import ConfigError, FinetuneOptions, Options, PhaseOptions
-from pipeline.run.device import Compute
 
+MODEL_OPTIONS, BATCH_OPTIONS = "model.*", "batch.sequences × batch.context"
 _ADAM = 16  # bytes a weight: itself, its gradient, two moments
 _PLAIN = 4  # tables in training, too: gradients and what Adagrad keeps are of rows
 
@@ -68,48 +70,97 @@ def check_system(options: Options) -> None:
             build_system(options, make_chunker(options.chunker))
 
 
-def estimate_memory(
-    options: Options,
-    chunker: Chunker,
-    machine: Compute,
-    phase: PhaseOptions | None = None,
-    shards: int = 1,
-    chunk_length: float = 1.0,
+def estimate_weights(
+    options: Options, chunker: Chunker, phase: PhaseOptions | None = None, shards: int = 1
 ) -> dict[str, int]:
-    """Estimate the least bytes that a run needs on its device, by the options that determine them.
+    """Return the bytes of a run's weights and of their training state, by the options that determine them.
 
     Args:
         options: options of the run.
         chunker: chunker of its corpus.
-        machine: the device, and the precision of its matrix products.
         phase: the phase that is trained; None if the model is only read.
         shards: number of devices over which the weights are sharded.
-        chunk_length: mean number of tokens of a chunk that is trained on.
     """
     with _on_meta_device():
         system = build_system(options, chunker)
     alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
-    needed = {"model.*": 0}
+    needed = 0
     for group in system.parameter_groups():
         frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
         each = (_PLAIN if frozen or group.table else _ADAM) / (1 if group.table else shards)
-        needed["model.*"] += int(each * sum(x.numel() for x in group.parameters))
-    if phase is not None:
-        chunks = options.batch.sequences * options.batch.context / options.batch.pieces
-        size = (machine.autocast or torch.float32).itemsize
-        tokens = chunks * phase.decode_fraction * chunk_length
-        needed["batch.sequences × batch.context"] = int(size * system.activation_size(0 if alone else chunks, tokens))
-    return needed
+        needed += int(each * sum(x.numel() for x in group.parameters))
+    return {MODEL_OPTIONS: needed}
 
 
-def check_memory(needed: dict[str, int], device: torch.device) -> None:
-    """Raise ValueError naming the options that need more memory than the device has free.
+class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
+    """Counter of the bytes saved for the backward pass, by part: each storage once, parameters left out.
+
+    Counting works inside this context. Copies of parameters in another precision count. Activations that `batch.pieces`
+    computes again are not saved (Subramanian et al. 2020 break memory down so by scale, appendix, Table 8).
 
     Args:
-        needed: result of `estimate_memory`.
-        device: the device.
+        system: the model.
+        discard: count only. Nothing is saved, so that there is no backward pass, and more is counted than fits.
     """
-    available = free_memory(device)
+
+    def __init__(self, system: nn.Module, discard: bool = False) -> None:
+        super().__init__(self._count_storage, lambda tensor: tensor)
+        self.bytes, self.pending, self.largest, self.discard = dict[str, int](), 0, 0, discard
+        self.weights = {x.untyped_storage().data_ptr() for x in system.parameters()}
+        self.seen = WeakValueDictionary[int, torch.UntypedStorage]()  # a storage that is freed leaves its address
+
+    @property
+    def total_bytes(self) -> int:
+        """The number of bytes saved so far."""
+        return sum(self.bytes.values()) + self.pending
+
+    def mark_part(self, part: str, tensor: Tensor) -> Tensor:
+        """Assign the bytes saved since the last mark to this part, and return the tensor."""
+        if not torch.compiler.is_compiling():
+            self.end_part(part)
+        return tensor
+
+    def end_part(self, part: str) -> None:
+        """Assign the bytes saved since the last mark to this part."""
+        self.bytes[part] = self.bytes.get(part, 0) + self.pending
+        self.pending = 0
+
+    def count_alone(self, function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        """Call a function whose inside is computed again, instead of `torch.utils.checkpoint.checkpoint`.
+
+        Of all these, only the largest is saved at a time.
+        """
+        before, self.pending = self.pending, 0
+        value = function(*arguments)
+        self.largest, self.pending = max(self.largest, self.pending), before
+        return value
+
+    def _count_storage(self, tensor: Tensor) -> Tensor | None:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.weights and storage.data_ptr() not in self.seen:
+            self.seen[storage.data_ptr()] = storage
+            self.pending += storage.nbytes()
+        return None if self.discard else tensor
+
+
+def count_activations(objective: Objective, batch: object) -> int:
+    """Return the bytes that a step saves for its backward pass at least, by a forward pass that saves nothing."""
+    with (counter := SavedActivations(objective.system, discard=True)):
+        objective.recompute = counter.count_alone
+        try:
+            objective(batch)
+        finally:
+            del objective.recompute
+    return counter.total_bytes + counter.largest
+
+
+def check_memory(needed: dict[str, int], available: float) -> None:
+    """Raise ValueError naming the options that need more than the available bytes.
+
+    Args:
+        needed: bytes by the options that determine them.
+        available: result of `free_memory`.
+    """
     if sum(needed.values()) > available:
         parts = sorted(((size, name) for name, size in needed.items() if size), reverse=True)
         listed = ", ".join(f"{name} ({size / 1e9:,.1f} GB)" for size, name in parts)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline.config import Options, check_phase
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.run_directory import RunFolder
+from pipeline.run.system import SavedActivations
 from pipeline.training.stages import build_trainer
 
 _WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}
@@ -26,7 +27,7 @@ class Profile:
         milliseconds: of a step, by part: reading the data, preparing the batch (`candidates` with the IEM loss, whose
             candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass,
             and the optimizer.
-        kept: bytes that a part's forward pass saves for its backward pass, see `CheckpointInfo`.
+        kept: bytes that a part's forward pass saves for its backward pass, see `SavedActivations`.
         flops: model FLOPs of a step.
         device_flops: FLOP/s of a large matrix product on the same device, in the same precision.
         utilisation: share of that rate which a step reaches.
@@ -85,42 +86,6 @@ class PartTimer:
         self.running, self.since = part, now
 
 
-class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
-    """Counter of the bytes saved for the backward pass, by part: each storage once, parameters left out.
-
-    Counting works inside this context. Copies of parameters in another precision count. Activations that `batch.pieces`
-    computes again are not saved (Subramanian et al. 2020 break memory down so by scale, appendix, Table 8).
-    """
-
-    def __init__(self, system: nn.Module) -> None:
-        super().__init__(self._count_storage, lambda tensor: tensor)
-        self.bytes, self.pending = dict[str, int](), 0
-        self.seen = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in system.parameters())}
-
-    @property
-    def total_bytes(self) -> int:
-        """The number of bytes saved so far."""
-        return sum(self.bytes.values()) + self.pending
-
-    def mark_part(self, part: str, tensor: Tensor) -> Tensor:
-        """Assign the bytes saved since the last mark to this part, and return the tensor."""
-        if not torch.compiler.is_compiling():
-            self.end_part(part)
-        return tensor
-
-    def end_part(self, part: str) -> None:
-        """Assign the bytes saved since the last mark to this part."""
-        self.bytes[part] = self.bytes.get(part, 0) + self.pending
-        self.pending = 0
-
-    def _count_storage(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.seen:
-            self.seen[storage.data_ptr()] = storage  # it lives as long, so that no other can have its place
-            self.pending += storage.nbytes()
-        return tensor
-
-
 def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "train"], steps: int = 20) -> Profile:
     """Train a fresh model of a run's configuration for some steps and measure their parts; nothing is written.
 
@@ -142,7 +107,6 @@ def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "trai
     with kept:
         next(taken)
     kept.end_part("loss")
-    kept.seen.clear()  # else the steps to come had two steps' memory
     clock = PartTimer(machine.device)
     trainer.end_part, system.mark = clock.end_part, clock.mark_part
     for step in range(_WARM_UP + steps):

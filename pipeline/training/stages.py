@@ -52,7 +52,7 @@ from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_newest_step
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
-from pipeline.run.system import build_system, check_memory, estimate_memory
+from pipeline.run.system import build_system, check_memory, estimate_weights, free_memory
 from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section
@@ -406,10 +406,8 @@ def build_trainer(
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
     is_sharded = options.launcher.shard and ranks.size > 1
-    length = corpus.split_counts("train").mean_chunk_length
-    shards = ranks.size if is_sharded else 1
-    needed = estimate_memory(options, corpus.build_chunker(), machine, limits, shards, length)
-    check_memory(needed, machine.device)
+    weights = estimate_weights(options, corpus.build_chunker(), limits, ranks.size if is_sharded else 1)
+    check_memory(weights, free_memory(machine.device))
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
     remarks = list(system.option_warnings)

@@ -46,6 +46,7 @@ from pipeline.console import is_out_of_memory
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State, load_weights
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
+from pipeline.run.system import BATCH_OPTIONS, MODEL_OPTIONS, check_memory, count_activations, free_memory
 from pipeline.run.windows import as_windows, split_windows
 from pipeline.signals import StopRequested, TrainingInterrupted, end_interruptible, interruptible_section
 from pipeline.training.optimizer import WeightAverage, clip_gradients, learning_rate_share, make_optimizer
@@ -383,10 +384,16 @@ class Trainer:
         return self.position
 
     def _take_next_step(self, batches: Iterator[object]) -> None:
-        """Read a batch and train on it."""
+        """Read a batch and train on it. Before the first step, check that there is memory for one.
+
+        What is compiled saves less, and what is sharded is elsewhere, so these are not checked.
+        """
         with self._steps_before_saved():
             batch = next(batches)
             try:
+                if self.module is None and not self.options.compile and self.sharded is None:
+                    available = free_memory(self.compute.device)
+                    check_memory(self.count_memory(batch), available)
                 self.step(batch)
             except Exception:
                 self.objective.undo_preparation()
@@ -499,6 +506,20 @@ class Trainer:
                 self._add_sum("decoded_tokens", losses.tokens)
             self._is_updating = False
             self.end_part("optimizer")
+
+    def count_memory(self, batch: object) -> dict[str, int]:
+        """Return the bytes that the first step needs beside the weights at least, by the options that determine them.
+
+        It is to be called before that step, and changes none of its random numbers.
+        """
+        for parameter in self.others:
+            parameter.requires_grad_(math.isfinite(self.decoder_alone))  # the largest step counts
+        optimizer = self.learner.optimizer
+        of_weights = [x for group in optimizer.param_groups if not group["table"] for x in group["params"]]
+        moments = 0 if optimizer.state else sum(8 * x.numel() for x in of_weights if x.requires_grad)
+        with self.compute.use_algorithms(), self.compute.use_precision():
+            activations = count_activations(self.objective, to_device(batch, self.compute.device))
+        return {MODEL_OPTIONS: moments, BATCH_OPTIONS: activations}
 
     def update(self) -> Tensor:
         """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""

@@ -18,8 +18,8 @@ from haed.registry import make_system
 from pipeline.config import load_options
 from pipeline.run.opened import Continuations, Run, open_run
 from pipeline.run.run_directory import RunFolder
+from pipeline.run.system import SavedActivations
 from pipeline.run.windows import fixed_subset
-from pipeline.training.profile import SavedActivations
 from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from haed.base import SequenceModel
 from haed.options import SYSTEMS
 from pipeline.cli import main
 from pipeline.config import Options, load_options
@@ -15,8 +14,8 @@ from pipeline.config.messages import explain_inapplicable_option
 from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.sharding import open_shards
+from pipeline.run.system import SavedActivations
 from pipeline.signals import TrainingInterrupted
-from pipeline.training.profile import SavedActivations
 from pipeline.training.stages import build_trainer, train
 from pipeline.training.trainer import Trainer
 from tests.conftest import TOKEN_KINDS, mostly_slow, of_kind
@@ -82,17 +81,17 @@ def test_training_in_bfloat16_is_nearly_as_in_float32(kind: str, made: Options) 
 
 
 @pytest.mark.parametrize("kind", SYSTEMS)
-def test_what_a_step_keeps_is_not_less_than_what_is_asked_for(kind: str, made: Options) -> None:
-    """The bound by which a batch is refused, and it is no idle one."""
-    made.precision = "fp32"
-    trainer = trainer_of(made, setup_compute(made))
-    system: SequenceModel = trainer.objective.system
-    batch = next(trainer.prepare_batches())
-    windows = trainer.learner.loader.batch(0)
-    with (kept := SavedActivations(system)):
-        trainer.step(batch)
-    bound = 4 * system.activation_size(int((windows.lengths > 0).sum()), int(windows.lengths.sum()))
-    assert 0.2 * kept.total_bytes < bound <= kept.total_bytes
+def test_a_step_saves_what_was_counted_before_it_and_has_the_same_losses(kind: str, made: Options) -> None:
+    found = []
+    for counts in (True, False):
+        trainer = trainer_of(made, setup_compute(made))
+        batch = next(trainer.prepare_batches())
+        counted = trainer.count_memory(batch)["batch.sequences × batch.context"] if counts else 0
+        with (kept := SavedActivations(trainer.objective.system)):
+            trainer.step(batch)
+        assert counted in (0, kept.total_bytes)
+        found.append([float(trainer.state.sums[name]) for name in ("loss", "gradient_norm")])
+    assert found[0] == found[1]
 
 
 def test_every_stage_of_a_model_of_tokens(

@@ -15,8 +15,9 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards
+from pipeline.run.system import SavedActivations
 from pipeline.training import stages
-from pipeline.training.profile import PartTimer, SavedActivations, format_profile, profile_phase
+from pipeline.training.profile import PartTimer, format_profile, profile_phase
 from tests.conftest import TOKEN_KINDS, of_kind
 
 PARTS = ["data", "candidates", "encoder", "main", "decoder", "loss", "optimizer"]
