@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.base import length_mask, to_device
-from haed.chunk.packing import Chunks, Packed, last_tokens, pack_decisions, symbol_histories
+from haed.chunk.packing import Chunks, Packed, pack_decisions
 from haed.layers.attention import BlockOptions, KeyValueCache
 from haed.layers.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
 from haed.layers.ngram_embedding import Grams
@@ -242,3 +242,24 @@ class TransformerDecoder(Decoder):
         x = (self.tokens(symbol) + self.positions.weight[place] + context + seen)[:, None]
         x = self.blocks(x, state.cache)
         return self.output(self.norm(x[:, 0])) + logits
+
+
+def symbol_histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
+    """Return the last symbols (S, size) before each decision, the newest last; V beyond the chunk before.
+
+    They are taken from the decision's chunk and from the chunk before it.
+    """
+    times = torch.arange(len(packed.sizes), device=packed.order.device)
+    steps = torch.cat([times[:0], *(each.expand(n) for each, n in zip(times, packed.sizes, strict=True))])
+    grid = packed.order.new_full((len(packed.order), size + len(packed.sizes)), vocabulary)
+    if packed.before is not None and len(grid):
+        grid[:, :size] = last_tokens(packed.before, size, vocabulary)
+    later = slice(sum(packed.sizes[:1]), None)  # the first input is the start of the chunk, not a token
+    grid[packed.chunk[later], size - 1 + steps[later]] = packed.inputs[later]
+    return grid[packed.chunk[:, None], steps[:, None] + torch.arange(size, device=steps.device)]
+
+
+def last_tokens(chunks: Chunks, size: int, vocabulary: int) -> Tensor:
+    """Return the last tokens (N, size) of chunks, padded with V in front."""
+    place = chunks.lengths.long()[:, None] - size + torch.arange(size, device=chunks.lengths.device)
+    return chunks.tokens.long().gather(1, place.clamp(min=0)).masked_fill(place < 0, vocabulary)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from haed.base import to_device
 from haed.chunk.packing import Chunks, chunk_keys
 from haed.chunk.rejection import RejectionSampler
+from haed.iem.sampled_softmax import SoftmaxLoss
 
 
 @dataclass
@@ -213,3 +214,43 @@ class VocabularyScorer:
             with torch.autocast(queries.device.type, enabled=False):
                 block = torch.addmm(bias, queries, keys.to(queries.dtype).t())
             yield block
+
+
+def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
+    """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
+
+    The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better the decoder is. The
+    probability of a chunk that n other documents have is proportional to 1/√(n + 1), at most 1.
+
+    Args:
+        elsewhere: (M,) n of each chunk.
+        count: at most M.
+    """
+    rarity = (elsewhere.double().clamp(min=0) + 1).rsqrt()
+    ranked = rarity.sort(descending=True).values
+    rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
+    factors = (count - torch.arange(len(ranked), device=rest.device)) / rest  # valid if all before it are certain
+    certain = (factors * ranked >= 1).sum(0, keepdim=True)
+    return (rarity * torch.cat([factors, rest.new_full((1,), torch.inf)])[certain]).clamp(max=1)
+
+
+def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw from M elements, each with its probability `share` (M,), by systematic sampling in random order.
+
+    Return a mask (M,). The number drawn is the sum of the probabilities, rounded up or down.
+    """
+    order = to_device(torch.randperm(len(share), generator=generator), share.device)
+    first = float(torch.rand((), dtype=torch.float64, generator=generator))
+    passed = (first + F.pad(share[order].cumsum(0), (1, 0))).floor()
+    return torch.empty_like(share, dtype=torch.bool).scatter_(0, order, passed[1:] > passed[:-1])
+
+
+def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:
+    """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
+
+    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
+    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
+    """
+    others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
+    own = found.wanted + correction.to(found.wanted.dtype)
+    return own - torch.logaddexp(others, own)

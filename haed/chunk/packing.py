@@ -171,24 +171,3 @@ def pack_decisions(
         chunk=torch.cat([places[:0], *(places[:size] for size in sizes)]),
         before=None if before is None else Chunks(before.tokens[order].long(), before.lengths[order].long()),
     )
-
-
-def symbol_histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
-    """Return the last symbols (S, size) before each decision, the newest last; V beyond the chunk before.
-
-    They are taken from the decision's chunk and from the chunk before it.
-    """
-    times = torch.arange(len(packed.sizes), device=packed.order.device)
-    steps = torch.cat([times[:0], *(each.expand(n) for each, n in zip(times, packed.sizes, strict=True))])
-    grid = packed.order.new_full((len(packed.order), size + len(packed.sizes)), vocabulary)
-    if packed.before is not None and len(grid):
-        grid[:, :size] = last_tokens(packed.before, size, vocabulary)
-    later = slice(sum(packed.sizes[:1]), None)  # the first input is the start of the chunk, not a token
-    grid[packed.chunk[later], size - 1 + steps[later]] = packed.inputs[later]
-    return grid[packed.chunk[:, None], steps[:, None] + torch.arange(size, device=steps.device)]
-
-
-def last_tokens(chunks: Chunks, size: int, vocabulary: int) -> Tensor:
-    """Return the last tokens (N, size) of chunks, padded with V in front."""
-    place = chunks.lengths.long()[:, None] - size + torch.arange(size, device=chunks.lengths.device)
-    return chunks.tokens.long().gather(1, place.clamp(min=0)).masked_fill(place < 0, vocabulary)

@@ -26,13 +26,18 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
-from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob
+from haed.chunk.mixture import (
+    ChunkVocabulary,
+    inclusion_probabilities,
+    mixture_log_prob,
+    systematic_sample,
+    target_log_prob,
+)
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct
 from haed.distributed import Ranks, single_process
@@ -112,35 +117,6 @@ def select_decoded(
         return systematic_sample(likely, generator), 1 / likely
     chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
     return chosen, None
-
-
-def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
-    """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
-
-    The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better the decoder is. The
-    probability of a chunk that n other documents have is proportional to 1/√(n + 1), at most 1.
-
-    Args:
-        elsewhere: (M,) n of each chunk.
-        count: at most M.
-    """
-    rarity = (elsewhere.double().clamp(min=0) + 1).rsqrt()
-    ranked = rarity.sort(descending=True).values
-    rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
-    factors = (count - torch.arange(len(ranked), device=rest.device)) / rest  # valid if all before it are certain
-    certain = (factors * ranked >= 1).sum(0, keepdim=True)
-    return (rarity * torch.cat([factors, rest.new_full((1,), torch.inf)])[certain]).clamp(max=1)
-
-
-def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw from M elements, each with its probability `share` (M,), by systematic sampling in random order.
-
-    Return a mask (M,). The number drawn is the sum of the probabilities, rounded up or down.
-    """
-    order = to_device(torch.randperm(len(share), generator=generator), share.device)
-    first = float(torch.rand((), dtype=torch.float64, generator=generator))
-    passed = (first + F.pad(share[order].cumsum(0), (1, 0))).floor()
-    return torch.empty_like(share, dtype=torch.bool).scatter_(0, order, passed[1:] > passed[:-1])
 
 
 @dataclass
@@ -466,14 +442,3 @@ class ChunkObjective(Objective):
 def add_sizes(parts: Iterable[list[int]]) -> list[int]:
     """Add lists of numbers of chunks by place, of which some may be shorter."""
     return [sum(counts) for counts in zip_longest(*parts, fillvalue=0)]
-
-
-def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:
-    """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
-
-    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
-    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
-    """
-    others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
-    own = found.wanted + correction.to(found.wanted.dtype)
-    return own - torch.logaddexp(others, own)

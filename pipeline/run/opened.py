@@ -54,7 +54,7 @@ from pipeline.run.index.queries import (
 from pipeline.run.known import embed_known_chunks
 from pipeline.run.remembered import load_memory
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.system import build_system, check_memory, estimate_weights, free_memory
+from pipeline.run.system import build_system, check_memory, estimate_memory, free_memory
 from pipeline.run.windows import ScoredWindows, WindowScorer, cut_documents, pad_chunks
 from pipeline.signals import check_abandoned
 
@@ -204,7 +204,7 @@ class Run:
         self._has_memory = False
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)
-        check_memory(estimate_weights(as_trained, self.chunker), free_memory(self.compute.device))
+        check_memory(estimate_memory(as_trained, self.chunker), free_memory(self.compute.device))
         self.system: SequenceModel = build_system(as_trained, self.chunker)
         load_weights(self.system, checkpoint)
         self.system.to(self.compute.device).eval()

@@ -1,8 +1,8 @@
 """Build a run's system, and find out the least memory it needs, so that options which cannot fit are refused early.
 
 What is counted is a lower bound, because options that might fit must not be refused. Before the model is built these are
-its weights, and the state that Adam keeps for the trained ones. Before the first step it is also everything that the
-step's forward pass saves for its backward pass.
+its weights, the state that Adam keeps for the trained ones, and the batch. Before the first step it is everything that
+the step's forward pass saves for its backward pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from data import processes
 from data.chunkers import Chunker, make_chunker
 from haed.base import ChunkingSpec, Objective, SequenceModel
+from haed.options import SYSTEMS
 from haed.registry import make_system
 from pipeline.config import ConfigError, FinetuneOptions, Options, PhaseOptions
 
@@ -70,10 +71,12 @@ def check_system(options: Options) -> None:
             build_system(options, make_chunker(options.chunker))
 
 
-def estimate_weights(
+def estimate_memory(
     options: Options, chunker: Chunker, phase: PhaseOptions | None = None, shards: int = 1
 ) -> dict[str, int]:
-    """Return the bytes of a run's weights and of their training state, by the options that determine them.
+    """Estimate the least bytes that a run needs on its device, by the options that determine them.
+
+    These are the weights, what trains them, and a batch with one vector in 16 bits for each of its chunks.
 
     Args:
         options: options of the run.
@@ -89,7 +92,11 @@ def estimate_weights(
         frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
         each = (_PLAIN if frozen or group.table else _ADAM) / (1 if group.table else shards)
         needed += int(each * sum(x.numel() for x in group.parameters))
-    return {MODEL_OPTIONS: needed}
+    if phase is None:
+        return {MODEL_OPTIONS: needed}
+    vector = (options.model.encoder if SYSTEMS[options.model.kind].chunks else options.model.token).width
+    chunks = options.batch.sequences * options.batch.context
+    return {MODEL_OPTIONS: needed, BATCH_OPTIONS: int(chunks * (chunker.k + 2 * vector / options.batch.pieces))}
 
 
 class SavedActivations(torch.autograd.graph.saved_tensors_hooks):

@@ -52,7 +52,7 @@ from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_newest_step
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.run.sharding import check_corpus, open_shards
-from pipeline.run.system import build_system, check_memory, estimate_weights, free_memory
+from pipeline.run.system import build_system, check_memory, estimate_memory, free_memory
 from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
 from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section
@@ -406,7 +406,7 @@ def build_trainer(
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
     is_sharded = options.launcher.shard and ranks.size > 1
-    weights = estimate_weights(options, corpus.build_chunker(), limits, ranks.size if is_sharded else 1)
+    weights = estimate_memory(options, corpus.build_chunker(), limits, ranks.size if is_sharded else 1)
     check_memory(weights, free_memory(machine.device))
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())

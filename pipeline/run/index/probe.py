@@ -31,6 +31,7 @@ from pipeline.run.index.queries import (
     Texts,
     data_frame,
     display_chunk,
+    log_first,
     parse_chunk,
     parse_text,
     to_texts,
@@ -240,11 +241,13 @@ class Probe:
         if missing:
             vectors = self._open_model(index.meta.stage).embed(missing)
             embedded = dict(zip(missing, prepare_vectors(vectors, index.meta.metric, index.mean), strict=True))
+        notes = []
         for chunk in missing:
             alike = chunk.removesuffix(b" ") if chunk.endswith(b" ") else chunk + b" "
             shown, other = (escape_control_characters(self._display(each)) for each in (chunk, alike))
             hint = "" if index.find_row(alike) is None else f"; the index has {other}"
-            log.info("%s is not in the index, so its own embedding is used%s", shown, hint)
+            notes.append(f"{shown} is not in the index, so its own embedding is used{hint}")
+        log_first(logging.INFO, notes)
         pairs = zip(chunks, rows, strict=True)
         return np.stack([embedded[chunk] if row is None else index.vectors[row] for chunk, row in pairs])
 

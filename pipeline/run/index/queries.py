@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 PIXELS = "pixels"
 _SHOWN = 6  # chunks of a query that is several
+_NOTES = 20  # on many queries that are shown
 START = "‹beginning of a document›"
 PLACE = re.compile(r"(\d{1,12}):(\d{1,12})")
 Text = str | bytes | bytearray | memoryview
@@ -204,9 +205,17 @@ class QueryResult:
 
 
 def log_notes(results: Iterable[QueryResult]) -> None:
-    """Log the notes of query results, each once."""
-    for note in dict.fromkeys(note for each in results for note in (each.note, each.collisions) if note):
-        log.warning("%s", note)
+    """Log the notes of query results."""
+    log_first(logging.WARNING, [note for each in results for note in (each.note, each.collisions) if note])
+
+
+def log_first(level: int, notes: Iterable[str]) -> None:
+    """Log notes on many queries, each once, and of many of them the first ones and the number of the others."""
+    every = list(dict.fromkeys(notes))
+    for note in every[:_NOTES]:
+        log.log(level, "%s", note)
+    if more := len(every[_NOTES:]):
+        log.log(level, "… the same of %s more queries", f"{more:,}")
 
 
 class SearchResults(list[QueryResult]):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from haed.chunk.packing import Chunks, pack_decisions, symbol_histories
+from haed.chunk.decoder import symbol_histories
+from haed.chunk.packing import Chunks, pack_decisions
 from haed.layers.ngram_embedding import Grams, SparseLookup
 from haed.options import GramsOptions
 

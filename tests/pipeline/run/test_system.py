@@ -13,7 +13,7 @@ from pipeline.config import Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.sharding import open_shards
-from pipeline.run.system import SavedActivations, build_system, check_memory, estimate_weights
+from pipeline.run.system import SavedActivations, build_system, check_memory, estimate_memory
 from pipeline.training import trainer
 from pipeline.training.stages import build_trainer, train
 
@@ -30,7 +30,7 @@ def test_what_is_frozen_asks_for_no_moments(options: Options) -> None:
 
     def fits(megabytes: float, limits: PhaseOptions) -> bool:
         try:
-            check_memory(estimate_weights(options, chunker, limits), 1e6 * megabytes)
+            check_memory(estimate_memory(options, chunker, limits), 1e6 * megabytes)
         except ValueError:
             return False
         return True

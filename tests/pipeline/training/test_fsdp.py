@@ -9,7 +9,7 @@ import torch
 
 from data.chunkers import make_chunker
 from pipeline.config import ConfigError, Options, load_options
-from pipeline.run.system import estimate_weights
+from pipeline.run.system import estimate_memory
 from pipeline.signals import TrainingInterrupted
 from pipeline.training import stages
 from tests.pipeline.training.test_stages import stripped, weights
@@ -67,5 +67,5 @@ def test_weights_that_begin_to_be_trained_cannot_be_sharded(whole: Options) -> N
 
 def test_each_device_needs_memory_for_its_share(whole: Options) -> None:
     chunker = make_chunker(whole.chunker)
-    alone, *shared = (estimate_weights(whole, chunker, whole.pretrain, shards)["model.*"] for shards in (1, 2, 1 << 40))
+    alone, *shared = (estimate_memory(whole, chunker, whole.pretrain, shards)["model.*"] for shards in (1, 2, 1 << 40))
     assert alone - shared[0] == pytest.approx((alone - shared[1]) / 2, rel=0.01) and 0 < shared[1] < shared[0]

@@ -317,3 +317,13 @@ def test_an_approximate_index_that_proposes_too_few_gives_way_to_exact_search() 
     found = Vectors(vectors, "ip", "hnsw", Few(), 4).find_nearest(vectors[:3], 10)
     exact = Vectors(vectors, "ip").find_nearest(vectors[:3], 10)
     assert (found[1] >= 0).all() and (found[1] == exact[1]).all() and (found[0] == exact[0]).all()
+
+
+def test_notes_of_many_queries_are_cut_short_and_the_rest_is_counted(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        find_neighbours(RunFolder(run).load_options(), [f"qqx{i}" for i in range(30)], 1)
+    notes = [each for each in caplog.messages if "is not in the index" in each]
+    assert [each.split()[0] for each in notes] == [f"qqx{i}" for i in range(20)]
+    assert "… the same of 10 more queries" in caplog.messages
