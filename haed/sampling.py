@@ -35,7 +35,7 @@ from haed.chunk.packing import Chunks, find_distinct
 from haed.chunk.rejection import LEAST, RejectionSampler
 from haed.token.base import TokenModel
 
-_BEAM = 32  # width of the beam search
+_BEAM = 64  # least width of the beam search
 _AT_ONCE = 16  # samples for which all known chunks are scored together
 
 
@@ -222,7 +222,7 @@ def find_likeliest_chunks(
     """Return the likeliest next chunks, at most `count`, of ŷ (1, W), after a remembered document or none.
 
     Probabilities are exact. The choice of chunks is approximate: those that are likeliest to be drawn whole, and those
-    that a beam search of the decoder finds.
+    that a beam search finds among what may be spelled, twice as many of each as are wanted or more.
     """
     if document is None:
         outcomes = _known_outcomes(system, prediction, before, opened)
@@ -231,9 +231,9 @@ def find_likeliest_chunks(
         known = None if summoned is None else summoned[0]
         outcomes = _list_outcomes(system, document, prediction[0], before, opened, known)
     shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
-    found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
-    possible = int(shares[:-1].isfinite().sum())
-    named = outcomes[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
+    beam, possible = max(2 * count, _BEAM), int(shares[:-1].isfinite().sum())
+    found = _beam_search(system, prediction, before, opened, beam, document)
+    named = outcomes[mask_largest(shares[:-1], min(beam, possible)).nonzero().squeeze(1)]
     every = Chunks.concatenate([found, named])
     chunks = find_distinct(every.tokens, every.lengths)
     size = len(chunks)
@@ -264,8 +264,10 @@ def _known_outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Te
     return Outcomes(lexicon, nothing, log_prob, [("known", torch.arange(len(lexicon)), log_prob[:-1].exp())])
 
 
-def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:
-    """Return the decoder's likeliest chunks with a given beginning, at most `beam`, by a beam search."""
+def _beam_search(
+    system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int, document: DocumentMemory | None
+) -> Chunks:
+    """Return the chunks with a given beginning that are likeliest to be spelled, at most `beam`, by a beam search."""
     cut = system.cut
     decoder: Any = system.decoder  # each decoder has a state of its own kind
     state = decoder.initial_state(prediction, to_device(before, system.device))
@@ -277,7 +279,8 @@ def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tenso
             symbol = opened[place : place + 1].long()
         else:
             logits = mask_end(logits, [len(logits)] if place == 0 else [0], cut.fixed)
-            grown = score[:, None] + logits.double().log_softmax(1).cpu()
+            spelled = spell_symbols(system, logits, [document] * len(tokens), tokens[:, :place])
+            grown = score[:, None] + spelled.double().log_softmax(1).cpu()
             ended.append((tokens, torch.full_like(tokens[:, 0], place), grown[:, -1]))
             score, best = grown[:, :-1].flatten().topk(min(beam, grown[:, :-1].numel()))
             parent, symbol = best // cut.vocabulary, best % cut.vocabulary
@@ -288,6 +291,27 @@ def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tenso
     every, lengths, scores = (torch.cat(column) for column in zip(*ended, strict=True))
     best = scores.topk(min(beam, int(scores.isfinite().sum()))).indices
     return Chunks(every, lengths)[best]
+
+
+def spell_symbols(
+    system: HAED, logits: Tensor, documents: Sequence[DocumentMemory | None], beginnings: Tensor
+) -> Tensor:
+    """Return log p of the next symbols of chunks, up to a constant of each row, helped by the words of their documents.
+
+    Args:
+        system: the model.
+        logits: (b, V + 1) of the decoder.
+        documents: the b documents, or none at all.
+        beginnings: (b, n) symbols of the chunks so far.
+    """
+    speller = None if system.memory is None else system.memory.speller
+    if speller is None or not any(documents):
+        return logits
+    following = [
+        [] if document is None or document.words is None else document.words.next_symbols(tuple(beginning))
+        for document, beginning in zip(documents, beginnings.tolist(), strict=True)
+    ]
+    return speller.mix_symbols(logits, following, beginnings.shape[1])
 
 
 _MANY = 1024  # more outcomes stay on their device, in their own precision
@@ -530,7 +554,8 @@ class ChunkSampler(Sampler):
                 symbol = opened[position].expand(batch)
             else:
                 logits = mask_end(logits, [batch] if position == 0 else [0], cut.fixed)
-                symbol = draw(self._spell_symbols(logits, rows[open_rows], tokens[open_rows, :position]))
+                documents = [self.documents[row] for row in rows[open_rows].tolist()] if self.documents else []
+                symbol = draw(spell_symbols(self.system, logits, documents, tokens[open_rows, :position]))
             goes_on = symbol != cut.vocabulary
             if not goes_on.all():  # chunks that have ended cost nothing more
                 lengths[open_rows[~goes_on]] = position
@@ -540,23 +565,6 @@ class ChunkSampler(Sampler):
                 state.select_rows(goes_on.to(self.device))
             tokens[open_rows, position] = symbol
         return Chunks(tokens, lengths)
-
-    def _spell_symbols(self, logits: Tensor, rows: Tensor, beginnings: Tensor) -> Tensor:
-        """Return log p of the next symbols of samples `rows` (b,), helped by the words of their documents.
-
-        Args:
-            logits: (b, V + 1) of the decoder.
-            rows: samples.
-            beginnings: (b, n) symbols of their chunks so far.
-        """
-        speller = None if self.system.memory is None else self.system.memory.speller
-        if speller is None or not self.documents:
-            return logits
-        following = [
-            {} if (words := self.documents[row].words) is None else words.next_symbols(tuple(beginning))
-            for row, beginning in zip(rows.tolist(), beginnings.tolist(), strict=True)
-        ]
-        return speller.mix_symbols(logits, following, beginnings.shape[1])
 
     def _feed_chunks(self, drawn: Chunks) -> None:
         """Feed the chunks to the main model, which predicts the next ones."""

@@ -238,6 +238,23 @@ def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], k
         assert abs(share - found.gate[name]) < 0.08
 
 
+@pytest.mark.parametrize("length", range(1, 5))
+def test_a_chunk_that_the_words_of_the_document_make_likely_is_listed(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the decoder alone would spell others."""
+    model, every = remembering(("words",), known=False)
+    assert model.memory is not None
+    model.memory.speller = Speller(torch.full((K + 1, DocumentWords.contexts), -6.0, dtype=torch.float64))
+    monkeypatch.setattr("haed.sampling._BEAM", 4)
+    given = document(length)
+    wanted = log_probs_of_all(model, given, every).exp().sort(descending=True).values
+    sampler = ChunkSampler(model, given)
+    nothing = torch.zeros(0, dtype=torch.long)
+    found = find_likeliest_chunks(model, sampler.prediction, sampler.last, nothing, 2, sampler.documents[0])
+    torch.testing.assert_close(found.probability, wanted[:2])
+
+
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("names", SUBSETS[1:])
 def test_every_subset_of_parts_can_be_sampled(names: tuple[str, ...], known: bool) -> None:
