@@ -252,7 +252,7 @@ def test_a_chunk_that_the_words_of_the_document_make_likely_is_listed(
     sampler = ChunkSampler(model, given)
     nothing = torch.zeros(0, dtype=torch.long)
     found = find_likeliest_chunks(model, sampler.prediction, sampler.last, nothing, 2, sampler.documents[0])
-    torch.testing.assert_close(found.probability, wanted[:2])
+    torch.testing.assert_close(found.probability, wanted[:2], rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("known", [True, False])
