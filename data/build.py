@@ -107,6 +107,11 @@ def make_plan(corpora: Corpora) -> Plan:
         )
         for number, group in enumerate(groups)
     )
+    if chunker.kind == "pixels" and chunker.k % 3:
+        source_reader.record.notes.append(
+            f"chunker.k={chunker.k} is no multiple of 3, the values of a pixel. Chunks begin within pixels, so they are shown "
+            f"in colours that the picture does not have. Use chunker.k={chunker.k - chunker.k % 3 or 3}"
+        )
     head: Manifest = {
         "digest": folder.name.rpartition("-")[2],
         "source": asdict(source) | ({"path": "-"} if corpora.piped else {}),

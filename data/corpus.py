@@ -298,6 +298,11 @@ class Corpus:
             rest = data[whole:]
             yield source.restore_original(data[:whole])
 
+    def restore_original(self, tokens: bytes) -> bytes:
+        """Return the original bytes of tokens that follow a whole value; a last value that is not whole is left out."""
+        source = self._make_source()
+        return source.restore_original(tokens[: len(tokens) - len(tokens) % source.value_bytes])
+
     def _make_source(self) -> Source:
         return make_source(restore_options(self.manifest["source"], SourceOptions, SOURCES))
 

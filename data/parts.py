@@ -304,6 +304,7 @@ class ShardingProgress:
 
 
 Listener = Callable[[ShardingProgress], None]
+_NEARLY = 0.9  # share of a part that is done at most before it ends
 
 
 class ProgressMonitor:
@@ -336,11 +337,12 @@ class ProgressMonitor:
                 self._finished[name] = _count_shard_bytes(path)
         live = {name: size for name, size in unfinished.items() if name in self._sizes and name not in self._finished}
         work = float(sum(self._sizes[name] for name in self._finished))
-        work += sum(min(0.9 * self._sizes[name], size) for name, size in live.items())  # nearly their source's size
+        work += sum(min(_NEARLY * self._sizes[name], size) for name, size in live.items())  # nearly their source's size
         written, share = sum(self._finished.values()) + sum(live.values()), work / max(1, sum(self._sizes.values()))
         seconds = max(1e-6, time.monotonic() - self._began)
         gained = share - self._first[1]
-        left = (1 - share) * seconds / gained if gained > 0 else None
+        is_known = all(size < _NEARLY * self._sizes[name] for name, size in live.items())  # compressed ones write more
+        left = (1 - share) * seconds / gained if gained > 0 and is_known else None
         rate = max(0, written - self._first[0]) / seconds
         return ShardingProgress(len(self._finished), len(self._sizes), share, written, rate, left)
 

@@ -214,7 +214,9 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Continuations of each prompt, 1 to {MOST_SAMPLES:,}. Default: %(default)s.",
     )
     parser.add_argument(
-        "--raw", action="store_true", help="Write prompts and continuations as bytes, with nothing between them."
+        "--raw",
+        action="store_true",
+        help="Write prompts and continuations as bytes, with nothing between them, and sound as `haed cat` does.",
     )
 
 
@@ -231,7 +233,13 @@ def _run_sample(arguments: argparse.Namespace) -> CommandResult:
     prompts = None if arguments.prompt is None else [os.fsencode(prompt) for prompt in arguments.prompt]
     written = sample(options, prompts, arguments.samples)
     if arguments.raw:
-        return CommandResult("", None, [bytes.fromhex(item.hex or "") for item in written])
+        drawn, folder = [bytes.fromhex(item.hex or "") for item in written], RunFolder.from_options(options)
+        if folder.read_corpus_record().form:
+            corpus = folder.open_corpus()
+            drawn = [corpus.restore_original(each) for each in drawn]
+        return CommandResult("", None, drawn)
+    if options.chunker.kind == "pixels":
+        return CommandResult("\n".join(item.prompt + item.text for item in written), [asdict(item) for item in written])
     text = "\n\n".join(f"--- {item.prompt!r}\n{item.prompt}{item.text}" for item in written)
     text += f"\n\n{speed}" if (speed := describe_speed(written)) else ""
     return CommandResult(text, [asdict(item) for item in written])

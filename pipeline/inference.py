@@ -96,7 +96,7 @@ def _complete_pictures(run: "Run", samples: int) -> list[Sample]:
         plots.draw_pictures(rows.reshape(*rows.shape[:2], *shape), ["given", *["completed"] * samples, "original"]),
     )
     log.info("%s", picture)
-    return [Sample(f"upper half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]
+    return [Sample(f"lower half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]
 
 
 def next_chunks(options: Options, prompts: Texts = (), count: int = 10) -> "list[NextChunks]":
@@ -119,7 +119,11 @@ def prediction_rows(item: "NextChunks") -> list[dict[str, str]]:
     def row(text: str, probability: float, chunk: "NextChunk | None") -> dict[str, str]:
         parts = {f"{name} %": f"{100 * chunk.parts[name]:.1f}" if chunk else "" for name in item.gate or ()}
         count = f"{chunk.count:,}" if chunk and chunk.count is not None else ""
-        return {"probability": f"{probability:.4f}"} | parts | {"in train": count, "chunk": text}
+        return (
+            {"probability": f"{probability:.4f}" if probability >= 0.001 else f"{probability:.2g}"}
+            | parts
+            | {"in train": count, "chunk": text}
+        )
 
     return [
         *(row(escape_control_characters(chunk.text), chunk.probability, chunk) for chunk in item.chunks),
@@ -201,7 +205,7 @@ def query_index(
         except (FileNotFoundError, ValueError) as error:
             from pipeline.run.index.build import build_index
 
-            log.info("`--refresh`: %s", error)
+            log.info("building the index: %s", str(error).partition(". ")[0])
             build_index(replace(options, index=replace(options.index, space=space)))
     if like or minus or plus:
         return probe.analogy(like, minus, plus, count, min_count)

@@ -30,7 +30,7 @@ class DatasetsSource(Source):
     If it has several splits, they are kept; else a hash of the text decides. The field must be a column of strings.
     """
 
-    is_text = True
+    is_text, gives = True, "text"
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)

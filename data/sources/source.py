@@ -108,6 +108,7 @@ class Source(ABC):
         once: files with the same content are read once.
         unlike: advice for documents of several forms.
         needs: for sources other than text, the chunker to set.
+        gives: what documents are that are no pictures, such as text, so that `pixels` is refused.
         is_text: gives text, which is checked while it is read.
         looked_at: bytes at the beginning of a document that were checked before, and are not checked again.
         whole_files: a document is a file, or its part `NAME@OFFSET` if the file is divided among splits.
@@ -117,7 +118,7 @@ class Source(ABC):
     options_class: ClassVar[type[SourceOptions]] = SourceOptions
     once = False
     unlike = "give documents of one form"
-    needs = ""
+    needs = gives = ""
     is_text = False
     looked_at = 0
     whole_files = False
@@ -386,9 +387,14 @@ class Source(ABC):
         """Check that the chunker suits the documents.
 
         Raises:
-            ValueError: the chunker of this kind is for text, and the documents are no text; the message says which to
-                set.
+            ValueError: the chunker of this kind is for text, and the documents are no text, or for pictures, and they
+                are none; the message says which to set.
         """
+        if self.gives and kind == "pixels":
+            raise ValueError(
+                f"source.kind={self.options.kind} gives {self.gives}, but chunker.kind=pixels cuts pictures. Set "
+                f"{self.needs or 'chunker.kind=words or chunker.kind=fixed'}"
+            )
         if self.needs and text:
             raise ValueError(
                 f"source.kind={self.options.kind} gives no text, but chunker.kind={kind} cuts text. Set {self.needs}"

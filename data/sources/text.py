@@ -51,15 +51,7 @@ class Texts(Source):
     """A source of text files. The same content is read once, and files that are no text are refused."""
 
     once = is_text = True
-
-    def check_chunker(self, kind: str, text: bool) -> None:
-        """Check as every source does, and refuse `pixels`: text is no raster."""
-        super().check_chunker(kind, text)
-        if kind == "pixels":
-            raise ValueError(
-                f"source.kind={self.options.kind} gives text, but chunker.kind=pixels cuts pictures. Set chunker.kind=words "
-                "or chunker.kind=fixed"
-            )
+    gives = "text"
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """Refuse files that are no text, then assign splits as every source does."""

@@ -85,6 +85,7 @@ class WebDatasetSource(ImageSource):
             (height, width), raster = self._decode_picture(sample[extension], where)
             self.check_consistent_format(name, height=height, width=width, channels=3)
             return raster
+        self.gives = "text"
         content = sample[extension]
         odd = check_head(content[:HEAD], f"{where}: its .{extension}", "", self._odd < _CLOSELY)
         if odd:

@@ -310,9 +310,11 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
         return f"{rows[0].run} is the only run. Name another one beside it."
     alike, same = _share_corpus_and_text(rows)
     if not (alike or same):
+        of_values = any(row.unit == "bits/dim" for row in rows)  # such as pictures, which `--text` does not read
         return (
             "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
-            "bits are not comparable. To compare them, score one file with each: `haed evaluate RUN --text FILE`."
+            "bits are not comparable."
+            + ("" if of_values else " To compare them, score one file with each: `haed evaluate RUN --text FILE`.")
         )
     if _ranking_bits(rows[0]) == float("inf"):
         return "No run has a validation or an evaluation yet. Run `haed evaluate` for each."

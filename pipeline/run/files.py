@@ -482,7 +482,7 @@ class Sample:
         text: its continuation as readable text; for pictures, the file in which they are drawn.
         hex: the exact bytes of both; None for pictures.
         parts: share of its chunks by each part of the likelihood, see `NextChunk.parts`; None for a decoder alone.
-        characters_per_second: speed over all continuations of the prompt; None for pictures.
+        characters_per_second: speed over all continuations of the prompt, for sound in values; None for pictures.
     """
 
     prompt: str

@@ -121,16 +121,13 @@ class Continuations:
         parts: for each, the share of its chunks by each part of the likelihood, *spelled* by the decoder the last; None for
             a model of tokens or of a decoder alone.
         seconds: time for all of them together.
+        characters_per_second: speed over all of them, by the characters of `Run.size`.
     """
 
     texts: list[bytes]
     parts: list[dict[str, float]] | None
     seconds: float
-
-    @property
-    def characters_per_second(self) -> float:
-        """Speed over all continuations."""
-        return sum(count_characters(text) for text in self.texts) / self.seconds
+    characters_per_second: float
 
 
 @dataclass
@@ -357,7 +354,8 @@ class Run:
         means = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
         shares = [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)]
         parts = [_add_spelled(share) for share in shares] or None
-        return Continuations([bytes(text) for text in written], parts, time.perf_counter() - began)
+        texts, seconds = [bytes(text) for text in written], time.perf_counter() - began
+        return Continuations(texts, parts, seconds, sum(map(self.size, texts)) / seconds)
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
         """Return the likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.

@@ -67,7 +67,6 @@ _QUESTIONS: dict[str, tuple[type, Callable[[Any, Any], Any]]] = {
     "score": (questions.ScoreQuestion, questions.answer_score),
 }
 _OF_CHUNKS = ("neighbours", "next", "map")  # tools that models of tokens do not have
-_OF_TEXT = ("samples", "score")  # tools that models of pictures and sound do not have
 
 
 def run_page_url(name: str, page: str = "", **question: Any) -> str:
@@ -506,7 +505,8 @@ def _tools_of(folder: RunFolder) -> dict[str, str]:
     """Return the titles of the tools that answer questions about a run, by name."""
     absent: tuple[str, ...] = () if _is_chunk_model(folder) else _OF_CHUNKS
     with suppress(OSError, ValueError):  # else what is damaged is named by the tool
-        absent += _OF_TEXT if folder.read_corpus_record().form else ()
+        form = folder.read_corpus_record().form
+        absent += (*(("samples",) if "height" in form else ()), *(("score",) if form else ()))
     return {tool: title for tool, title in TOOLS.items() if tool not in absent}
 
 

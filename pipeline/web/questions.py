@@ -418,16 +418,14 @@ def answer_samples(question: SampleQuestion, opened: "LoadedRun") -> SampleResul
     """Return continuations of each prompt.
 
     Raises:
-        ValueError: the model is of pictures or sound.
+        ValueError: the model is of pictures.
     """
     from pipeline.inference import continue_prompt
 
     run, prompts = opened.run, question.split_prompts()
-    if run.of_values:
+    if run.chunker.name == PIXELS:
         again = format_command("sample", run.folder.path)
-        raise ValueError(
-            f"this run's model is of pictures or sound. Run {again} to draw completions, of pictures into samples.png"
-        )
+        raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
     how = SampleOptions(
         chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
     )

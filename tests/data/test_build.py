@@ -92,6 +92,25 @@ def test_what_is_no_text_says_which_chunker_it_needs(kind: str, name: str, neede
 
 
 @pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("text", "text"),
+        ("jsonl", "text"),
+        ("wikitext", "text"),
+        ("enwik8", "text"),
+        ("datasets", "text"),
+        ("audio", "sound"),
+    ],
+)
+def test_pixels_are_of_pictures_alone(kind: str, given: str, tmp_path: Path) -> None:
+    words = [f"source.kind={kind}", f"source.path={tmp_path}", "chunker.kind=pixels"]
+    with pytest.raises(
+        ValueError, match=f"source.kind={kind} gives {given}, but chunker.kind=pixels cuts pictures. Set "
+    ):
+        check_source(load_config("quickstart", words))
+
+
+@pytest.mark.parametrize(
     ("words", "said", "width"),
     [
         (

@@ -2,10 +2,14 @@
 
 import io
 import json
+import os
 import random
+import wave
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +25,7 @@ from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
+from pipeline.web.questions import SampleQuestion, answer_samples
 from tests.conftest import find_neighbours
 
 
@@ -110,3 +115,35 @@ def test_lower_halves_of_pictures(pictures: Options) -> None:
     assert run.next().chunks[0].hex == "00" * 12 and run.next().gate is None
     with pytest.raises(ValueError, match="takes no prompt"):
         run.next("x")
+
+
+def test_sound_is_written_as_haed_cat_writes_it(
+    tiny: list[str], tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Tokens of pcm16 are the high byte first, of the value plus 2¹⁵. What is no whole value is left out."""
+    values = np.random.default_rng(0).integers(-9000, 9000, 3000).astype("<i2")
+    for split in ("train", "valid", "test"):
+        with wave.open(str(tmp_path / f"{split}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(values.tobytes())
+    words = ["chunker.kind=fixed", "chunker.k=6", "train.steps=2", "validation.times=0", "source.encoding=pcm16"]
+    made = load_options(
+        "quickstart", [*tiny, *words, "source.kind=audio", f"source.path={tmp_path}", "source.pattern=*", "name=sound"]
+    )
+    shard_source(made)
+    train(made)
+    run = str(RunFolder.from_options(made).path)
+    prompt = (values[:4].astype(int) + (1 << 15)).astype(">u2").tobytes()
+    made.sample.chunks = 5
+    capsysbinary.readouterr()
+    assert main(["sample", run, "sample.chunks=5", "--prompt", os.fsdecode(prompt), "--raw"]) == 0
+    found = np.frombuffer(capsysbinary.readouterr().out, "<i2")
+    (drawn,) = sample(made, [prompt])
+    assert found.tolist() == (np.frombuffer(bytes.fromhex(drawn.hex or ""), ">u2").astype(int) - (1 << 15)).tolist()
+    assert found[:4].tolist() == values[:4].tolist() and len(found) == 18  # five chunks, of which the first was begun
+    corpus = RunFolder(Path(run)).open_corpus()
+    assert corpus.restore_original(prompt + b"\x80") == values[:4].tobytes()
+    continued = open_run(run).continued(prompt, 2, made.sample)
+    assert continued.characters_per_second * continued.seconds == pytest.approx(2 * 28)
+    answer = answer_samples(SampleQuestion(prompt="abc", chunks=2), cast(Any, SimpleNamespace(run=open_run(run))))
+    assert [len(bytes.fromhex(each.hex or "")) for each in answer.samples] == [12]

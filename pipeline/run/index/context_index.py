@@ -22,7 +22,8 @@ from pipeline.run.index.queries import (
 from pipeline.run.index.storage import SCORES, IndexFiles
 from pipeline.run.run_directory import RunFolder
 
-BEFORE, AFTER, NAMED = 128, 64, 96  # bytes of a passage before and after its place, and of a document's name
+# Bytes of a passage before and after its place, whole pixels, and of a document's name.
+BEFORE, AFTER, NAMED = 126, 63, 96
 _TEXT = {"passage": "FIXED_LEN_BYTE_ARRAY", "name": "FIXED_LEN_BYTE_ARRAY"}
 _NUMBERS = ("before", "length", "named", "document", "chunk", "offset")
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from data.corpus import Corpus
-from data.options import SourceOptions
+from data.options import ChunkerOptions, SourceOptions
 from data.sources.images import _read_batches
 from data.sources.safe_pickle import read_rows
 from data.sources.source import make_source
@@ -119,6 +119,14 @@ def test_pictures_of_other_sizes_and_modes(tmp_path: Path) -> None:
     found = rasters(sharded(folder, tmp_path / "shards", image_size=32))
     grey = np.repeat(PICTURES[1][:, :, :1], 3, 2)
     assert np.array_equal(found, np.stack([PICTURES[0], grey, PICTURES[2]]))
+
+
+@pytest.mark.parametrize(("k", "better"), [(12, 0), (11, 9), (2, 3)])
+def test_chunks_that_begin_within_pixels_are_said(k: int, better: int, tmp_path: Path) -> None:
+    (tmp_path / "train-a.png").write_bytes(png(PICTURES[0]))
+    corpus = shard_source(tmp_path, tmp_path / "shards", "images", ChunkerOptions(kind="pixels", k=k))
+    notes = [each for each in corpus.manifest["splits"]["notes"] if "within pixels" in each]
+    assert len(notes) == bool(better) and all(each.endswith(f"Use chunker.k={better}") for each in notes)
 
 
 def test_what_is_converted_is_said(tmp_path: Path) -> None:

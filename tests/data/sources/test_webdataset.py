@@ -51,6 +51,12 @@ def test_texts_by_extension_and_fields_of_json(tmp_path: Path) -> None:
     assert texts(sharded(folder, field="cls")) == sorted(str(each["cls"]).encode() for each in SAMPLES)
 
 
+def test_texts_are_not_cut_as_pictures(tmp_path: Path) -> None:
+    folder = tars(tmp_path / "mine", SAMPLES)
+    with pytest.raises(ValueError, match="source.kind=webdataset gives text, but chunker.kind=pixels cuts pictures"):
+        sharded(folder, "pixels")
+
+
 def test_pictures(tmp_path: Path) -> None:
     rasters = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 3), np.uint8)
     samples = [{"png": png(raster), "cls": 1} for raster in rasters]

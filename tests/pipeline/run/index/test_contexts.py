@@ -13,7 +13,7 @@ from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import Options, load_options
 from pipeline.run.index.build import build_index, iterate_named_windows
-from pipeline.run.index.context_index import ContextIndex
+from pipeline.run.index.context_index import AFTER, BEFORE, ContextIndex
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.stages import train
@@ -32,7 +32,9 @@ def check(where: Path, layer: int | None = None, scale: int | None = None) -> No
         text, at = texts[row["document"]], row["offset"]
         assert at == int(lengths[row["document"]][: row["chunk"]].sum())
         passage = found.passage_at(number, 0.0)
-        assert passage.text == text[max(0, at - 128) : at].decode() and passage.after == text[at : at + 64].decode()
+        assert (
+            passage.text == text[max(0, at - BEFORE) : at].decode() and passage.after == text[at : at + AFTER].decode()
+        )
         assert bytes.fromhex(passage.hex).decode() == passage.text and passage.name.endswith(".py")
     seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
     assert len(seen) > 2
@@ -192,3 +194,8 @@ def test_windows_are_chosen_at_the_command_line(run: Path, capsys: pytest.Captur
     assert said[0] == said[1] == said[2]
     for command in (["sample", "--prompt", "def ", "--samples", "1"], ["next", "def "]):
         assert main([command[0], str(run), *command[1:], *short]) == 0
+
+
+def test_passages_of_pictures_begin_and_end_with_whole_pixels() -> None:
+    """Else all their colours would be of other channels."""
+    assert BEFORE % 3 == AFTER % 3 == 0
