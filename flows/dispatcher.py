@@ -209,7 +209,7 @@ class FlowDispatcher:
             each.report_at = now + _RETRY_SECONDS
             seconds = CANCEL_SECONDS if is_late and status == -signal.SIGKILL else None
             with _log_failure("the end of a flow run could not be reported"):  # it is tried again
-                settle_flow_run(id, status, seconds)
+                settle_flow_run(id, status, seconds, each.kill_at is not None)
                 del self._running[id]
 
     def _end_all(self) -> int:

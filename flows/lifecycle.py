@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import _RemoteTraceback
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from dis import opmap
 from pathlib import Path
@@ -61,7 +61,14 @@ from pipeline.console import cut_middle, format_error, is_out_of_memory
 from pipeline.run.checkpoints import resolve_pointer
 from pipeline.run.metrics import read_newest_step
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
-from pipeline.signals import StopRequested, StopSignal, TrainingInterrupted, die_with_parent, end_with_parent
+from pipeline.signals import (
+    END_SECONDS,
+    StopRequested,
+    StopSignal,
+    TrainingInterrupted,
+    die_with_parent,
+    end_with_parent,
+)
 from pipeline.suggestions import name_flows
 
 log = logging.getLogger(__name__)
@@ -123,6 +130,8 @@ def label_flow_run() -> None:
         labels |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
     with try_client("no record of the process") as client:
         client.update_flow_run_labels(run.id, labels)
+        if run.run_count > 1:  # no process has a stage of an earlier try, and Prefect would not start it again
+            mark_stages_crashed(client, run.id)
 
 
 def is_served() -> bool:
@@ -259,6 +268,54 @@ def process_start_ticks(process: int) -> str | None:
         return None
 
 
+_is_training = False  # within `stop_on_signals`, which takes the signals
+
+
+@contextmanager
+def end_when_stopped() -> Iterator[None]:
+    """Within a whole flow, but not in its training, raise at SIGTERM, and when the server no longer has it as running.
+
+    Python ignores what is raised while it deletes an object, so it is raised again after `END_SECONDS`.
+
+    Raises:
+        TerminationSignal: SIGTERM.
+        Pause: the run was paused or suspended.
+        Abort: the run was deleted or marked as ended.
+    """
+    ends = list[BaseException]()
+
+    def end() -> None:
+        if not _is_training:
+            ends.append(watch.finish_runs())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def handler(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, END_SECONDS)
+        raise ends[0] if ends else TerminationSignal(signal=signal.SIGTERM)
+
+    watch = FlowRunWatcher(end)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
+    try:
+        with watch:
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _check_not_cancelled() -> None:
+    """Raise TerminationSignal if this run was cancelled, whose signal is on its way; Prefect would refuse its end."""
+    run = _current_run()
+    cancelled = False
+    if run is not None:
+        with try_client("the server does not answer about this run") as client:
+            state = client.read_flow_run(run.id).state
+            cancelled = state is not None and state.is_cancelling()
+    if cancelled:
+        raise TerminationSignal(signal=signal.SIGTERM)
+
+
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """Turn SIGINT and SIGTERM into a request to stop, for the duration of a stage.
@@ -280,7 +337,9 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         if stop.handle_signal(number):
             raise _exception_for_signal(number)
 
+    global _is_training
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    _is_training = True
     if is_served():  # when the process that serves flows is killed, training saves and ends
         # Nobody reads its lines then; rich, with which Prefect writes them, would end the process at the next one.
         Console.on_broken_pipe = lambda self: None  # type: ignore[method-assign]
@@ -298,6 +357,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     finally:
         if is_served():
             die_with_parent(signal.SIGKILL)  # there is nothing more to save
+        _is_training = False
         for number, previous in before.items():
             signal.signal(number, previous)
 
@@ -310,9 +370,13 @@ class FlowRunWatcher:
     """A thread that polls the server for the state of this flow run and its parent; a context manager.
 
     A server that does not answer is no reason to stop.
+
+    Args:
+        end: called in the thread once the run is to stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[], object] = lambda: None) -> None:
+        self._end = end
         ids = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
         self._runs = [UUID(run) for run in dict.fromkeys(ids) if run]
         self._is_cancelled = False
@@ -344,7 +408,10 @@ class FlowRunWatcher:
         gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in UNFINISHED]
         if gone:
             self.stopped = gone[0], states.get(gone[0])
-            log.info("the run was %s: saving, then stopping", self._describe_state())
+            log.info(
+                "the run was %s: %s", self._describe_state(), "saving, then stopping" if _is_training else "stopping"
+            )
+            self._end()
 
     def _cancel_outer_run(self, client: SyncPrefectClient, states: dict[UUID, State]) -> None:
         cancelled = [run for run, state in states.items() if state.is_cancelling()]
@@ -371,7 +438,8 @@ class FlowRunWatcher:
         assert self.stopped is not None
         run, state = self.stopped
         paused = state is not None and state.is_paused()
-        message = f"saved and stopped: its {'part' if run != self._runs[0] else 'parent'} was {self._describe_state()}"
+        is_inner_run = run != self._runs[0]
+        message = f"saved and stopped: its {'part' if is_inner_run else 'parent'} was {self._describe_state()}"
         with try_client("the state of a stopped run could not be set") as client:
             if state is not None and paused and run == self._runs[0]:
                 now = client.read_flow_run(run).state
@@ -384,6 +452,10 @@ class FlowRunWatcher:
                     is_outer = paused and other == self._runs[0]
                     last: State = Suspended(message=message) if is_outer else Crashed(message=message)
                     client.set_flow_run_state(other, last, force=True)
+            if paused and is_inner_run:  # Resume on its page would let it seem to run, without a process
+                client.set_flow_run_state(run, Crashed(message="paused, and saved. Resume its parent run"), force=True)
+            if not _is_training:
+                mark_stages_crashed(client, self._runs[0])
         return Pause(state=state) if paused else Abort(message)
 
 
@@ -393,16 +465,21 @@ def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, S
     return {run.id: run.state for run in _read_all_flow_runs(client, flow_run_filter=selected) if run.state is not None}
 
 
-def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None) -> None:
+def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool = False) -> None:
     """Report how a flow run ended whose process has ended without doing so: in its state and in its log.
 
     Args:
         id: the flow run.
         status: exit status of the process; negative: the signal that ended it.
         cancel_seconds: seconds after which the process was killed, as it had not ended after Cancel; None: it was not.
+        is_cancelled: it was sent a signal after Cancel. Prefect takes one that comes after the flow's work for a crash.
     """
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
         run = client.read_flow_run(id)
+        if is_cancelled and run.state is not None and run.state.is_crashed():
+            message = "cancelled when its work was done or nearly so; Retry does the rest"
+            client.set_flow_run_state(id, Cancelled(message=message), force=True)
+            flow_run_logger(run).error("%s", message)
         if run.state is None or run.state.type not in UNFINISHED:
             return
         if cancel_seconds is not None:
@@ -442,10 +519,9 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
         return "its work since the last checkpoint is lost; Retry resumes from there"
     run = RunFolder(Path(labels[RUN]))
     lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in LATEST_FIRST}
-    written = {phase: path.stat().st_mtime for phase, path in lines.items() if path.is_file()}
-    if not written:
+    phase = next((phase for phase, path in lines.items() if path.is_file()), None)
+    if phase is None:
         return "no step was saved; Retry does the rest"
-    phase = max(written, key=lambda each: written[each])
     latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
     saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
     done = read_newest_step(lines[phase])
@@ -466,8 +542,12 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
     Raises:
         BaseException: an error that the user did not cause, or one that ends a process.
     """
+    is_whole = not is_inner() and threading.current_thread() is threading.main_thread()
     try:
-        result = work()
+        with end_when_stopped() if is_whole else nullcontext():
+            result = work()
+            if is_whole and is_served():
+                _check_not_cancelled()
         message = name_flows(summarize(result))
         if stage != "haed":  # whose result is that of a stage
             log.info("%s: %s", stage, message)

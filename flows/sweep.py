@@ -21,6 +21,7 @@ from flows.forms import FormSubmission, check_all_stages, config_flow, join_over
 from pipeline.config import ConfigError, dump_options, load_options
 from pipeline.console import markdown_text
 from pipeline.run.run_directory import RunFolder
+from pipeline.run.sharding import check_source
 from pipeline.web.app import run_list_url, served_page_url
 
 MOST_RUNS = 100
@@ -77,16 +78,21 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
 
     Raises:
         ConfigError: a value is wrong, or two runs would be the same, such as those of seed=1 and seed=01.
+        FileNotFoundError: a source does not exist.
+        ValueError: a source is empty or not of its kind.
     """
     runs = list_runs_to_try(form.options.name, form.fields["values"])
     typed = [word for word in form.fields["overrides"] if not word.startswith("name=")]
-    planned: dict[str, SweptRun] = {}
+    planned, sources = dict[str, SweptRun](), set[str]()
     for run in runs:
         fields = form.fields | {"preset": form.preset, "name": run.name, "overrides": [*typed, *run.values]}
         _, overrides, values = read_form("haed", fields)
         run.overrides = join_overrides(values, overrides)
         options = load_options(form.preset, run.overrides)
         check_all_stages(options)
+        if (source := str(options.source)) not in sources:
+            check_source(options)
+            sources.add(source)
         same = planned.setdefault(dump_options(replace(options, name="")), run)
         if same is not run:
             ways = f"{', '.join(same.values)} and {', '.join(run.values)}"

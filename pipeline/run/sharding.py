@@ -74,9 +74,12 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
     logging.getLogger("distributed").setLevel(logging.WARNING)  # else each start and end of a process is a line
     with ExitStack() as held:
         if address == "local":
-            cluster = LocalCluster(
-                n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-            )
+            try:
+                cluster = LocalCluster(
+                    n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+                )
+            except RuntimeError as error:
+                raise OSError(f"Dask could not start its workers: {error}. Try again") from error
             address = held.enter_context(cluster)
         yield held.enter_context(Client(address))
 

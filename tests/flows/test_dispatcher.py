@@ -38,9 +38,9 @@ def start_deaf_process() -> "subprocess.Popen[bytes]":
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[UUID, int, float | None]]:
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[UUID, int, float | None, bool]]:
     """Run, exit status and seconds after Cancel of what was reported."""
-    calls: list[tuple[UUID, int, float | None]] = []
+    calls: list[tuple[UUID, int, float | None, bool]] = []
     monkeypatch.setattr(dispatcher, "settle_flow_run", lambda *reported: calls.append(reported))
     return calls
 
@@ -101,7 +101,7 @@ def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_cha
 
 
 def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[UUID, int, float | None]]
+    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[UUID, int, float | None, bool]]
 ) -> None:
     monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.5)
     made, states = FlowDispatcher(DEPLOYMENTS, StopSignal()), {}
@@ -116,19 +116,19 @@ def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
     while len(settled) < 2:
         made._settle_ended()
         time.sleep(0.05)
-    assert settled == [(ids["sample"], -signal.SIGTERM, None), (ids["train"], -signal.SIGKILL, 0.5)]
+    assert settled == [(ids["sample"], -signal.SIGTERM, None, True), (ids["train"], -signal.SIGKILL, 0.5, True)]
     (left,) = made._running.values()
     assert left.flow == "index" and left.process.poll() is None
-    assert made._end_all() == 0 and settled[2:] == [(ids["index"], -signal.SIGTERM, None)] and not made._running
+    assert made._end_all() == 0 and settled[2:] == [(ids["index"], -signal.SIGTERM, None, False)] and not made._running
 
 
 def test_a_flow_that_does_not_end_is_killed_and_counted(
-    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[UUID, int, float | None]]
+    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[UUID, int, float | None, bool]]
 ) -> None:
     monkeypatch.setattr(dispatcher, "PATIENCE_SECONDS", 0.3)
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     made._running[id := uuid4()] = FlowProcess("train", start_deaf_process())
-    assert made._end_all() == 1 and settled == [(id, -signal.SIGKILL, None)]
+    assert made._end_all() == 1 and settled == [(id, -signal.SIGKILL, None, False)]
 
 
 def test_an_end_that_the_server_did_not_take_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,31 @@
 
 import json
 import logging
+import os
+import signal
+import time
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import torch
 from prefect.client.schemas.objects import State
-from prefect.states import Paused, Running, Scheduled, Suspended
+from prefect.exceptions import Abort, Pause, TerminationSignal
+from prefect.states import Cancelling, Completed, Crashed, Paused, Running, Scheduled, Suspended
 
 from flows import lifecycle
 from flows.artifacts import _PipelineStatus
-from flows.lifecycle import FlowRunWatcher, _NoTracebacks, is_user_error
+from flows.lifecycle import (
+    FlowRunWatcher,
+    _NoTracebacks,
+    end_when_stopped,
+    finish_flow_run,
+    is_user_error,
+    settle_flow_run,
+)
 from pipeline import config
 from pipeline.config import FinetuneOptions, PretrainOptions
 from pipeline.config.loading import parse_override
@@ -85,3 +98,90 @@ def test_a_stopped_run_can_be_resumed_also_while_it_saves(
     watcher._runs, watcher.stopped = [run], (run, seen)
     watcher.finish_runs()
     assert states == changes
+
+
+def test_a_stage_that_is_paused_alone_leaves_resume_to_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its own page it would seem to run, without a process."""
+    states: dict[Any, str] = {}
+    client = SimpleNamespace(set_flow_run_state=lambda id, state, force: states.update({id: state.name}))
+    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(lifecycle, "mark_stages_crashed", lambda client, id: states.update({"stages of": id}))
+    watcher, outer, stage = FlowRunWatcher(), uuid4(), uuid4()
+    watcher._runs, watcher.stopped = [outer, stage], (stage, PAUSED)
+    assert isinstance(watcher.finish_runs(), Pause)
+    assert states == {outer: "Suspended", stage: "Crashed", "stages of": outer}
+
+
+class Lost:
+    """An object at whose end Python ignores what is raised."""
+
+    def __init__(self) -> None:
+        weakref.finalize(self, os.kill, os.getpid(), signal.SIGTERM)
+
+
+def wait_long() -> None:
+    began = time.monotonic()
+    while time.monotonic() < began + 20:
+        time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_python_loses_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "END_SECONDS", 0.3)
+    monkeypatch.setattr(FlowRunWatcher, "_poll_server", lambda self: None)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)]
+    begun = time.monotonic()
+    with pytest.raises(TerminationSignal), end_when_stopped():
+        made = Lost()
+        del made
+        wait_long()
+    assert time.monotonic() < begun + 10 and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)] == before
+
+
+@pytest.mark.parametrize(("state", "ends"), [(None, Abort), (Completed(), Abort), (PAUSED, Pause)])
+def test_a_flow_that_is_no_longer_to_run_ends_outside_of_training_too(
+    state: State | None, ends: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, client = (
+        uuid4(),
+        SimpleNamespace(
+            read_flow_run=lambda id: SimpleNamespace(state=state), set_flow_run_state=lambda *_, **__: None
+        ),
+    )
+    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(lifecycle, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(lifecycle, "mark_stages_crashed", lambda client, id: None)
+    monkeypatch.setattr(lifecycle, "read_states", lambda client, runs: {} if state is None else {run: state})
+    monkeypatch.setattr(lifecycle, "flow_run", SimpleNamespace(id=str(run), parent_flow_run_id=None))
+    with pytest.raises(ends), end_when_stopped():
+        wait_long()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_cancel_that_comes_when_the_work_is_done_is_no_crash(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda id: SimpleNamespace(
+            state=Crashed(message="Execution was aborted by a termination signal.")
+        ),
+        set_flow_run_state=lambda id, state, force: states.append(state.name),
+    )
+    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(lifecycle, "flow_run_logger", lambda run: logging.getLogger("none"))
+    settle_flow_run(uuid4(), -signal.SIGTERM, None, is_cancelled)
+    assert states == ["Cancelled"] * is_cancelled
+
+
+def test_a_run_that_was_cancelled_does_not_say_that_it_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect would refuse that, with a traceback."""
+    client = SimpleNamespace(read_flow_run=lambda id: SimpleNamespace(state=Cancelling()))
+    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(lifecycle, "_current_run", lambda: SimpleNamespace(id=uuid4(), parent_task_run_id=None))
+    monkeypatch.setattr(lifecycle, "_finish_stopped_run", lambda error: None)
+    monkeypatch.setattr(FlowRunWatcher, "_poll_server", lambda self: None)
+    monkeypatch.setattr(lifecycle, "is_served", lambda: True)
+    with pytest.raises(TerminationSignal):
+        finish_flow_run("evaluate", lambda: None, str)

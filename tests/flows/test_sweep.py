@@ -57,6 +57,19 @@ def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
     assert haed.threads == hourglass.threads == 1
 
 
+@pytest.mark.parametrize(("source", "values"), [("", ["source.path=/nowhere"]), ("/nowhere", ["seed=0,1"])])
+def test_a_sweep_whose_source_is_missing_starts_no_run(source: str, values: list[str]) -> None:
+    fields = {
+        "preset": "quickstart",
+        "name": "x",
+        "source": source,
+        "overrides": ["source.kind=text"],
+        "values": values,
+    }
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+
+
 def test_values_that_are_the_same_number_are_no_two_runs() -> None:
     fields = {"preset": "quickstart", "name": "x", "source": "", "seconds": 60.0, "overrides": []}
     fields |= {"values": ["seed=1,2", "optimizer.learning_rate=0.001,1e-3"]}
