@@ -9,6 +9,7 @@ wait for it forever. This module is also the program of the children:
 """
 
 import argparse
+import asyncio
 import atexit
 import http.client
 import logging
@@ -21,11 +22,12 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from data.processes import available_threads
 from pipeline.signals import die_with_parent
@@ -36,6 +38,7 @@ START_SECONDS = 120
 _PATIENCE = 15
 _LONGEST_PAUSE = 60  # seconds between the end of a server and its next start
 _LOG_BYTES = 4 << 20
+_TURN_SECONDS = 60.0  # SQLite waits as long
 
 
 def is_server_healthy(address: str) -> bool:
@@ -229,20 +232,43 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
 
 @contextmanager
 def waiting_transactions() -> Iterator[None]:
-    """Make every SQLite transaction of Prefect take the write lock when it begins, and wait for it there.
+    """Make Prefect's SQLite transactions wait for each other, one at a time, before they begin.
 
     Prefect begins most transactions as readers. If one writes after reading, it fails at once when another has written
     in between, whatever SQLite's timeout (SQLITE_BUSY_SNAPSHOT), and the request gets 503. With six clients at a time,
     101 of 107 flow runs were refused by Prefect 3.9.1, and none of 193 here. No setting of Prefect changes this.
+
+    They wait for a lock of asyncio. If they waited in SQLite and the client went away, such as a run that is deleted, the
+    statement would be reset in the thread of all requests, behind the one that waits. So nothing would be answered, and
+    the holder could not end, until SQLite gives up after 60 s.
     """
     from prefect.server.database.configurations import AioSqliteConfiguration
     from prefect.server.database.dependencies import temporary_database_config
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
     class WaitingSqliteConfiguration(AioSqliteConfiguration):
-        def begin_transaction(self, session: Any, with_for_update: bool = False) -> Any:
-            return super().begin_transaction(session, with_for_update=True)
+        @asynccontextmanager
+        async def begin_transaction(self, session: Any, with_for_update: bool = False) -> AsyncIterator[Any]:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            lock = locks.setdefault(loop, asyncio.Lock())
+            is_inner = holders.get(loop) is task  # within another one of the same task
+            has_turn = False
+            try:
+                if not is_inner:
+                    with suppress(TimeoutError):  # as of a task that the holder waits for
+                        async with asyncio.timeout(_TURN_SECONDS):
+                            has_turn = await lock.acquire()
+                if has_turn:
+                    holders[loop] = task
+                async with super().begin_transaction(session, with_for_update or not is_inner) as transaction:
+                    yield transaction
+            finally:
+                if has_turn:
+                    holders.pop(loop, None)
+                    lock.release()
 
+    locks = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+    holders = WeakKeyDictionary[asyncio.AbstractEventLoop, "asyncio.Task[Any] | None"]()
     address = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
     if not address.startswith("sqlite"):
         yield

@@ -41,10 +41,43 @@ async def count(database):
     await (await database.engine()).dispose()
     return [found, sum("database is locked" in str(item) for item in said)]
 
+async def leave(database):
+    # One that waits is given up, as when its client goes away, while another one goes on and has one within.
+    engine, begun = await database.engine(), asyncio.Event()
+
+    async def hold():
+        session = await database.session(engine)
+        async with session, database.begin_transaction(session):
+            await session.execute(sa.text("update t set n = n + 1"))
+            begun.set()
+            await asyncio.sleep(0.5)
+            within = await database.session(engine)
+            async with within, database.begin_transaction(within):
+                before = (await within.execute(sa.text("select n from t"))).scalar()
+            await session.execute(sa.text("update t set n = n + 1"))
+            return before
+
+    async def wait():
+        session = await database.session(engine)
+        async with session, database.begin_transaction(session):
+            await session.execute(sa.text("select n from t"))
+
+    holds = asyncio.create_task(hold())
+    await begun.wait()
+    waits = [asyncio.create_task(wait()) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    for each in waits[:2]:
+        each.cancel()
+    found = await asyncio.wait_for(holds, 20)
+    await asyncio.wait_for(waits[2], 20)
+    await engine.dispose()
+    return found
+
 theirs = asyncio.run(count(provide_database_interface().database_config))
 with waiting_transactions():
     ours = asyncio.run(count(provide_database_interface().database_config))
-print(json.dumps([theirs, ours]))
+    before = asyncio.run(leave(provide_database_interface().database_config))
+print(json.dumps([theirs, ours, before]))
 """
 
 
@@ -57,9 +90,9 @@ def test_transactions_that_write_after_they_read_wait_for_each_other(tmp_path: P
     }
     done = subprocess.run([sys.executable, "-c", TURNS], env=os.environ | where, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (theirs, locked), ours = json.loads(done.stdout.splitlines()[-1])
+    (theirs, locked), ours, before = json.loads(done.stdout.splitlines()[-1])
     assert theirs < 4 and locked > 0  # else there is nothing to mend any more
-    assert ours == [4, 0]
+    assert ours == [4, 0] and before == 4
 
 
 def test_something_else_on_the_port_is_no_server() -> None:
