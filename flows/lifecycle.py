@@ -269,34 +269,39 @@ def process_start_ticks(process: int) -> str | None:
 
 
 _is_training = False  # within `stop_on_signals`, which takes the signals
+_ends: list[BaseException] = []  # what ends the flow, once the server no longer has it as running
 
 
 @contextmanager
-def end_when_stopped() -> Iterator[None]:
-    """Within a whole flow, but not in its training, raise at SIGTERM, and when the server no longer has it as running.
+def end_when_stopped(is_whole: bool = True) -> Iterator[None]:
+    """Within a flow, but not in its training, raise at SIGTERM, and when the server no longer has it as running.
 
     Python ignores what is raised while it deletes an object, so it is raised again after `END_SECONDS`.
+
+    Args:
+        is_whole: it is no stage of another flow, which asks the server.
 
     Raises:
         TerminationSignal: SIGTERM.
         Pause: the run was paused or suspended.
         Abort: the run was deleted or marked as ended.
     """
-    ends = list[BaseException]()
 
     def end() -> None:
         if not _is_training:
-            ends.append(watch.finish_runs())
+            _ends.append(watch.finish_runs())
             os.kill(os.getpid(), signal.SIGTERM)
 
     def handler(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, END_SECONDS)
-        raise ends[0] if ends else TerminationSignal(signal=signal.SIGTERM)
+        raise _ends[0] if _ends else TerminationSignal(signal=signal.SIGTERM)
 
     watch = FlowRunWatcher(end)
+    if is_whole:
+        _ends.clear()
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
     try:
-        with watch:
+        with watch if is_whole else nullcontext():
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -542,11 +547,11 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
     Raises:
         BaseException: an error that the user did not cause, or one that ends a process.
     """
-    is_whole = not is_inner() and threading.current_thread() is threading.main_thread()
+    takes_signals = threading.current_thread() is threading.main_thread()
     try:
-        with end_when_stopped() if is_whole else nullcontext():
+        with end_when_stopped(not is_inner()) if takes_signals else nullcontext():
             result = work()
-            if is_whole and is_served():
+            if takes_signals and is_served() and not is_inner():
                 _check_not_cancelled()
         message = name_flows(summarize(result))
         if stage != "haed":  # whose result is that of a stage
@@ -600,9 +605,15 @@ class _NoTracebacks(logging.Filter):
         return not (record.exc_info and is_user_error(record.exc_info[1]))
 
 
+def _drop_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = record.exc_text = None
+    return True
+
+
 def drop_tracebacks() -> None:
-    """Stop Prefect's engine from logging tracebacks of user errors."""
+    """Stop Prefect's engine from logging tracebacks of user errors, and of a server that starts anew."""
     logging.getLogger("prefect.flow_runs").addFilter(_NoTracebacks())
+    logging.getLogger("prefect.FlowRunSuspendingObserver").addFilter(_drop_traceback)
 
 
 def _finish_stopped_run(error: TerminationSignal) -> None:

@@ -131,7 +131,9 @@ def explain_errors(value: Any) -> Any:
     ):  # of a group of fields, of which Prefect says no more here
         return "one of these values is not allowed. The message that appears at the edge of the page names it"
     said = redact_urls(
-        value.replace(_OF_NO_KIND, "is no value for this field, which may want a whole number or a choice")
+        value.replace(
+            _OF_NO_KIND, "is no value for this field, which may want a whole number, a choice or a group of fields"
+        )
     )
     return cut_middle(said, _LONGEST)
 
