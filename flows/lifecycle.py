@@ -123,6 +123,7 @@ def label_flow_run() -> None:
         end_with_parent(serving_process_id())
     run = _current_run()
     if run is None or is_inner():
+        _stages.extend([] if run is None else [run.id])
         return
     labels: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
     labels[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
@@ -269,7 +270,8 @@ def process_start_ticks(process: int) -> str | None:
 
 
 _is_training = False  # within `stop_on_signals`, which takes the signals
-_ends: list[BaseException] = []  # what ends the flow, once the server no longer has it as running
+_ends: list[BaseException] = []  # what ends the flow. Prefect sends the signal again at the end of each stage
+_stages: list[UUID] = []  # flow runs of this process within another one
 
 
 @contextmanager
@@ -459,14 +461,17 @@ class FlowRunWatcher:
                     client.set_flow_run_state(other, last, force=True)
             if paused and is_inner_run:  # Resume on its page would let it seem to run, without a process
                 client.set_flow_run_state(run, Crashed(message="paused, and saved. Resume its parent run"), force=True)
-            if not _is_training:
-                mark_stages_crashed(client, self._runs[0])
+            for stage, left in read_states(client, [] if _is_training else _stages).items():
+                if left.type in UNFINISHED:  # a deleted run no longer says which are its own
+                    client.set_flow_run_state(stage, Crashed(message=message), force=True)
         return Pause(state=state) if paused else Abort(message)
 
 
 def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
     """Return the states of these runs, without those that the server does not have."""
-    selected = FlowRunFilter(id=FlowRunFilterId(any_=list(runs)))
+    if not (runs := list(runs)):
+        return {}
+    selected = FlowRunFilter(id=FlowRunFilterId(any_=runs))
     return {run.id: run.state for run in _read_all_flow_runs(client, flow_run_filter=selected) if run.state is not None}
 
 
@@ -559,6 +564,7 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
         log_to_parent_run("%s: %s", stage, message)
         return Completed(message=message, data=result)
     except TerminationSignal as error:
+        _ends.append(error)
         _finish_stopped_run(error)
         raise
     except Exception as error:

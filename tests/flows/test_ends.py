@@ -97,22 +97,37 @@ def kill_a_direct_run(served: Served) -> None:
         direct.kill()
 
 
-def evaluate(served: Served) -> dict[str, str]:
+def evaluate(served: Served, name: str = "whole") -> dict[str, str]:
     """Flow runs that are not trainings: `haed`, which evaluates now, and its stage."""
     slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
     slow += ["model.decoder.width=1024"]
     whole = served.trigger(
-        "haed", {"overrides": [*slow, "name=whole"]}
+        "haed", {"overrides": [*slow, f"name={name}"]}
     )  # last, so that it has not ended when it is killed
-    of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
+    of_stage = {"flow_runs": {"name": {"any_": [f"evaluate {name}"]}}}
     stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
     until(PATIENCE, lambda: any(line.startswith("scoring ") for line in served.lines(stage)))
     with (
-        pytest.raises(BlockingIOError, match="in use by process .*haed whole"),
-        RunFolder(served.folder / "runs/whole").reserve(),
+        pytest.raises(BlockingIOError, match=f"in use by process .*haed {name}"),
+        RunFolder(served.folder / "runs" / name).reserve(),
     ):
         pass  # nor between its stages, which hold no lock of the run
     return {"whole": whole, "evaluate": stage}
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+@pytest.mark.usefixtures("corpus")
+def test_a_run_that_is_stopped_while_it_evaluates_ends_soon(served: Served, how: str) -> None:
+    runs, process = evaluate(served, how), engine(served)
+    if how == "deleted":
+        call(served.address, f"/flow_runs/{runs['whole']}", method="DELETE")
+    else:
+        served.cancel(runs["whole"])
+    gone, alive = psutil.wait_procs([process], PATIENCE)
+    assert gone and not alive and not (served.folder / "runs" / how / "evaluation.json").exists()
+    until(PATIENCE, lambda: running(served) == [])
+    assert how == "deleted" or served.state(runs["whole"]) == "CANCELLED"
+    assert "Traceback" not in served.said()
 
 
 def test_cancel_within_a_validation_of_minutes_saves_the_last_step(served: Served) -> None:

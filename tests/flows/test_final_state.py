@@ -105,11 +105,12 @@ def test_a_stage_that_is_paused_alone_leaves_resume_to_its_parent(monkeypatch: p
     states: dict[Any, str] = {}
     client = SimpleNamespace(set_flow_run_state=lambda id, state, force: states.update({id: state.name}))
     monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
-    monkeypatch.setattr(lifecycle, "mark_stages_crashed", lambda client, id: states.update({"stages of": id}))
-    watcher, outer, stage = FlowRunWatcher(), uuid4(), uuid4()
+    watcher, outer, stage, done, left = FlowRunWatcher(), uuid4(), uuid4(), uuid4(), uuid4()
+    monkeypatch.setattr(lifecycle, "_stages", [done, left])
+    monkeypatch.setattr(lifecycle, "read_states", lambda client, runs: {done: Completed(), left: Running()})
     watcher._runs, watcher.stopped = [outer, stage], (stage, PAUSED)
     assert isinstance(watcher.finish_runs(), Pause)
-    assert states == {outer: "Suspended", stage: "Crashed", "stages of": outer}
+    assert states == {outer: "Suspended", stage: "Crashed", left: "Crashed"}
 
 
 class Lost:
@@ -151,7 +152,6 @@ def test_a_flow_that_is_no_longer_to_run_ends_outside_of_training_too(
     )
     monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
     monkeypatch.setattr(lifecycle, "_WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(lifecycle, "mark_stages_crashed", lambda client, id: None)
     monkeypatch.setattr(lifecycle, "read_states", lambda client, runs: {} if state is None else {run: state})
     monkeypatch.setattr(lifecycle, "flow_run", SimpleNamespace(id=str(run), parent_flow_run_id=None))
     with pytest.raises(ends), end_when_stopped():
