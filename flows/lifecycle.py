@@ -289,21 +289,19 @@ def end_when_stopped(is_whole: bool = True) -> Iterator[None]:
         Abort: the run was deleted or marked as ended.
     """
 
-    def end() -> None:
-        if not _is_training:
-            _ends.append(watch.finish_runs())
-            os.kill(os.getpid(), signal.SIGTERM)
+    def end(watch: FlowRunWatcher) -> None:
+        _ends.append(watch.finish_runs())
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def handler(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, END_SECONDS)
         raise _ends[0] if _ends else TerminationSignal(signal=signal.SIGTERM)
 
-    watch = FlowRunWatcher(end)
     if is_whole:
         _ends.clear()
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
     try:
-        with watch if is_whole else nullcontext():
+        with FlowRunWatcher(end) if is_whole else nullcontext():
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -379,10 +377,10 @@ class FlowRunWatcher:
     A server that does not answer is no reason to stop.
 
     Args:
-        end: called in the thread once the run is to stop.
+        end: for one that watches outside of training, where another one does: called in the thread once the run is to stop.
     """
 
-    def __init__(self, end: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, end: "Callable[[FlowRunWatcher], object] | None" = None) -> None:
         self._end = end
         ids = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
         self._runs = [UUID(run) for run in dict.fromkeys(ids) if run]
@@ -404,6 +402,8 @@ class FlowRunWatcher:
             try:
                 with get_client(sync_client=True) as client:  # of all requests: making one costs more than a request
                     while self.stopped is None and not self._ended.wait(_WATCH_SECONDS):
+                        if self._end is not None and _is_training:  # a second signal would insist
+                            continue
                         states = read_states(client, self._runs)
                         self._look_at_states(states)
                         self._cancel_outer_run(client, states)
@@ -415,10 +415,9 @@ class FlowRunWatcher:
         gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in UNFINISHED]
         if gone:
             self.stopped = gone[0], states.get(gone[0])
-            log.info(
-                "the run was %s: %s", self._describe_state(), "saving, then stopping" if _is_training else "stopping"
-            )
-            self._end()
+            log.info("the run was %s: %s", self._describe_state(), "stopping" if self._end else "saving, then stopping")
+            if self._end is not None:
+                self._end(self)
 
     def _cancel_outer_run(self, client: SyncPrefectClient, states: dict[UUID, State]) -> None:
         cancelled = [run for run, state in states.items() if state.is_cancelling()]
@@ -529,16 +528,21 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
         return "its work since the last checkpoint is lost; Retry resumes from there"
     run = RunFolder(Path(labels[RUN]))
     lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in LATEST_FIRST}
-    phase = next((phase for phase, path in lines.items() if path.is_file()), None)
-    if phase is None:
+    found: list[tuple[float, str, int, int]] = []
+    for phase, path in lines.items():
+        if path.is_file():
+            latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
+            saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
+            done = read_newest_step(path)
+            newest = path if done > saved or latest is None else latest  # a finished phase is looked at again by Retry
+            found.append((newest.stat().st_mtime, phase, saved, done))
+    if not found:
         return "no step was saved; Retry does the rest"
-    latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
-    saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
-    done = read_newest_step(lines[phase])
+    _, last, saved, done = max(found)
     number = f"at least {done - saved:,}" if done > saved else ""
     if not saved:
-        return f"no step of {phase} was saved, so its steps are lost{number and f', {number}'}; Retry starts it again"
-    return f"saved step {saved:,} of {phase}; {number or 'any'} steps after it are lost; Retry resumes from there"
+        return f"no step of {last} was saved, so its steps are lost{number and f', {number}'}; Retry starts it again"
+    return f"saved step {saved:,} of {last}; {number or 'any'} steps after it are lost; Retry resumes from there"
 
 
 def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[Any], str]) -> State[Any]:

@@ -155,6 +155,8 @@ def test_what_a_kill_took_is_counted(run: Path) -> None:
     assert describe_saved_progress("haed", labels) == (
         "saved step 4 of finetune; any steps after it are lost; Retry resumes from there"
     )
+    os.utime(run / "pretrain/metrics.jsonl")  # as Retry does, which looks at it again
+    assert "saved step 4 of finetune" in describe_saved_progress("haed", labels)
     (run / "finetune/checkpoints/latest").write_text("step-00000002")
     assert "saved step 2 of finetune; at least 2 steps after it are lost" in describe_saved_progress("haed", labels)
     shutil.rmtree(run / "finetune/checkpoints")
