@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.sharding import open_dask_client
 from tests.flows.api import python
 
 SCRIPT = """
@@ -45,3 +46,17 @@ def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str)
     assert made["tasks"] == sorted(2 * [f"part 0000{n} Completed" for n in range(3)])
     assert len(made["live"]) == 2
     assert all(re.fullmatch(r"100% · texts: shard · part 3 of 3 · 2 MB · [\d.]+ MB/s", line) for line in made["live"])
+
+
+def test_workers_of_dask_that_do_not_start_are_an_error_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+
+    def fail(**_: object) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(distributed, "LocalCluster", fail)
+    with (
+        pytest.raises(OSError, match="^Dask could not start its workers: Nanny failed to start"),
+        open_dask_client("local", 2),
+    ):
+        pass

@@ -25,6 +25,7 @@ from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
+from pipeline.web.app import _tools_of
 from pipeline.web.questions import SampleQuestion, answer_samples
 from tests.conftest import find_neighbours
 
@@ -147,3 +148,4 @@ def test_sound_is_written_as_haed_cat_writes_it(
     assert continued.characters_per_second * continued.seconds == pytest.approx(2 * 28)
     answer = answer_samples(SampleQuestion(prompt="abc", chunks=2), cast(Any, SimpleNamespace(run=open_run(run))))
     assert [len(bytes.fromhex(each.hex or "")) for each in answer.samples] == [12]
+    assert {"samples", "score"} & set(_tools_of(RunFolder(Path(run)))) == {"samples"}
