@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from haed.base import to_device
 from haed.chunk.packing import Chunks, chunk_keys
 from haed.chunk.rejection import RejectionSampler
-from haed.iem.sampled_softmax import SoftmaxLoss
 
 
 @dataclass
@@ -243,14 +242,3 @@ def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tenso
     first = float(torch.rand((), dtype=torch.float64, generator=generator))
     passed = (first + F.pad(share[order].cumsum(0), (1, 0))).floor()
     return torch.empty_like(share, dtype=torch.bool).scatter_(0, order, passed[1:] > passed[:-1])
-
-
-def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:
-    """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
-
-    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
-    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
-    """
-    others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
-    own = found.wanted + correction.to(found.wanted.dtype)
-    return own - torch.logaddexp(others, own)

@@ -36,7 +36,6 @@ from haed.chunk.mixture import (
     inclusion_probabilities,
     mixture_log_prob,
     systematic_sample,
-    target_log_prob,
 )
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct
@@ -442,3 +441,14 @@ class ChunkObjective(Objective):
 def add_sizes(parts: Iterable[list[int]]) -> list[int]:
     """Add lists of numbers of chunks by place, of which some may be shorter."""
     return [sum(counts) for counts in zip_longest(*parts, fillvalue=0)]
+
+
+def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:
+    """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
+
+    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
+    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
+    """
+    others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
+    own = found.wanted + correction.to(found.wanted.dtype)
+    return own - torch.logaddexp(others, own)

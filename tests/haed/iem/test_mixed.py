@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from haed.base import TokenBatch
-from haed.chunk.mixture import ChunkVocabulary, inclusion_probabilities, systematic_sample, target_log_prob
+from haed.chunk.mixture import ChunkVocabulary, inclusion_probabilities, systematic_sample
 from haed.chunk.packing import Chunks
-from haed.iem.objective import ChunkBatch, ChunkObjective
+from haed.iem.objective import ChunkBatch, ChunkObjective, target_log_prob
 from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
 from tests.haed.chunk.test_mixture import K, T, V, mixed
