@@ -281,7 +281,7 @@ def end_when_stopped(is_whole: bool = True) -> Iterator[None]:
     Python ignores what is raised while it deletes an object, so it is raised again after `END_SECONDS`.
 
     Args:
-        is_whole: it is no stage of another flow, which asks the server.
+        is_whole: the flow is no stage of another one. Only such a flow asks the server.
 
     Raises:
         TerminationSignal: SIGTERM.
@@ -299,6 +299,7 @@ def end_when_stopped(is_whole: bool = True) -> Iterator[None]:
 
     if is_whole:
         _ends.clear()
+        _stages.clear()
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
     try:
         with FlowRunWatcher(end) if is_whole else nullcontext():
@@ -377,7 +378,8 @@ class FlowRunWatcher:
     A server that does not answer is no reason to stop.
 
     Args:
-        end: for one that watches outside of training, where another one does: called in the thread once the run is to stop.
+        end: called in the thread once the run is to stop. A watcher with it is that of a whole flow. It does nothing while
+            a stage trains, which has a watcher of its own.
     """
 
     def __init__(self, end: "Callable[[FlowRunWatcher], object] | None" = None) -> None:
@@ -445,9 +447,10 @@ class FlowRunWatcher:
         run, state = self.stopped
         paused = state is not None and state.is_paused()
         is_inner_run = run != self._runs[0]
-        message = f"saved and stopped: its {'part' if is_inner_run else 'parent'} was {self._describe_state()}"
+        how = "saved and stopped" if _is_training else "stopped"
+        message = f"{how}: its {'part' if is_inner_run else 'parent'} was {self._describe_state()}"
         with try_client("the state of a stopped run could not be set") as client:
-            if state is not None and paused and run == self._runs[0]:
+            if state is not None and paused and not is_inner_run:
                 now = client.read_flow_run(run).state
                 if now is not None and now.is_running():
                     client.set_flow_run_state(run, Scheduled(name="Resuming"), force=True)
@@ -460,7 +463,8 @@ class FlowRunWatcher:
                     client.set_flow_run_state(other, last, force=True)
             if paused and is_inner_run:  # Resume on its page would let it seem to run, without a process
                 client.set_flow_run_state(run, Crashed(message="paused, and saved. Resume its parent run"), force=True)
-            for stage, left in read_states(client, [] if _is_training else _stages).items():
+            stages = {} if _is_training or not _stages else read_states(client, _stages)
+            for stage, left in stages.items():
                 if left.type in UNFINISHED:  # a deleted run no longer says which are its own
                     client.set_flow_run_state(stage, Crashed(message=message), force=True)
         return Pause(state=state) if paused else Abort(message)
@@ -468,9 +472,7 @@ class FlowRunWatcher:
 
 def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
     """Return the states of these runs, without those that the server does not have."""
-    if not (runs := list(runs)):
-        return {}
-    selected = FlowRunFilter(id=FlowRunFilterId(any_=runs))
+    selected = FlowRunFilter(id=FlowRunFilterId(any_=list(runs)))
     return {run.id: run.state for run in _read_all_flow_runs(client, flow_run_filter=selected) if run.state is not None}
 
 

@@ -90,7 +90,7 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
         run.overrides = join_overrides(values, overrides)
         options = load_options(form.preset, run.overrides)
         check_all_stages(options)
-        if (source := str(options.source)) not in sources:
+        if (source := str((options.source, options.chunker))) not in sources:
             check_source(options)
             sources.add(source)
         same = planned.setdefault(dump_options(replace(options, name="")), run)

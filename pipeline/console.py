@@ -79,6 +79,11 @@ class _PrintableLogRecord(logging.LogRecord):
         return _clean_message(super().getMessage())
 
 
+def format_probability(probability: float) -> str:
+    """Return a probability with four decimals, a small one with two digits."""
+    return f"{probability:.4f}" if probability >= 0.001 else f"{probability:.2g}"
+
+
 def format_duration(seconds: float) -> str:
     """Format seconds for people: `34 s`, `5 min`, `2 h 10 min`."""
     minutes = round(seconds / 60)

@@ -11,7 +11,7 @@ import numpy as np
 
 from data.filesystem import encode_checked_json, write_atomically
 from pipeline.config import ConfigError, Options, Phase, SampleOptions
-from pipeline.console import escape_control_characters
+from pipeline.console import escape_control_characters, format_probability
 from pipeline.run.files import KeptSample, Sample, write_or_log
 from pipeline.run.index.chunk_index import check_chunks
 from pipeline.run.index.probe import Probe
@@ -119,11 +119,7 @@ def prediction_rows(item: "NextChunks") -> list[dict[str, str]]:
     def row(text: str, probability: float, chunk: "NextChunk | None") -> dict[str, str]:
         parts = {f"{name} %": f"{100 * chunk.parts[name]:.1f}" if chunk else "" for name in item.gate or ()}
         count = f"{chunk.count:,}" if chunk and chunk.count is not None else ""
-        return (
-            {"probability": f"{probability:.4f}" if probability >= 0.001 else f"{probability:.2g}"}
-            | parts
-            | {"in train": count, "chunk": text}
-        )
+        return {"probability": format_probability(probability)} | parts | {"in train": count, "chunk": text}
 
     return [
         *(row(escape_control_characters(chunk.text), chunk.probability, chunk) for chunk in item.chunks),

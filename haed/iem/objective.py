@@ -31,12 +31,7 @@ from torch import Tensor, nn
 from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
-from haed.chunk.mixture import (
-    ChunkVocabulary,
-    inclusion_probabilities,
-    mixture_log_prob,
-    systematic_sample,
-)
+from haed.chunk.mixture import ChunkVocabulary, inclusion_probabilities, mixture_log_prob, systematic_sample
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct
 from haed.distributed import Ranks, single_process

@@ -19,7 +19,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup, escape
 
-from pipeline.console import STEERING, escape_control_characters, make_printable, markdown_text, show_white_space
+from pipeline.console import (
+    STEERING,
+    escape_control_characters,
+    format_probability,
+    make_printable,
+    markdown_text,
+    show_white_space,
+)
 from pipeline.reporting.terms import TERMS
 from pipeline.suggestions import format_command, mark_commands
 
@@ -143,6 +150,7 @@ def make_environment(**names: Any) -> Environment:
         "pixels": _split_pixels,
         "commands": mark_commands,
         "exact": _refer_to_characters,
+        "probability": format_probability,
     }
     environment.globals |= names
     return environment

@@ -107,7 +107,7 @@ class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
 
     Args:
         system: the model.
-        discard: count only. Nothing is saved, so that there is no backward pass, and more is counted than fits.
+        discard: save nothing. Then there is no backward pass, and a step that does not fit can be counted.
     """
 
     def __init__(self, system: nn.Module, discard: bool = False) -> None:

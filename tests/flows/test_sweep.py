@@ -70,6 +70,15 @@ def test_a_sweep_whose_source_is_missing_starts_no_run(source: str, values: list
         plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
 
 
+def test_each_chunker_of_a_sweep_must_suit_the_source(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"a text of {split}\n")
+    fields = {"preset": "quickstart", "name": "x", "source": str(tmp_path), "overrides": ["source.kind=text"]}
+    fields |= {"values": ["chunker.kind=words,pixels"]}
+    with pytest.raises(ValueError, match="gives text, but chunker.kind=pixels cuts pictures"):
+        plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+
+
 def test_values_that_are_the_same_number_are_no_two_runs() -> None:
     fields = {"preset": "quickstart", "name": "x", "source": "", "seconds": 60.0, "overrides": []}
     fields |= {"values": ["seed=1,2", "optimizer.learning_rate=0.001,1e-3"]}

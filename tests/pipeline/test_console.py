@@ -15,6 +15,7 @@ from pipeline.console import (
     cut_middle,
     escape_control_characters,
     format_error,
+    format_probability,
     make_printable,
     markdown_code,
     markdown_text,
@@ -172,3 +173,8 @@ def test_messages_quote_no_long_path_as_a_whole(caplog: pytest.LogCaptureFixture
     prepare_logs()
     logging.getLogger("pipeline").warning("no %s", path)
     assert len(caplog.messages[-1]) < 400 and caplog.messages[-1].endswith("/end")
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1, "1.0000"), (0.00123, "0.0012"), (2.7e-6, "2.7e-06"), (0, "0")])
+def test_a_small_probability_has_digits(value: float, shown: str) -> None:
+    assert format_probability(value) == shown
