@@ -8,11 +8,12 @@ Each device has the run's batch. Every part that is not in this table costs on e
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
 | exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; |
-| | chunks D(K + 9)(g − 1); counts 16C, with several groups; tables Σ R(4W + 8)(n − 1), |
-| | where R of the encoder's table shrinks as its share does |
+| | chunks D(K + 9)(g − 1); counts 16C, with several groups; |
+| | tables Σ (R + U)(4W + 8)(n − 1)/n, where R of the encoder's table shrinks as its share does |
 
 P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
-the width of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The
+the width of an embedding. A step looks up R rows of width W in a table, U different ones on all devices. All-reduces
+and all-gathers run as rings. The
 seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
 real step lies between this estimate and one that hides all exchange. On an accelerator, the host reads a step's data
 while the device computes the one before, and the longer of the two counts. This does not hold where several devices wait
@@ -29,17 +30,19 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from experiments.timing import build_phase_trainer
 from haed.base import TokenBatch, to_device
 from haed.chunk.packing import chunk_keys, find_distinct
-from haed.distributed import group_size
+from haed.distributed import group_size, sum_gradient_rows
 from haed.options import SYSTEMS, IEMOptions
 from pipeline.arguments import load_run_options
 from pipeline.config import PHASES, Options, Phase, training_phases
@@ -50,7 +53,8 @@ from pipeline.run.windows import as_windows
 from pipeline.training.profile import Profile, profile_phase
 from pipeline.training.trainer import Trainer
 
-_BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
+_BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth of chunks; by which it goes on
+_BATCHES_OF_ROWS = 8  # that are computed for the growth of the rows of tables
 _BLOCK = 2048  # queries scored at a time on a GPU
 _PREPARING = 1 / 50  # time to prepare a batch on an accelerator, for that on a core
 _HOST = ("data", "batch")
@@ -60,13 +64,13 @@ _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.
 
 
 @dataclass
-class ChunkGrowth:
-    """Number of distinct chunks in a number of batches: counted, then extrapolated by a power law (Heaps' law).
+class DistinctGrowth:
+    """Number of distinct chunks or rows in a number of batches: counted, then extrapolated by a power law (Heaps' law).
 
     Attributes:
-        counted: distinct chunks of 1, 2, 4, … batches.
+        counted: distinct ones of 1, 2, 4, … batches.
         exponent: exponent of the power law, from the last counted doublings.
-        most: distinct chunks of the split; None if unknown.
+        most: all that there are; None if unknown.
     """
 
     counted: list[int]
@@ -74,27 +78,42 @@ class ChunkGrowth:
     most: int | None
 
     @classmethod
-    def from_trainer(cls, trainer: Trainer, most: int | None) -> "ChunkGrowth":
-        """Count the chunks of a trainer's first batches."""
-        keys, counted = torch.empty(0, dtype=torch.long), []
-        for number, batch in enumerate(itertools.islice(trainer.learner.loader, _BATCHES), 1):
-            windows = as_windows(batch)
-            found = chunk_keys(windows.tokens[windows.chunk_mask], windows.lengths[windows.chunk_mask])
-            keys = torch.cat([keys, found]).unique()
+    def from_batches(cls, batches: Iterable[Tensor], most: int | None) -> "DistinctGrowth":
+        """Count the distinct integers, 1-d, of some batches."""
+        distinct, counted = torch.empty(0, dtype=torch.long), []
+        for number, found in enumerate(batches, 1):
+            distinct = torch.cat([distinct, found.cpu()]).unique()
             if number & (number - 1) == 0:
-                counted.append(len(keys))
+                counted.append(len(distinct))
         last = counted[-1 - _DOUBLINGS :]
-        return cls(counted, math.log2(last[-1] / last[0]) / max(1, len(last) - 1), most)
+        return cls(counted, math.log2(max(1, last[-1]) / max(1, last[0])) / max(1, len(last) - 1), most)
 
     def __call__(self, batches: float) -> int:
-        """Return the number of distinct chunks of this many batches, one or more."""
+        """Return the number of distinct ones of this many batches, one or more."""
         place = math.log2(batches)
         below = min(int(place), len(self.counted) - 1)
         slope = self.exponent
         if below + 1 < len(self.counted):
-            slope = math.log2(self.counted[below + 1] / self.counted[below])
+            slope = math.log2(max(1, self.counted[below + 1]) / max(1, self.counted[below]))
         found = round(self.counted[below] * 2 ** (slope * (place - below)))
         return found if self.most is None else min(found, max(self.most, self.counted[-1]))
+
+
+@dataclass
+class TableUse:
+    """How a step uses a table.
+
+    Attributes:
+        growth: distinct rows that are looked up, by batches.
+        width: W.
+        rows: number of rows of the table.
+        is_encoder: it is the encoder's, of which a device looks up the rows of its share of the chunks.
+    """
+
+    growth: DistinctGrowth
+    width: int
+    rows: int
+    is_encoder: bool
 
 
 @dataclass
@@ -136,7 +155,7 @@ class MeasuredStep:
         tokens: K.
         width: E.
         parameters: P.
-        tables: for each table R, W, its number of rows, and whether it is the encoder's.
+        tables: the tables and their use.
         growth: distinct chunks by batches; None without an IEM loss.
         iem: options of the IEM loss.
         average: there is a moving average of the weights.
@@ -148,8 +167,8 @@ class MeasuredStep:
     tokens: int
     width: int
     parameters: int
-    tables: list[tuple[int, int, int, bool]]
-    growth: ChunkGrowth | None
+    tables: list[TableUse]
+    growth: DistinctGrowth | None
     preparing: float = 1.0
     further: float = 0.0
     ahead: bool = False
@@ -184,9 +203,11 @@ class MeasuredStep:
                 memory["counts of windows"] = 16.0 * self.iem.choose_cells(self.growth.most or 0)
             memory["candidates"] = 12.0 * found * (self.width + 1)
             memory["scores"] = 10.0 * found * min(self.iem.block or _BLOCK, self.chunks)
-        looked = [(rows * (share if encoder else 1.0), width) for rows, width, _, encoder in self.tables]
-        exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
-        memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
+        exchanged["tables"] = memory["tables"] = 0.0
+        for each in self.tables:
+            rows = each.growth(1) * (share if each.is_encoder else 1.0) + each.growth(n)
+            exchanged["tables"] += rows * (4 * each.width + 8) * (n - 1) / n
+            memory["tables"] += (4.0 * (each.width + 1) + own * each.width) * each.rows
         memory["kept for the backward pass"] = float(sum(kept.values()))
         if self.profile.peak:  # of a GPU: what a backward pass, for example, has for a moment
             rest = max(0.0, self.profile.peak - sum(memory.values()))
@@ -217,38 +238,55 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
     measured, run = profile_phase(options, phase, steps), RunFolder.from_options(options)
     corpus = run.open_corpus()
     trainer = build_phase_trainer(phase, options, corpus, run.phase_folder(phase) / "profile")
-    objective, machine = trainer.objective, trainer.compute
-    with machine.use_precision():
-        losses = objective(to_device(next(trainer.prepare_batches()), machine.device))
-    losses.total.backward()
-    own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
-    tables = [
-        (0 if x.grad is None else int(x.grad.coalesce()._nnz()), x.shape[1], len(x), id(x) in own)
-        for x in trainer.tables
-    ]
+    objective = trainer.objective
+    chunks, tables = _count_rows(trainer)
     owned = {id(x) for x in trainer.tables}
     parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
     growth, width, further = None, 0, 0.0
     if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
         summary = corpus.statistics.get("train")
-        growth = ChunkGrowth.from_trainer(trainer, summary.distinct_chunks if summary is not None else None)
+        keys = (_chunk_keys(as_windows(batch)) for batch in itertools.islice(trainer.learner.loader, _BATCHES))
+        growth = DistinctGrowth.from_batches(keys, summary.distinct_chunks if summary is not None else None)
         width, further = options.model.encoder.width, _further_device_time(trainer, 1 + options.iem.extra_batches)
     speed = measured.device_flops / rate if rate else 1.0
     return MeasuredStep(
         profile=measured,
         speed=speed,
-        chunks=losses.chunks,
+        chunks=chunks,
         tokens=corpus.build_chunker().k,
         width=width,
         parameters=parameters,
         tables=tables,
         growth=growth,
-        preparing=_PREPARING if rate is not None and machine.device.type == "cpu" else 1.0,
+        preparing=_PREPARING if rate is not None and trainer.compute.device.type == "cpu" else 1.0,
         further=further,
-        ahead=rate is not None or machine.device.type == "cuda",
+        ahead=rate is not None or trainer.compute.device.type == "cuda",
         iem=options.iem,
         average=bool(options.optimizer.ema),
     )
+
+
+def _chunk_keys(windows: TokenBatch) -> Tensor:
+    return chunk_keys(windows.tokens[windows.chunk_mask], windows.lengths[windows.chunk_mask])
+
+
+def _count_rows(trainer: Trainer) -> tuple[int, list[TableUse]]:
+    """Return the chunks of a trainer's first batch, and the rows of tables that its first batches look up."""
+    objective, machine, chunks = trainer.objective, trainer.compute, 0
+    looked: list[list[Tensor]] = [[] for _ in trainer.tables]
+    for batch in itertools.islice(trainer.prepare_batches(), _BATCHES_OF_ROWS if trainer.tables else 1):
+        with machine.use_precision():
+            losses = objective(to_device(batch, machine.device))
+        losses.total.backward()
+        chunks = chunks or losses.chunks
+        for rows, table in zip(looked, trainer.tables, strict=True):
+            rows.append(torch.empty(0, dtype=torch.long) if table.grad is None else sum_gradient_rows(table.grad)[0])
+        objective.zero_grad()
+    own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
+    return chunks, [
+        TableUse(DistinctGrowth.from_batches(rows, len(table)), table.shape[1], len(table), id(table) in own)
+        for rows, table in zip(looked, trainer.tables, strict=True)
+    ]
 
 
 def _further_device_time(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:

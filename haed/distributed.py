@@ -149,14 +149,35 @@ class Ranks:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def average_sparse_gradient(self, table: Tensor) -> Tensor | None:
-        """Return the mean of the ranks' sparse gradients of a table."""
+        """Return the mean of the ranks' sparse gradients of a table; its rows are distinct and sorted.
+
+        Each rank sums the rows of its share of the table, and all gather the sums. So a rank receives a row that
+        several ranks have once, not from each of them. Waits for the device twice.
+        """
         if self.size == 1:
             return table.grad
         rows, values = table.new_empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:])
         if table.grad is not None:
             rows, values = sum_gradient_rows(table.grad)
-        rows, values = torch.cat(self.gather_tensors(rows)), torch.cat(self.gather_tensors(values)) / self.size
+        share = -(-len(table) // self.size)
+        ends = torch.arange(1, self.size + 1, device=rows.device) * share
+        sent = torch.searchsorted(mark_padding(rows, len(table)), ends).diff(prepend=ends.new_zeros(1)).cpu()
+        counts = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(counts, sent, group=self._cpu)
+        received = [int(each[self.rank]) for each in counts]
+        rows, values = (self._exchange_parts(x, sent.tolist(), received) for x in (rows, values / self.size))
+        rows, values = sum_gradient_rows(
+            torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False)
+        )
+        count = int((mark_padding(rows, len(table)) < len(table)).sum())
+        rows, values = (torch.cat(self.gather_tensors(x[:count])) for x in (rows, values))
         return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False)
+
+    def _exchange_parts(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send the first rows of a tensor to the ranks, so many to each, and return the rows that come from each."""
+        found = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(found, x[: sum(sent)].contiguous(), received, sent, group=self._devices)
+        return found
 
     def average_gradient(self, parameter: Tensor) -> None:
         """Average a parameter's gradient, which all ranks have, over the ranks."""
@@ -202,6 +223,13 @@ def sum_gradient_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     if rows.device.type == "cpu" and torch.equal(rows, lookup.rows):
         return rows, values
     return lookup.rows, values.new_zeros(len(lookup.rows), *values.shape[1:]).index_add_(0, lookup.inverse, values)
+
+
+def mark_padding(rows: Tensor, size: int) -> Tensor:
+    """Return sorted row indices (R,) with the number of rows of the table, `size`, in place of padding at their end."""
+    is_row = torch.ones_like(rows, dtype=torch.bool)
+    torch.gt(rows[1:], rows[:-1], out=is_row[1:])
+    return rows.where(is_row, size)
 
 
 def is_sharded(x: Tensor) -> bool:

@@ -1,11 +1,13 @@
 """What a step is said to cost on more devices, against counting, and against two processes."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.scaling_estimate import ChunkGrowth, MeasuredStep, format_estimates, main, measure_step
+from benchmarks.scaling_estimate import DistinctGrowth, MeasuredStep, TableUse, format_estimates, main, measure_step
 from haed.options import IEMOptions
 from pipeline.config import Options
 from pipeline.run.metrics import read_metrics
@@ -28,8 +30,15 @@ def step(**more: object) -> MeasuredStep:
     kept = dict.fromkeys(parts, 1000)
     found = Profile("pretrain", 1, parts, kept, 1e9, 1e12, 0.1)
     values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000}
-    values |= {"tables": [(10, 6, 50, False), (8, 3, 9, True)], "further": 1.5, "preparing": 0.25}
-    return MeasuredStep(**{"profile": found, **values, "growth": ChunkGrowth([80, 120, 180, 270], 0.5, 1000), **more})
+    grams, chunks = DistinctGrowth([10, 15], 0.5, 50), DistinctGrowth([8], 1.0, 9)
+    values |= {
+        "tables": [TableUse(grams, 6, 50, False), TableUse(chunks, 3, 9, True)],
+        "further": 1.5,
+        "preparing": 0.25,
+    }
+    return MeasuredStep(
+        **{"profile": found, **values, "growth": DistinctGrowth([80, 120, 180, 270], 0.5, 1000), **more}
+    )
 
 
 def test_distinct_chunks_grow_as_counted_then_as_a_power_up_to_all_of_the_split() -> None:
@@ -38,7 +47,10 @@ def test_distinct_chunks_grow_as_counted_then_as_a_power_up_to_all_of_the_split(
     assert [growth(batches) for batches in (1, 2, 4, 8)] == [80, 120, 180, 270]
     assert 120 < growth(3) < 180
     assert growth(32) == 540 and growth(1e6) == 1000
-    assert ChunkGrowth([80], 0.0, None)(1024) == 80
+    assert DistinctGrowth([80], 0.0, None)(1024) == 80
+    batches = [torch.tensor(numbers, dtype=torch.long) for numbers in ([3, 4], [4, 4], [5], [6, 7, 3])]
+    assert DistinctGrowth.from_batches(batches, 5) == DistinctGrowth([2, 2, 5], math.log2(2.5) / 2, 5)
+    assert DistinctGrowth.from_batches([batches[0][:0]] * 2, 5)(8) == 0
 
 
 def test_memory_of_one_gpu_is_what_was_allocated_there() -> None:
@@ -66,7 +78,7 @@ def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
         "embeddings": 12 * 180 * 16 * 3 / 4,
         "chunks": 80 * 21 * 3,
         "counts": 0,
-        "tables": 10 * 32 * 3 + 8 * 180 / 80 / 4 * 20 * 3,
+        "tables": ((10 + 21) * 32 + (8 * 180 / 80 / 4 + 9) * 20) * 3 / 4,
     }
     assert four.seconds == pytest.approx(sum(four.milliseconds.values()) / 1e3 + sum(four.exchanged.values()) / 1e6)
     assert four.chunks_per_second == pytest.approx(400 / four.seconds) and four.efficiency == one.seconds / four.seconds
@@ -123,7 +135,10 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
 
 
 def test_an_average_of_the_weights_is_held_too() -> None:
-    tables = [(10, 8, 100, False), (0, 4, 50, True)]
+    tables = [
+        TableUse(DistinctGrowth([10], 0.5, 100), 8, 100, False),
+        TableUse(DistinctGrowth([0], 0.0, 50), 4, 50, True),
+    ]
     plain, averaged = (step(tables=tables, average=average).estimate_step(1, 1e9).memory for average in (False, True))
     assert averaged["tables"] - plain["tables"] == 4 * (8 * 100 + 4 * 50)
     name = "weights, gradients and moments"

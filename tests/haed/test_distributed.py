@@ -117,6 +117,9 @@ def train(
         losses.total.backward()
     for table in tables:
         table.grad = ranks.average_sparse_gradient(table)
+        if table.grad is not None and ranks.size > 1:  # a row is sent once
+            rows = table.grad._indices()[0]
+            assert torch.equal(rows, rows.unique())
     if sharded is not None:
         sharded.average_scalars()
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
