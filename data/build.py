@@ -198,13 +198,16 @@ def finish_corpus(work: Plan) -> Corpus:
         if (work.parts[at].folder / name_there).is_file():  # else an interrupted `finish_corpus` moved it
             os.replace(work.parts[at].folder / name_there, work.folder / name)
         shards.append(replace(part_shards[at][name_there], file=name))
-    statistics = {}
-    for split in SPLITS:
-        total = Statistics()
+    totals = {split: Statistics() for split in SPLITS}
+    for split, total in totals.items():
         for part, each in zip(work.parts, records, strict=True):
             if split in each.shards:
                 total.merge_statistics(read_statistics(part, split))
-        statistics[split] = asdict(total.make_summary())
+    notes = _describe_shared_documents(totals)
+    for note in notes:
+        log.info("  %s", note)
+    head["splits"] = {**head["splits"], "notes": head["splits"]["notes"] + notes}
+    statistics = {split: asdict(total.make_summary()) for split, total in totals.items()}
     sync_folder(work.folder)
     head |= {"statistics": statistics, "parts": parts, "shards": [asdict(each) for each in shards]}
     write_json(work.folder / MANIFEST, head)
@@ -285,6 +288,18 @@ def _describe_uneven_splits(records: list[PartRecord], percent: int) -> list[str
         for split, share in shares.items()
         if 100 * share > max(_UNEVEN * percent, _LARGE)
     ]
+
+
+def _describe_shared_documents(totals: Mapping[str, Statistics]) -> list[str]:
+    """Return notes on documents that were held out and are in training, too, so that a model has read them."""
+    train, notes = totals["train"], []
+    for split in ("valid", "test"):
+        if shared := totals[split].count_shared_documents(train):
+            notes.append(
+                f"{split} and train have the same text or data: {shared:,} of the {len(totals[split].hashes):,} documents of "
+                f"{split}. They are kept; a score of {split} counts what the model was trained on"
+            )
+    return notes
 
 
 def _log_splits(head: Manifest) -> None:

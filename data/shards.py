@@ -196,11 +196,17 @@ class ShardWriter:
         self.statistics = Statistics()
         self._buffer = _Buffer()
         self._file: ShardFile | None = None
+        self._hash: Any = None  # of the present document; none of one that an earlier part began
 
     def add_piece(self, piece: Piece) -> None:
         """Add the next piece."""
         if not piece.data:
             return
+        if not piece.continues:
+            self._end_document()
+            self._hash = hashlib.blake2b(digest_size=8)
+        if self._hash is not None:
+            self._hash.update(piece.data)
         buffer = self._buffer
         if buffer.size and buffer.size + len(piece.data) > SAMPLE_BYTES:
             self._flush_sample(piece.continues)
@@ -214,9 +220,15 @@ class ShardWriter:
 
     def close(self) -> list[Shard]:
         """Write the rest, and return all shards."""
+        self._end_document()
         self._flush_sample(False)
         self._finish_file()
         return self.shards
+
+    def _end_document(self) -> None:
+        if self._hash is not None:
+            self.statistics.add_hash(self._hash.digest())
+            self._hash = None
 
     def _flush_sample(self, continued: bool) -> None:
         """Write the sample. If its document continues, the last chunk is held back until the next bytes are known."""

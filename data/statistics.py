@@ -156,6 +156,7 @@ class Statistics:
         # Tokens of a document that an earlier part began, and of the last one, which a later part may continue.
         self._head, self._last = 0, 0
         self._waiting: list[np.ndarray] = []
+        self._hashes: list[bytes] = []  # of the documents' bytes
 
     def count_chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Count chunks."""
@@ -173,6 +174,15 @@ class Statistics:
             self._last += tokens
         else:
             self._head += tokens
+
+    def add_hash(self, digest: bytes) -> None:
+        """Add the hash of a document's bytes, of 8 bytes."""
+        self._hashes.append(digest)
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """Hash of each document (D,), uint64, without documents that an earlier part began."""
+        return np.frombuffer(b"".join(self._hashes), np.uint64)
 
     def _end_document(self) -> None:
         if self._last:
@@ -192,6 +202,7 @@ class Statistics:
         other._count_waiting()
         self.lengths += other.lengths
         self.documents += other.documents
+        self._hashes += other._hashes
         if other._head:
             self.count_document(other._head, False)
         if other._last:
@@ -208,6 +219,7 @@ class Statistics:
         return {
             "lengths": self.lengths,
             "documents": self.documents,
+            "hashes": self.hashes,
             "ends": np.array([self.shortest, self.longest, self._head, self._last], np.int64),
             "keys": self.frequencies.keys,
             "counts": self.frequencies.counts,
@@ -219,9 +231,14 @@ class Statistics:
         """Restore statistics from the result of `to_arrays`."""
         restored = cls()
         restored.lengths, restored.documents = arrays["lengths"], arrays["documents"]
+        restored._hashes = [arrays["hashes"].tobytes()]
         restored.shortest, restored.longest, restored._head, restored._last = (int(x) for x in arrays["ends"])
         restored.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
         return restored
+
+    def count_shared_documents(self, other: "Statistics") -> int:
+        """Return the number of documents whose bytes a document of another split has, too."""
+        return int(np.isin(self.hashes, other.hashes).sum())
 
     def make_summary(self) -> Summary:
         """Return the statistics for the manifest."""

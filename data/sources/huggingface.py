@@ -5,8 +5,10 @@ The package is optional: `pip install haed[datasets]`.
 
 import hashlib
 import logging
+import os
 import shlex
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +16,7 @@ from textwrap import shorten
 from typing import Any
 
 from data.options import SourceOptions
+from data.sources.files import ANY, expand_braces
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import assign_splits, named_split
 from data.urls import guard_fsspec
@@ -21,13 +24,15 @@ from data.urls import guard_fsspec
 log = logging.getLogger(__name__)
 _ROWS = 1000
 _NAMED = 10  # maximum columns that an error names
+_FORMATS = ("parquet", "arrow", "csv", "json")  # of files of a folder, by the names of their builders
 _STRINGS = ("string", "large_string", "string_view")
 
 
 class DatasetsSource(Source):
     """A source of Hugging Face data sets: one saved to disk, a folder of its files, or the name of one on the hub.
 
-    If it has several splits, they are kept; else a hash of the text decides. The field must be a column of strings.
+    If it has several splits, they are kept; else a hash of the text decides. `source.pattern` selects splits by their
+    names. The field must be a column of strings.
     """
 
     is_text, gives = True, "text"
@@ -40,11 +45,16 @@ class DatasetsSource(Source):
     @cached_property
     def dataset_splits(self) -> dict[str, Any]:
         """The data set's splits by their names there."""
-        path = str(self.options.path)
+        path, pattern = str(self.options.path), self.options.pattern
+        if os.path.isfile(path):
+            raise ValueError(
+                f"source.path={path} is a file, but source.kind=datasets reads a folder. Put it into one of its own, "
+                "and give that. Texts, also JSON lines, need none: see source.kind=text and source.kind=jsonl"
+            )
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
-        stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
+        stamp = tuple(_stamp_file(str(each)) for each in there)
         try:
-            splits = _load_splits(path, self.options.config, self.options.revision, stamp)
+            splits = _load_splits(path, self.options.config, self.options.revision, self.options.field, stamp)
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             message = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in message or "BatchSize must be" in message:
@@ -53,6 +63,15 @@ class DatasetsSource(Source):
                     "a split: `del data['valid']`, then `data.save_to_disk(…)`, or delete its files"
                 ) from error
             raise
+        if pattern != ANY:
+            wanted = expand_braces(pattern, "source.pattern")
+            others = [name for name in splits if not any(fnmatchcase(name, each) for each in wanted)]
+            if len(others) == len(splits):
+                raise ValueError(
+                    f"source.path={path}: no split matches source.pattern={pattern}. Its splits are {', '.join(splits)}"
+                )
+            splits = {name: rows for name, rows in splits.items() if name not in others}
+            self.record.left_out["of other names than source.pattern"] = others
         for name, rows in splits.items():
             if not _holds_strings(rows.features.get(self.options.field)):
                 raise ValueError(
@@ -75,33 +94,52 @@ class DatasetsSource(Source):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a document per row."""
-        rows = self.dataset_splits[item.name].select_columns([self.options.field])
-        for start in range(item.start, item.stop or 0, _ROWS):
-            try:
-                texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{self.options.path}, split {item.name!r}: a text after row {start:,} is not UTF-8, as strings "
-                    f"must be: {error}"
-                ) from error
-            for number, text in enumerate(texts, start):
+        number = item.start
+        for texts in self._read_texts(item.name, item.start, item.stop or 0):
+            for text in texts:
                 if text:
                     data = self.convert_newlines(text.encode("utf-8", "surrogatepass"))
                     name = f"{item.name}@{number}"
                     yield Piece(name, self.split_of(name, item.splits, data), data)
                 self.remarks["rows without text were left out"] += not text
+                number += 1
+
+    def _read_texts(self, name: str, start: int, stop: int) -> Iterator[list[str | None]]:
+        """Yield the texts of some rows of a split, a few at a time."""
+        rows = self.dataset_splits[name].select_columns([self.options.field])
+        for first in range(start, stop, _ROWS):
+            try:
+                yield rows[first : min(first + _ROWS, stop)][self.options.field]
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{self.options.path}, split {name!r}: a text after row {first:,} is not UTF-8, as strings "
+                    f"must be: {error}"
+                ) from error
 
     def decoder_versions(self) -> dict[str, str]:
         """Return the version of `datasets`."""
         return {"datasets": version("datasets")}
 
     def fingerprint(self) -> list[str]:
-        """Return the data set's own fingerprints."""
-        return [f"{name}\0{rows._fingerprint}\0{len(rows)}" for name, rows in self.dataset_splits.items()]
+        """Return sizes and times of the files that hold the rows; of rows in memory, their digest."""
+        paths = [each["filename"] for rows in self.dataset_splits.values() for each in rows.cache_files]
+        return [_stamp_file(path) for path in paths] or [self.compute_digest(1)]
 
     def compute_digest(self, threads: int) -> str:
-        """Return a hash of the fingerprints, which determine the contents of a data set."""
-        return hashlib.sha256("\n".join(self.fingerprint()).encode()).hexdigest()
+        """Return a hash of the names of the splits and of their texts, wherever and in whatever format they lie."""
+        whole = hashlib.sha256()
+        for name, rows in self.dataset_splits.items():
+            whole.update(f"{name}\0{len(rows)}\n".encode())
+            for texts in self._read_texts(name, 0, len(rows)):
+                for text in texts:
+                    data = text.encode("utf-8", "surrogatepass") if text else b""
+                    whole.update(len(data).to_bytes(8, "little") + data)
+        return whole.hexdigest()
+
+
+def _stamp_file(path: str) -> str:
+    status = os.stat(path)
+    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
 
 
 def _holds_strings(column: Any) -> bool:
@@ -142,7 +180,7 @@ def _describe_column(column: Any) -> str:
 
 @lru_cache(maxsize=2)
 def _load_splits(
-    path: str, config: str | None, revision: str | None, stamp: tuple[tuple[str, int, int], ...]
+    path: str, config: str | None, revision: str | None, field: str, stamp: tuple[str, ...]
 ) -> dict[str, Any]:
     """Load the splits of a data set, once per process for all its parts, as long as its files have the same `stamp`.
 
@@ -155,7 +193,8 @@ def _load_splits(
             "source.kind=datasets needs Hugging Face datasets. Install it with pip install 'haed[datasets]'"
         ) from error
     guard_fsspec()
-    if not Path(path).exists():
+    is_local = Path(path).exists()
+    if not is_local:
         log.info("source.path=%s is not a folder, so the data set of this name on the hub is used", path)
     if any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
         if config or revision:
@@ -163,14 +202,29 @@ def _load_splits(
                 f"{path} is a saved data set, so source.config= and source.revision= do not apply. Leave them out"
             )
         dataset = datasets.load_from_disk(path)
-    else:
+        return dict(dataset) if isinstance(dataset, dict) else {"all": dataset}
+    others = (
+        f"source.path={path} has no data set files (.parquet, .arrow, .csv, .tsv, .json or .jsonl). "
+        "Use source.kind=text for others"
+    )
+    settings: dict[str, Any] = {"revision": revision}
+    if is_local:  # its cache knows a file by its path and time alone
+        key = hashlib.sha256("\n".join(stamp).encode()).hexdigest()[:16]
+        settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
+    try:
+        builder = datasets.load_dataset_builder(path, config, **settings)
+        if is_local and builder.name not in _FORMATS:
+            raise ValueError(others)
+        if not hasattr(builder.config, "keep_default_na"):
+            return dict(datasets.load_dataset(path, config, **settings))
+        settings |= {"keep_default_na": False, "na_values": [""]}  # else NA, null, … would be no texts
         try:
-            dataset = datasets.load_dataset(path, config, revision=revision)
-        except datasets.exceptions.DataFilesNotFoundError as error:
-            raise ValueError(
-                f"source.path={path} has no data set files (.parquet, .arrow, .csv, .tsv, .json or .jsonl). "
-                "Use source.kind=text for others"
-            ) from error
-        except (ValueError, datasets.exceptions.DatasetsError) as error:
-            raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error
-    return dict(dataset) if isinstance(dataset, dict) else {"all": dataset}
+            return dict(datasets.load_dataset(path, config, usecols=[field], **settings))
+        except datasets.exceptions.DatasetGenerationError:  # perhaps it has no such column
+            return dict(datasets.load_dataset(path, config, **settings))
+    except datasets.exceptions.DataFilesNotFoundError as error:
+        raise ValueError(others) from error
+    except (ValueError, datasets.exceptions.DatasetsError) as error:
+        if str(error) == others:
+            raise
+        raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error

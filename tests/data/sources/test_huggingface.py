@@ -1,6 +1,7 @@
 """Hugging Face data sets, from local folders: the real library, no network."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **b: (asked.append((a, b)), load(*a, **b))[1])
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     corpus = sharded(folder, tmp_path / "shards", workers=1, config="two")
-    assert len(corpus.shards_of("train")) > 3 and asked == [((str(folder), "two"), {"revision": None})]
+    assert len(corpus.shards_of("train")) > 3 and [a for a, _ in asked] == [(str(folder), "two")]
     assert all(text.startswith(b"two ") for text in corpus.iterate_originals("valid"))
     other = sharded(folder, tmp_path / "shards", workers=1, config="one")
     assert other.folder != corpus.folder and next(other.iterate_originals("train")).startswith(b"one ")
@@ -161,3 +162,72 @@ def test_files_that_are_no_data_set_are_an_error_in_words(
         (tmp_path / "mine" / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"mine.*{message}"):
         sharded(tmp_path / "mine", tmp_path / "shards")
+
+
+def test_rows_that_change_behind_an_unchanged_state_are_another_corpus(tmp_path: Path) -> None:
+    """The library's own fingerprint is of what was called, not of what came out."""
+    saved, text = tmp_path / "saved", tmp_path / "read.txt"
+    folders = []
+    for version in ("one", "two"):
+        text.write_text(version)
+        rows = datasets.Dataset.from_dict({"number": list(range(100))})
+        path = str(text)
+        rows = rows.map(lambda row: {"text": f"{Path(path).read_text()} {row['number']}"}, load_from_cache_file=False)
+        rows.save_to_disk(saved)
+        corpus = sharded(saved, tmp_path / "shards")
+        assert next(iter(corpus.iterate_originals("train"))).startswith(version.encode())
+        folders.append(corpus.folder)
+    assert folders[0] != folders[1]
+
+
+def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for version in ("one", "two"):
+        (folder / "a.parquet").unlink(missing_ok=True)
+        parquet.write_table(pa.table({"text": [f"{version} {number}" for number in range(100)]}), folder / "a.parquet")
+        os.utime(folder / "a.parquet", (1_700_000_000, 1_700_000_000))
+        corpus = sharded(folder, tmp_path / "shards")
+        assert next(iter(corpus.iterate_originals("train"))).startswith(version.encode())
+
+
+@pytest.mark.parametrize(("suffix", "between"), [("csv", ","), ("tsv", "\t")])
+def test_words_that_stand_for_nothing_elsewhere_are_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, between: str
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    texts = ["NA", "null", "None", "nan", "n/a", "NULL", *(f"text {number}" for number in range(200))]
+    lines = [between.join(("text", "number")), *(f"{text}{between}{number}" for number, text in enumerate(texts))]
+    (folder / f"a.{suffix}").write_text("\n".join([*lines, f"{between}NA", ""]))
+    corpus = sharded(folder, tmp_path / "shards", valid_percent=0)
+    assert [text.decode() for text in corpus.iterate_originals("train")] == texts
+    assert "rows without text were left out: 1" in corpus.manifest["splits"]["notes"]
+    with pytest.raises(ValueError, match=r"no column 'body'. Its columns are 'text'.*'number'"):
+        sharded(folder, tmp_path / "shards", field="body")
+
+
+def test_a_file_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("one\r\ntwo\n")
+    with pytest.raises(ValueError, match=r"has no data set files \(.*Use source.kind=text for others"):
+        sharded(tmp_path / "texts", tmp_path / "shards")
+    with pytest.raises(ValueError, match="is a file, but source.kind=datasets reads a folder"):
+        sharded(tmp_path / "texts" / "a.txt", tmp_path / "shards")
+
+
+def test_splits_are_selected_by_their_names(tmp_path: Path) -> None:
+    made = {name: datasets.Dataset.from_dict({"text": [f"{name} {number}" for number in range(50)]})
+            for name in ("train", "test", "unsupervised")}  # fmt: skip
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match="these do not: unsupervised.*source.pattern="):
+        sharded(tmp_path / "saved", tmp_path / "shards")
+    corpus = sharded(tmp_path / "saved", tmp_path / "shards", pattern="{train,test}")
+    assert sum(len(list(corpus.iterate_originals(split))) for split in ("train", "valid", "test")) == 100
+    assert corpus.manifest["splits"]["left_out"]["of other names than source.pattern"]["names"] == ["unsupervised"]
+    with pytest.raises(ValueError, match="no split matches source.pattern=x. Its splits are train, test, unsupervised"):
+        sharded(tmp_path / "saved", tmp_path / "shards", pattern="x")
