@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 _KEPT = 1000
 _FOLDER = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NOT_PIPED = ("images", "audio", "datasets", "webdataset")  # kinds whose files are known by their names
 
 
 def collect_versions(source: Source, chunker: str) -> dict[str, str]:
@@ -280,6 +281,10 @@ def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOption
     if not is_piped(source):
         yield source
         return
+    if source.kind in _NOT_PIPED:
+        raise ValueError(
+            f"source.kind={source.kind} reads files, and source.path={source.path} is a stream. Only texts can be piped in"
+        )
     is_named_pipe = source.path is not None and Path(source.path).is_fifo()
     if source.kind == "stdin" and not is_named_pipe and source.path not in (None, "-"):
         raise ValueError(f"source.kind=stdin reads standard input, not source.path={source.path}. Use source.kind=text")

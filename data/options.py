@@ -146,7 +146,12 @@ class SourceOptions:
         ),
     ] = None
     pattern: Annotated[
-        str, Field(description="Files to read in a folder, as a glob relative to it."), AfterValidator(_check_glob)
+        str,
+        Field(
+            description="Files to read in a folder, as a glob relative to it. datasets: names of the splits to read, such as "
+            "{train,test}."
+        ),
+        AfterValidator(_check_glob),
     ] = "**/*"
     follow_links: Annotated[
         bool,

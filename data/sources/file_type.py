@@ -264,6 +264,8 @@ def check_head(head: bytes, name: str, path: str, closely: bool = True) -> str |
         inside = " inside its compression" if is_compressed(name) else ""
         if inside and advice is _NAME:
             advice = "decompress it once, because it may be compressed twice"
+        elif advice is _NAME and _is_spooled(path):
+            advice = f"decompress it in the pipe: `… | {what.rpartition(' ')[2]} -dc | haed …`"
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
     if _is_utf8(head) and not _has_controls(head):
         return None

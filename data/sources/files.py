@@ -85,9 +85,9 @@ def list_files(
     Hidden and empty files are left out, and those that are no data by their names.
 
     Args:
-        path: a file, a folder, or a glob, which is a folder and a pattern; with braces, as in a shell, several of
-            these.
-        pattern: a glob relative to the folder, optionally with braces.
+        path: a file, a folder, or a glob, which is a folder and a pattern of files, or of folders if it matches no file;
+            with braces, as in a shell, several of these.
+        pattern: a glob relative to the folder, optionally with braces, which files of a glob must match, too.
         kind: of the source, for errors.
         follow_links: follow links that lead out of the folder, and links to folders; else they are left out.
         left_out: receives the names of files that are left out.
@@ -115,16 +115,23 @@ def list_files(
     paths_by_name = dict[str, str]()
     is_chosen = pattern != ANY
     for each in paths:
-        root, wanted = Path(each), patterns
+        root, wanted, is_glob = Path(each), patterns, False
         if glob.has_magic(each) and not root.exists():
             root, one = _split_glob(root)
-            wanted, is_chosen = [one.split("/")], True
+            wanted, is_chosen, is_glob = [one.split("/")], True, True
         before = f"{os.path.relpath(root, base)}/" if len(paths) > 1 and root != base else ""
         if root.is_file():
-            paths_by_name[before[:-1] or root.name] = str(root)
+            if any(_matches_glob((root.name,), one) for one in patterns):
+                paths_by_name[before[:-1] or root.name] = str(root)
         elif root.is_dir():
             inside, aside = dict[str, str](), LeftOut()
-            for name, place in sorted(_walk_files(str(root), wanted, follow_links, left_out)):
+            found = sorted(_walk_files(str(root), wanted, follow_links, left_out))
+            if is_glob:
+                found = found or sorted(_walk_files(str(root), [[*wanted[0], *ANY.split("/")]], follow_links, left_out))
+                found = [
+                    one for one in found if any(_matches_glob(tuple(one[0].split("/")), each) for each in patterns)
+                ]
+            for name, place in found:
                 reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
                 if reason:
                     aside.setdefault(reason, []).append(name)

@@ -30,6 +30,7 @@ from data.sources.files import (
     Member,
     is_about,
     is_beside,
+    is_compressed,
     is_tar,
     iterate_members,
     list_files,
@@ -50,6 +51,7 @@ from data.sources.splits import (
 UNIFIED = "line ends (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
+_BEGINNING = 1 << 16  # bytes, after CRLF became LF, by which files are compared before they are read as a whole
 _THREADS = 8  # maximum threads that read files in parallel
 
 
@@ -324,12 +326,10 @@ class Source(ABC):
 
         Of copies in several splits, a held-out one is kept; else the first.
         """
-        sizes = Counter(file.size for file in files)
-        some = [file for file in files if sizes[file.size] > 1]
-        if self.is_text and self.options.newlines == "lf":
-            some = files  # copies may have other sizes
-        elif self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
-            some = [file for file in files if self.is_single_file(file)] or some
+        if self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
+            some = [file for file in files if self.is_single_file(file)] or self._find_alike(files)
+        else:
+            some = self._find_alike(files)
         kept: dict[bytes, File] = {}
         for file, digest in sorted(self._hash_files(some), key=lambda each: -SPLITS.index(places[each[0].name][0])):
             first = kept.setdefault(digest, file)
@@ -337,6 +337,23 @@ class Source(ABC):
                 self.record.leave_out("repeated", f"{file.name} (the same as {first.name})")
                 del places[file.name]
         return [file for file in files if file.name in places]
+
+    def _find_alike(self, files: list[File]) -> list[File]:
+        """Return the files that may have the contents of another one, by their sizes, or by how they begin."""
+        unified = self.is_text and self.options.newlines == "lf"
+        keys: list[object] = [file.size for file in files]
+        if unified or any(is_compressed(file.path) for file in files):  # copies may have other sizes
+            with ThreadPoolExecutor(min(_THREADS, available_threads())) as pool:
+                keys = list(pool.map(self._read_beginning, files))
+        counts = Counter(keys)
+        return [file for file, key in zip(files, keys, strict=True) if counts[key] > 1]
+
+    def _read_beginning(self, file: File) -> bytes:
+        with open_stream(file.path, self.options.expansion) as stream:
+            head = stream.read(2 * _BEGINNING)
+        return hashlib.sha256(
+            (as_lf(head) if self.is_text and self.options.newlines == "lf" else head)[:_BEGINNING]
+        ).digest()
 
     def _hash_files(self, files: list[File]) -> list[tuple[File, bytes]]:
         """Return the files with the sha256 of the decompressed contents of each."""

@@ -29,7 +29,7 @@ _BY = {
     "patterns": "by source.valid_pattern and source.test_pattern",
     "stated": "as stated by the paths",
     "hashed": "by a hash of each document",
-    "cut": "every file cut in consecutive parts, because there are too few files",
+    "cut": "every file cut in consecutive parts (source.cut=true, or too few files for a hash)",
     "offsets": "cut by offset",
     "own": "as stated by the source",
 }

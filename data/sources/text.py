@@ -55,9 +55,7 @@ class Texts(Source):
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """Refuse files that are no text, then assign splits as every source does."""
-        files = self.without_notes(list(files))
-        self.look_at(files)
-        places = super().places(files)
+        places = super().places(self.look_at(self.without_notes(list(files))))
         about = [file.name for file in places if is_about(file.name)]
         if 0 < len(about) < len(places):
             self.record.notes.append(
@@ -65,16 +63,30 @@ class Texts(Source):
             )
         return places
 
-    def look_at(self, files: list[File]) -> None:
-        """Refuse files that are no text, and note those that are not UTF-8."""
-        odd = defaultdict[str, list[str]](list)
+    def look_at(self, files: list[File]) -> list[File]:
+        """Refuse files that are no text, note those that are not UTF-8, and return those that have contents.
+
+        Raises:
+            ValueError: a file is no text, or all are empty.
+        """
+        odd, read = defaultdict[str, list[str]](list), []
         for file in files:
             with open_stream(file.path, self.options.expansion) as stream:
                 head = stream.read(HEAD)
+            if not head:  # compressed
+                self.record.leave_out("empty", file.name)
+                continue
+            read.append(file)
             if what := self.check_beginning(head, file.path):
                 odd[what].append(file.name)
         for what, names in odd.items():
             self.record.notes.append(f"{some_of(names, len(names))}: {what}; the bytes are read as they are")
+        if not read:
+            names = [file.name for file in files]
+            raise ValueError(
+                f"source.path={self.options.path} has no text: nothing is inside {some_of(names, len(names))}"
+            )
+        return read
 
     def check_beginning(self, head: bytes, path: str) -> str | None:
         """Check the first bytes of a file. See `check_head`."""
@@ -146,7 +158,7 @@ class TextSource(Texts):
         percent = self.options.valid_percent
         return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
 
-    def find_cut(self, window: bytes, left: int, room: int) -> int:
+    def find_cut(self, window: bytes, left: int, room: int, before: bytes) -> int:
         """Return the exact place to cut in the bytes from a target on.
 
         It is after the first of these that the window has near the target: a blank line, a line, a word, a character.
@@ -156,6 +168,7 @@ class TextSource(Texts):
             window: the bytes from the target on, or the first of them.
             left: number of bytes from the target to the end of the file.
             room: number of bytes from the target to the next one, or to the end.
+            before: the byte before the target, if there is one.
         """
         if len(window) >= left:
             left = len(window[:left].rstrip())  # nothing but blanks is no text for the next split
@@ -171,8 +184,10 @@ class TextSource(Texts):
             for split, target, after in zip(splits, targets, [*targets[1:], file.size], strict=True):
                 stop = file.size
                 if target < file.size:
-                    stop = stream.seek(max(start, target))
-                    stop += self.find_cut(stream.read(_WINDOW), file.size - stop, after - stop)
+                    stop = max(start, target)
+                    begin = stream.seek(max(0, stop - 1))
+                    before = stream.read(stop - begin)
+                    stop += self.find_cut(stream.read(_WINDOW), file.size - stop, after - stop, before)
                 if stop > start:
                     yield split, start, stop
                 start = stop
@@ -182,7 +197,7 @@ class TextSource(Texts):
         with open_stream(item.path, self.options.expansion) as stream:
             total = sum(len(block) for block in read_blocks(stream))
         with open_stream(item.path, self.options.expansion) as stream:
-            position, rest = 0, b""
+            position, rest, before = 0, b"", b""
             targets = [*self.split_targets(total, item.splits), total]
             for split, target, after in zip(item.splits, targets, [*targets[1:], total], strict=True):
                 title, continues = f"{item.name}@{position}", False
@@ -190,12 +205,13 @@ class TextSource(Texts):
                 for block in chain((head,), read_blocks(stream, max(0, target - position - len(head)))):
                     if block:
                         yield Piece(title, split, block, continues)
-                        continues, position = True, position + len(block)
+                        continues, position, before = True, position + len(block), block[-1:]
                 if target < total:
                     rest += stream.read(_WINDOW - len(rest))
-                    cut = self.find_cut(rest, total - position, after - position)
+                    cut = self.find_cut(rest, total - position, after - position, before)
                     if cut:
                         yield Piece(title, split, rest[:cut], continues)
+                        before = rest[cut - 1 : cut]
                     rest, position = rest[cut:], position + cut
 
 
@@ -294,7 +310,7 @@ class Enwik8Source(TextSource):
                 f"source.kind={self.options.kind} cuts one text by offset, but source.path={self.options.path} "
                 f"has {len(names):,} files ({', '.join(names[:3])}). Give one file, or use source.pattern="
             )
-        self.look_at(files)
+        files = self.look_at(files)
         self.record.by, self.record.files = "offsets", {SPLITS: names}
         return dict.fromkeys(files, SPLITS)
 
@@ -305,9 +321,9 @@ class Enwik8Source(TextSource):
             raise ValueError(f"source.offsets={positions}: expected two ascending offsets in a text of {total:,} bytes")
         return positions or super().split_targets(total, splits)
 
-    def find_cut(self, window: bytes, left: int, room: int) -> int:
-        """Return 0: the cut is exactly at the target."""
-        return 0
+    def find_cut(self, window: bytes, left: int, room: int, before: bytes) -> int:
+        """Return 0, as the cut is exactly at the target; 1 within a CRLF that becomes LF."""
+        return int(self.options.newlines == "lf" and before == b"\r" and window[:1] == b"\n")
 
 
 class _Documents(Texts):

@@ -49,7 +49,7 @@ CASES = {
         "none was found in a.jsonl .lines of empty text were left out: 2; source.field=text",
     ),
     "blank lines": ("jsonl", "a.jsonl", b"\n\n\n", "none was found in a.jsonl .source.field=text"),
-    "nothing compressed": ("text", "a.txt.gz", gzip.compress(b""), "none was found in a.txt.gz"),
+    "nothing compressed": ("text", "a.txt.gz", gzip.compress(b""), "nothing is inside a.txt.gz"),
     "an empty zip": ("text", "a.zip", empty_zip(), "a.zip is an empty zip, not text"),
     "an empty file": ("text", "a.txt", b"", "has no data: a.txt is empty"),
 }

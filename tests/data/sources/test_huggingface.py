@@ -171,8 +171,11 @@ def test_rows_that_change_behind_an_unchanged_state_are_another_corpus(tmp_path:
     for version in ("one", "two"):
         text.write_text(version)
         rows = datasets.Dataset.from_dict({"number": list(range(100))})
-        path = str(text)
-        rows = rows.map(lambda row: {"text": f"{Path(path).read_text()} {row['number']}"}, load_from_cache_file=False)
+        rows = rows.map(
+            lambda row, path: {"text": f"{path.read_text()} {row['number']}"},
+            fn_kwargs={"path": text},
+            load_from_cache_file=False,
+        )
         rows.save_to_disk(saved)
         corpus = sharded(saved, tmp_path / "shards")
         assert next(iter(corpus.iterate_originals("train"))).startswith(version.encode())

@@ -294,6 +294,31 @@ def test_repeated_files_are_read_once(tmp_path: Path) -> None:
     (stated / "train" / "a.txt").write_bytes((stated / "test" / "a.txt").read_bytes())
     found = sharded(stated, tmp_path / "shards")
     assert names(found, "train") == ["train/b.txt", "train/c.txt"] and names(found, "test") == ["test/a.txt"]
+    (stated / "train" / "a.txt").unlink()
+    (stated / "train" / "a.txt.zst").write_bytes(zstd.compress((stated / "test" / "a.txt").read_bytes()))
+    found = sharded(stated, tmp_path / "shards")
+    assert found.manifest["splits"]["left_out"]["repeated"]["names"] == ["train/a.txt.zst (the same as test/a.txt)"]
+
+
+def test_documents_of_held_out_splits_that_are_in_train_are_counted(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"text {number} " * 2000}) for number in range(40)]  # of several parts
+    parts = {"train": lines[:30], "valid": lines[25:35], "test": lines[35:]}
+    (tmp_path / "source").mkdir()
+    for split, of_it in parts.items():
+        (tmp_path / "source" / f"{split}.jsonl").write_text("\n".join(of_it))
+    for workers in (1, 2):
+        corpus = sharded(tmp_path / "source", tmp_path / f"shards{workers}", kind="jsonl", workers=workers)
+        shared = [note for note in corpus.manifest["splits"]["notes"] if "the same text" in note]
+        assert len(shared) == 1 and "5 of the 10 documents of valid" in shared[0]
+
+
+def test_texts_that_decompress_to_nothing_are_left_out(tmp_path: Path) -> None:
+    folder = put(tmp_path / "source", "text", "a", "b", "c")
+    (folder / "d.txt.zst").write_bytes(zstd.compress(b""))
+    corpus = sharded(folder, tmp_path / "shards")
+    assert corpus.manifest["splits"]["left_out"]["empty"]["names"] == ["d.txt.zst"]
+    with pytest.raises(ValueError, match="has no text: nothing is inside d.txt.zst"):
+        sharded(folder / "d.txt.zst", tmp_path / "shards")
 
 
 def test_every_sharding_says_which_file_went_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

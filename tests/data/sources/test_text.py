@@ -146,6 +146,17 @@ def test_enwik8_is_cut_by_offset(tmp_path: Path, suffix: str, offsets: list[int]
         assert [len(joined(found, s)) for s in ("train", "valid", "test")] == [3072, 1024, 1024]
 
 
+@pytest.mark.parametrize("suffix", ["", ".xz"])
+def test_a_cut_within_the_end_of_a_line_makes_no_line(tmp_path: Path, suffix: str) -> None:
+    text = b"abcdefg\r\n" * 1000
+    (tmp_path / f"enwik8{suffix}").write_bytes(COMPRESS[suffix](text))
+    for offset in (7208, 7207, 7209):
+        chosen = source("enwik8", tmp_path / f"enwik8{suffix}", offsets=[offset, 8100], newlines="lf")
+        found = [(piece.split, piece.data) for item in chosen.inputs(1 << 20, 1) for piece in chosen.read_pieces(item)]
+        parts = [b"".join(data for split, data in found if split == name) for name in ("train", "valid", "test")]
+        assert b"".join(parts) == text.replace(b"\r", b"") and parts[1][:1] == (b"a" if offset > 7207 else b"\n")
+
+
 @pytest.mark.parametrize("align", [1, 12])
 def test_a_large_document_is_cut_into_ranges_where_that_does_no_harm(tmp_path: Path, align: int) -> None:
     text = b"".join(b"line %d\n" % number for number in range(5000))

@@ -1,5 +1,6 @@
 """The stage `shard` from outside: standard input, Dask, and runs on corpora of every making."""
 
+import gzip
 import json
 import os
 import shutil
@@ -52,6 +53,12 @@ def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.
     assert b"standard input was empty, so the corpus that was piped in before is taken" in again.stderr
     empty = command("shard", *settings, "name=another")
     assert empty.returncode == 1 and b"standard input was empty. Pipe a text to it" in empty.stderr
+    packed = command("shard", *settings, "name=another", given=gzip.compress(text))
+    assert packed.returncode == 1 and "decompress it in the pipe: `… | gzip -dc | haed …`".encode() in packed.stderr
+    pictures = command(
+        "shard", *settings, "name=another", "source.kind=images", "source.path=-", "chunker.kind=fixed", given=text
+    )
+    assert pictures.returncode == 1 and b"Only texts can be piped in" in pictures.stderr
 
 
 @pytest.mark.slow
