@@ -263,7 +263,12 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
     return evaluation
 
 
-@stage_flow("sample", lambda samples: "; ".join(filter(None, [f"{len(samples)} samples", describe_speed(samples)])))
+def _describe_samples(samples: list[Sample]) -> str:
+    count = f"{len(samples)} sample{'s' * (len(samples) != 1)}"
+    return "; ".join(filter(None, [count, describe_speed(samples)]))
+
+
+@stage_flow("sample", _describe_samples)
 def sample(
     run: Run,
     prompts: Words = [],  # noqa: B006

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from data.filesystem import file_lock
 from data.processes import available_threads
 from pipeline.signals import die_with_parent
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
@@ -277,6 +278,18 @@ def waiting_transactions() -> Iterator[None]:
         yield
 
 
+def create_database() -> None:
+    """Create the database of SQLite, unless there is one; a process at a time, since two at once would both fail."""
+    from prefect.server.database import provide_database_interface
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
+    if str(PREFECT_API_DATABASE_CONNECTION_URL.value()).endswith(str(database)):
+        with file_lock(database.with_name("database.lock")):
+            if not database.exists() or not database.stat().st_size:
+                asyncio.run(provide_database_interface().create_db())
+
+
 def serve_tensorboard(port: int, folder: str) -> None:
     """Run TensorBoard on 127.0.0.1."""
     from tensorboard import default, main_lib, program
@@ -307,6 +320,7 @@ def main() -> None:
         serve_tensorboard(arguments.port, arguments.logdir)
     else:
         with waiting_transactions():
+            create_database()
             serve_prefect(arguments.host, arguments.port, arguments.socket, arguments.allowed_host, arguments.runs)
 
 

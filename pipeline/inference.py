@@ -64,9 +64,10 @@ def continue_prompt(run: "Run", prompt: bytes, samples: int, how: SampleOptions)
     """Return `samples` continuations of a prompt, as displayed text and as bytes."""
     continuations = run.continued(prompt, samples, how)
     shown, speed = prompt.decode(errors="backslashreplace"), continuations.characters_per_second
+    unit = "values" if run.of_values else "characters"
     shares = [None] * samples if continuations.parts is None else continuations.parts
     return [
-        Sample(shown, decode_whole_characters(text), (prompt + text).hex(), share, speed)
+        Sample(shown, decode_whole_characters(text), (prompt + text).hex(), share, speed, unit)
         for text, share in zip(continuations.texts, shares, strict=True)
     ]
 

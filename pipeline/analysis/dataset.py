@@ -16,6 +16,7 @@ from data.vocabulary import DistinctChunks, count_distinct_chunks
 from pipeline.analysis.geometry import cluster_directions
 from pipeline.config import Options
 from pipeline.console import escape_control_characters
+from pipeline.run.index.chunk_index import known_count_threshold
 from pipeline.run.index.queries import PIXELS, display_chunk
 from pipeline.run.opened import Run
 
@@ -53,7 +54,8 @@ class AnalysisData:
         chunks: the first n of them, which are analysed; the following fields refer to these.
         counts: (n,) occurrences in the split.
         vectors: (n, E) embeddings.
-        centred: (n, E) embeddings less their mean. Their cosines rank neighbours, as in an index.
+        centred: (n, E) embeddings less the mean of the known ones, as in an index; see `known_count_threshold`. Their
+            cosines rank neighbours.
         labels: (n) displayed chunks.
         stream: (S,) the split, or its beginning, as rows of `every`.
         clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (dev/LOG.md).
@@ -97,6 +99,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
             f"contexts are counted in the first {(rows >= 0).sum():,} known chunks of the split "
             f"(analyse.corpus_chunks={limits.corpus_chunks})"
         )
+    known = vectors[every.counts >= known_count_threshold(every.counts)]
     return AnalysisData(
         run=run,
         every=every,
@@ -104,7 +107,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
         chunks=every.chunks[:size],
         counts=every.counts[:size],
         vectors=vectors[:size],
-        centred=vectors[:size] - vectors[:size].mean(0),
+        centred=vectors[:size] - known.mean(0),
         labels=label_chunks(run, every.chunks[:size]),
         stream=rows,
         clusters=cluster_directions(vectors[:size], limits.clusters, options.seed),

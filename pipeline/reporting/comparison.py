@@ -402,9 +402,11 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
         section = key.split(".")[0]
         # A phase's options are those of the runs that trained it; "phases" tells who did.
         of = [row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}]
-        if key.startswith(_TOLD) and any(
-            applies_to(key, options[row.run].model.kind) and applies_to_part(key, options[row.run]) for row in of
-        ):
+        # So are those of a part of the model; "model.kind" and the kinds of parts tell who has it.
+        of = [
+            row for row in of if applies_to(key, options[row.run].model.kind) and applies_to_part(key, options[row.run])
+        ]
+        if key.startswith(_TOLD) and of:
             differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in of}))
     return [each for each in differences if len({_format_value(value) for value in each.values.values()}) > 1]
 

@@ -110,10 +110,11 @@ class RunReport:
     @property
     def training(self) -> str:
         """Return the training as a sentence: phases, steps, seconds."""
-        parts = [
-            f"{phase} {records[-1]['step']:,} steps in {max(r.get('seconds', 0.0) for r in records):,.0f} s"
-            for phase, records in self.phases.items()
-        ]
+        parts = []
+        for phase, records in self.phases.items():
+            saved = self.state.metrics if phase == self.state.phase else {}  # may be ahead of the last record
+            step, seconds = (max(each.get(name, 0) for each in [*records, saved]) for name in ("step", "seconds"))
+            parts.append(f"{phase} {step:,} steps in {seconds:,.0f} s")
         return ", ".join(parts) or ("" if self.checkpoints else "not trained yet")
 
     @property
@@ -257,13 +258,14 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     saved = files.attempt(folder.load_options)
     options = options or saved
     stage = options.evaluate.stage if options else None
-    phases = files.attempt(lambda: phase_metrics(folder, folder.phase_history(options) if options else None)) or {}
+    phases = phase_metrics(folder, folder.phase_history(options) if options else None, files.attempt)
     state = files.attempt(lambda: determine_state(folder)) or damaged_state(folder)
     report = RunReport(folder.path.name, state, phases, files.warnings)
     report.options = flatten_options(saved) if saved else {}
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
-    report.statistics = files.read("corpus.json", lambda path: folder.read_corpus_record().statistics.get("train"))
+    record = files.attempt(lambda: folder.read_corpus_record() if folder.is_trained() else None)
+    report.statistics = record.statistics.get("train") if record else None
     environment = files.read("environment.json", lambda path: read_as(dict[str, Any], path))
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
     analysis = files.read(f"{ANALYSIS}/{RESULT}", lambda path: read_as(Analysis, path, folder.path))
@@ -273,8 +275,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
             folder.check_unchanged(options, present)
         files.warnings += _collect_warnings(folder, options, present, report)
         report.parameters = count_parameters(folder)
-    own = files.attempt(lambda: phase_metrics(folder)) or {}
-    report.checkpoints = describe_checkpoints(folder, present, own)
+    report.checkpoints = describe_checkpoints(folder, present, phase_metrics(folder, attempt=files.attempt))
     if analysis and present is not None and analysis.checkpoint == present.digest:
         report.analysis = analysis
     elif analysis:
@@ -337,7 +338,7 @@ def _collect_warnings(folder: RunFolder, options: Options | None, present: Check
     warnings = [present.fallback] if present.fallback else []
     history = folder.phase_history(options).values() if options else ()
     warnings += [f"{few}." for each in history if (few := explain_too_few_steps(each / "checkpoints"))]
-    if (newest := list_checkpoints(present.path.parent)[-1]) != present.path:
+    if not present.fallback and (newest := list_checkpoints(present.path.parent)[-1]) != present.path:
         warnings.append(f"The best validation of {phase} was at step {step:,}, not at the end ({newest.name}).")
     if report.evaluation and report.evaluation.checkpoint != present.digest:
         warnings.append(_explain_stale_evaluation(folder, report.evaluation, present, stage))

@@ -2,11 +2,11 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,11 @@ def determine_state(folder: RunFolder) -> RunState:
 
 
 def damaged_state(folder: RunFolder) -> RunState:
-    """Return the state of a run whose files cannot be read."""
-    return RunState("damaged", changed=_time_of_change(folder.path))
+    """Return the state of a run whose files cannot be read, at the step of its last checkpoint."""
+    saved = {phase: read_position(folder.phase_folder(phase) / "checkpoints") for phase in LATEST_FIRST}
+    phase = next((phase for phase, position in saved.items() if position), None)
+    step = int(_finite_numbers(saved[phase]).get("step", 0)) if phase else 0
+    return RunState("damaged", phase, step, changed=_time_of_change(folder.path))
 
 
 def _time_of_change(path: Path) -> datetime:
@@ -194,7 +197,11 @@ def read_history(folder: RunFolder) -> dict[str, Path] | None:
     return None
 
 
-def phase_metrics(folder: RunFolder, history: Mapping[str, Path] | None = None) -> dict[str, list[Record]]:
+def phase_metrics(
+    folder: RunFolder,
+    history: Mapping[str, Path] | None = None,
+    attempt: Callable[[Callable[[], list[Record]]], list[Record] | None] = lambda read: read(),
+) -> dict[str, list[Record]]:
     """Return the metrics of each phase that has any, in the order of training.
 
     If the run is not being trained, they end at the newest checkpoint, since training would resume there.
@@ -202,12 +209,15 @@ def phase_metrics(folder: RunFolder, history: Mapping[str, Path] | None = None) 
     Args:
         folder: folder of the run.
         history: folders of the phases behind the model, see `RunFolder.phase_history`; None: those of this run.
+        attempt: called with a function that reads the metrics of a phase; returns None if they cannot be read.
     """
     folders = history or {phase: folder.phase_folder(phase) for phase in LATEST_FIRST}
     metrics, is_held = dict[str, list[Record]](), folder.lock_holder() is not None
     for phase in sorted(folders, key=lambda name: PHASES.index(name.split()[0])):
         path = folders[phase] / "metrics.jsonl"
-        if (status := status_of(path)) and (records := _read_records(path, status.st_mtime_ns, status.st_size)):
+        if not (status := status_of(path)):
+            continue
+        if records := attempt(partial(_read_records, path, status.st_mtime_ns, status.st_size)):
             saved = {} if is_held else read_position(folders[phase] / "checkpoints")
             metrics[phase] = [each for each in records if each.get("step", 0.0) <= saved.get("step", math.inf)]
     return {phase: records for phase, records in metrics.items() if records}

@@ -483,6 +483,7 @@ class Sample:
         hex: the exact bytes of both; None for pictures.
         parts: share of its chunks by each part of the likelihood, see `NextChunk.parts`; None for a decoder alone.
         characters_per_second: speed over all continuations of the prompt, for sound in values; None for pictures.
+        unit: what the speed counts, characters or values.
     """
 
     prompt: str
@@ -490,6 +491,7 @@ class Sample:
     hex: str | None = None
     parts: dict[str, float] | None = None
     characters_per_second: float | None = field(default=None, compare=False)
+    unit: str = "characters"
 
 
 @dataclass
@@ -508,4 +510,4 @@ def describe_speed(samples: Sequence[Sample]) -> str:
         f"{'; chunks' if not number else ','} {name} {100 * fmean(share[name] for share in shares):.1f} %"
         for number, name in enumerate(shares[0] if shares else ())
     )
-    return f"{fmean(speeds):,.0f} characters/s{parts}" if speeds else ""
+    return f"{fmean(speeds):,.0f} {samples[0].unit}/s{parts}" if speeds else ""

@@ -244,11 +244,16 @@ class RunFolder:
         """Return the contents of corpus.json, without opening the corpus.
 
         Raises:
-            FileNotFoundError: nothing was trained yet.
+            FileNotFoundError: nothing was trained yet, or the file is missing.
         """
         try:
             return read_as(CorpusRecord, self.path / CORPUS)
         except FileNotFoundError:
+            if self.is_trained():
+                raise FileNotFoundError(
+                    f"{self.path / CORPUS} is missing, which says what the run was trained on. Run "
+                    f"{format_command(self.trained_phase(), self.path)}, which writes it again"
+                ) from None
             raise FileNotFoundError(
                 f"{self.path} is not trained. Run {format_command('pretrain', self.path)} or "
                 f"{format_command('train', self.path)} first"

@@ -174,7 +174,11 @@ class MLflow:
         tags |= {"checkpoint": summary.checkpoint} if summary.checkpoint else {}
         params = [Param(name, value) for name, value in options.items() if name not in there]
         self._client.log_batch(self._open(), params=params, tags=[RunTag(*each) for each in tags.items()])
-        self._log_metrics(summary.metrics, summary.step)
+        # MLflow shows the value of the largest step, and phase two may have fewer steps than phase one.
+        earlier = [
+            each.step for name in summary.metrics for each in self._client.get_metric_history(self._open(), name)
+        ]
+        self._log_metrics(summary.metrics, max(summary.step, *earlier, 0))
         if summary.report:
             self._client.log_artifact(self._open(), str(summary.report))
 

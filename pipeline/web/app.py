@@ -261,7 +261,8 @@ class _Pages:
         comparison, _ = await run_in_threadpool(make_comparison, {folder.path.name: folder for folder in folders})
         if _wants_json(request):
             return _json_response(asdict(comparison))
-        return self._render_page("comparison.html", comparison=comparison)
+        link = f"?{urlencode([*request.query_params.multi_items(), ('format', 'json')])}"
+        return self._render_page("comparison.html", comparison=comparison, json_link=link)
 
     async def send_curves(self, request: Request) -> Response:
         """Return the metrics of runs, whose curves a page draws."""

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import server
+from tests.flows.api import PATIENCE, clean_environment, free_ports, until
 
 TURNS = """
 import asyncio, json
@@ -160,3 +161,16 @@ def test_nobody_takes_the_port_of_a_server_that_still_starts(tmp_path: Path, mon
     assert address.startswith("http://127.0.0.1:")
     process.terminate()
     process.wait()  # else other tests of this process find a zombie
+
+
+@pytest.mark.slow
+def test_servers_that_start_at_once_make_one_database(tmp_path: Path) -> None:
+    """As two commands do, the first in their folder."""
+    ports = free_ports()
+    home = clean_environment(PREFECT_HOME=str(tmp_path), PREFECT_SERVER_UI_ENABLED="false")
+    command = [sys.executable, "-m", "flows.server", "prefect", "--port"]
+    with ExitStack() as stack:
+        for port in ports:
+            process = stack.enter_context(subprocess.Popen([*command, str(port)], env=home, stderr=subprocess.DEVNULL))
+            stack.callback(process.terminate)
+        until(PATIENCE, lambda: all(server.is_server_healthy(f"http://127.0.0.1:{port}") for port in ports))

@@ -174,7 +174,7 @@ const sortAgain = () => table.setSort(table.getSorters().map(({ field, dir }) =>
 function groupOf(row) {
   const by = find("#group").value;
   if (by !== "seeds") return format(row[by]);
-  return several.filter((field) => (row[field] ?? null) !== null).map((field) => `${field.replace("option ", "")}=${row[field]}`).join(" ");
+  return several.filter((field) => (row[field] ?? "") !== "").map((field) => `${field.replace("option ", "")}=${row[field]}`).join(" ");
 }
 
 // Columns that came with new runs, in the table and among the choices.

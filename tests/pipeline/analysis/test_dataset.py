@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.analysis import dataset
 from pipeline.analysis.dataset import find_frequent_chunks, read_stream
+from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.opened import open_run
 
 
@@ -35,3 +36,10 @@ def test_a_minimum_count_is_lowered_only_if_it_can_be(run: Path) -> None:
         find_frequent_chunks(corpus, "train", 2, 1)
     with pytest.raises(ValueError, match=r"few to analyse\. Lower analyse\.min_count, or choose another"):
         find_frequent_chunks(corpus, "train", 2, 5)
+
+
+def test_the_mean_is_that_of_an_index(run: Path) -> None:
+    opened = open_run(run)
+    found = dataset.load_analysis_data(opened, opened.options)
+    mean = ChunkIndex(opened.folder, opened.digest).mean
+    assert mean is not None and np.allclose(found.vectors - found.centred, mean, atol=1e-6)

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from markdown_it import MarkdownIt
 
 from data.filesystem import write_json
@@ -18,6 +19,7 @@ from pipeline.reporting.report import find_nearest_preset, load_run_report, summ
 from pipeline.reporting.terms import TERMS
 from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.run_directory import RunFolder
+from tests.conftest import write_state
 
 
 def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
@@ -110,3 +112,29 @@ def test_what_a_run_changes_of_its_preset(run: Path) -> None:
 def markdown_of(place: Path) -> str:
     """The table of a comparison."""
     return compared(compare_runs([place.name], str(place.parent), place.parent / "compared"))
+
+
+def test_what_cannot_be_read_hides_nothing_else(run: Path) -> None:
+    with open(run / "finetune" / "metrics.jsonl", "a") as file:
+        file.write("{torn\n" + '{"step": 5}\n')
+    found = load_run_report(RunFolder(run))
+    assert list(found.phases) == ["pretrain"] and found.state.word == "damaged" and found.state.step == 4
+    (run / "corpus.json").unlink()
+    found = load_run_report(RunFolder(run))
+    assert any("corpus.json is missing, which says what" in each for each in found.warnings)
+    with pytest.raises(FileNotFoundError, match=r"corpus.json is missing.*Run `haed finetune"):
+        RunFolder(run).read_corpus_record()
+
+
+def test_a_checkpoint_in_place_of_a_damaged_one_is_not_said_to_be_the_best(run: Path) -> None:
+    (run / "finetune" / "checkpoints" / "step-00000004" / "model.safetensors").unlink()
+    warnings = load_run_report(RunFolder(run)).warnings
+    assert any("step-00000004" in each for each in warnings)
+    assert not any("The best validation" in each for each in warnings)
+
+
+def test_a_stopped_phase_has_the_steps_that_were_saved(run: Path) -> None:
+    latest = run / "finetune" / "checkpoints" / "step-00000004" / "state.json"
+    state = json.loads(latest.read_text())
+    write_state(latest, state | {"step": 6, "phase": state["phase"] | {"seconds": 1234.0}})
+    assert "finetune 6 steps in 1,234 s" in load_run_report(RunFolder(run)).training

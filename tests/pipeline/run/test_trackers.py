@@ -291,6 +291,10 @@ def test_mlflow_has_one_run_through_ranks_resuming_a_signal_and_a_report(
         summary = summarise_run(RunFolder(run).load_options())
         assert tags["checkpoint"] == summary.checkpoint and found["info"]["status"] == "FINISHED"
         assert figures["validation/bits_per_token"] == summary.metrics["validation/bits_per_token"]
+        train(words, tmp_path, "finetune.steps=3", command="finetune", **where)  # fewer than those of phase one
+        figures = {item["key"]: item["value"] for item in the_run()["data"]["metrics"]}
+        wanted = summarise_run(RunFolder(run).load_options()).metrics["validation/bits_per_token"]
+        assert figures["validation/bits_per_token"] == wanted != summary.metrics["validation/bits_per_token"]
         files = ask_mlflow(address, f"artifacts/list?run_id={found['info']['run_id']}")["files"]
         assert [file["path"] for file in files] == ["report.html"]
 
