@@ -302,7 +302,7 @@ class MixtureParts:
         known_bits_per_token: the softmax over the known chunks alone, q, on the known chunks among the scored ones;
             None if there are none.
         known_decoder_bits_per_token: the decoder alone on the same chunks, for comparison.
-        known_flops_per_token: FLOPs of the products with all known chunks, divided by all tokens.
+        known_flops_per_token: FLOPs of scoring all known chunks, for each chunk that is known, divided by all tokens.
     """
 
     known: int
