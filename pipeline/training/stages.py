@@ -300,13 +300,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             if ranks.is_first:
                 checkpoints.restore_pointers(newest)
-            log.info(
-                "%s %s step %s", phase, "is finished, at" if done else "resumes from", f"{trainer.position.step:,}"
-            )
-            warn_newer_phase_one(phase, newest, options)
-            if not done:
-                log_changed_options(newest.state, options, ranks.size)
-            log_changed_limits(phase, newest, trainer)
+            _log_resumed(phase, newest, trainer, options, done is not None)
         elif first is not None:
             log_start_checkpoint(first)
         resumed = trainer.position.step
@@ -377,6 +371,15 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None
     if was != now:
         trainer.state.best, trainer.state.stale = math.inf, 0
         log.info("the loss of the validation changed, so earlier validations are not compared")
+
+
+def _log_resumed(phase: Phase, newest: Checkpoint, trainer: Trainer, options: Options, is_finished: bool) -> None:
+    """Log where a phase goes on, or that it is finished, and what differs from then."""
+    log.info("%s %s step %s", phase, "is finished, at" if is_finished else "resumes from", f"{trainer.position.step:,}")
+    warn_newer_phase_one(phase, newest, options)
+    if not is_finished:
+        log_changed_options(newest.state, options, trainer.ranks.size)
+    log_changed_limits(phase, newest, trainer)
 
 
 def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> ChunkVocabulary | None:
