@@ -281,9 +281,9 @@ def waiting_transactions() -> Iterator[None]:
 def create_database() -> None:
     """Create the database of SQLite, unless there is one; a process at a time, since two at once would both fail."""
     from prefect.server.database import provide_database_interface
-    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, get_current_settings
 
-    database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
+    database = get_current_settings().home / "prefect.db"
     if str(PREFECT_API_DATABASE_CONNECTION_URL.value()).endswith(str(database)):
         with file_lock(database.with_name("database.lock")):
             if not database.exists() or not database.stat().st_size:
