@@ -9,7 +9,8 @@ Each device has the run's batch. Every part that is not in this table costs on e
 | loss | the scores of a device's own chunks with all C |
 | exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; |
 | | chunks D(K + 9)(g − 1); counts 16C, with several groups; |
-| | tables Σ (R + U)(4W + 8)(n − 1)/n, where R of the encoder's table shrinks as its share does |
+| | tables Σ (R + U)(4W + 8)(n − 1)/n, below four devices Σ R(4W + 8)(n − 1), |
+| | where R of the encoder's table shrinks as its share does |
 
 P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
 the width of an embedding. A step looks up R rows of width W in a table, U different ones on all devices. All-reduces
@@ -42,7 +43,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 from experiments.timing import build_phase_trainer
 from haed.base import TokenBatch, to_device
 from haed.chunk.packing import chunk_keys, find_distinct
-from haed.distributed import group_size, sum_gradient_rows
+from haed.distributed import SUMMED_IN_SHARES, group_size, sum_gradient_rows
 from haed.options import SYSTEMS, IEMOptions
 from pipeline.arguments import load_run_options
 from pipeline.config import PHASES, Options, Phase, training_phases
@@ -205,8 +206,9 @@ class MeasuredStep:
             memory["scores"] = 10.0 * found * min(self.iem.block or _BLOCK, self.chunks)
         exchanged["tables"] = memory["tables"] = 0.0
         for each in self.tables:
-            rows = each.growth(1) * (share if each.is_encoder else 1.0) + each.growth(n)
-            exchanged["tables"] += rows * (4 * each.width + 8) * (n - 1) / n
+            rows = each.growth(1) * (share if each.is_encoder else 1.0)
+            received = (rows + each.growth(n)) / n if n >= SUMMED_IN_SHARES else rows
+            exchanged["tables"] += received * (4 * each.width + 8) * (n - 1)
             memory["tables"] += (4.0 * (each.width + 1) + own * each.width) * each.rows
         memory["kept for the backward pass"] = float(sum(kept.values()))
         if self.profile.peak:  # of a GPU: what a backward pass, for example, has for a moment

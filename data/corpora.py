@@ -44,7 +44,7 @@ from data.options import (
     restore_options,
 )
 from data.parts import UNFINISHED
-from data.sources.files import NOTES, read_blocks
+from data.sources.files import ANY, NOTES, read_blocks
 from data.sources.source import Source, make_source, source_title
 
 log = logging.getLogger(__name__)
@@ -303,6 +303,6 @@ def save_stdin(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOption
                 file.flush()
             if not spool.stat().st_size:
                 raise EmptyInputError(str(source.path) if is_named_pipe else "standard input")
-            yield replace(source, path=str(spool))
+            yield replace(source, path=str(spool), pattern=ANY)
     finally:
         remove_folder(spool.parent)

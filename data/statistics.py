@@ -157,6 +157,7 @@ class Statistics:
         self._head, self._last = 0, 0
         self._waiting: list[np.ndarray] = []
         self._hashes: list[bytes] = []  # of the documents' bytes
+        self._ends_hashed = False  # the last document is one of them
 
     def count_chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Count chunks."""
@@ -178,10 +179,11 @@ class Statistics:
     def add_hash(self, digest: bytes) -> None:
         """Add the hash of a document's bytes, of 8 bytes."""
         self._hashes.append(digest)
+        self._ends_hashed = True
 
     @property
     def hashes(self) -> np.ndarray:
-        """Hash of each document (D,), uint64, without documents that an earlier part began."""
+        """Hash of each document (D,), uint64, without those that parts share."""
         return np.frombuffer(b"".join(self._hashes), np.uint64)
 
     def _end_document(self) -> None:
@@ -202,7 +204,12 @@ class Statistics:
         other._count_waiting()
         self.lengths += other.lengths
         self.documents += other.documents
-        self._hashes += other._hashes
+        if other._head and self._ends_hashed:  # the last document goes on there
+            self._hashes[-1] = self._hashes[-1][:-8]
+            self._ends_hashed = False
+        if other._ends_hashed:
+            self._hashes += other._hashes
+            self._ends_hashed = True
         if other._head:
             self.count_document(other._head, False)
         if other._last:
@@ -232,6 +239,7 @@ class Statistics:
         restored = cls()
         restored.lengths, restored.documents = arrays["lengths"], arrays["documents"]
         restored._hashes = [arrays["hashes"].tobytes()]
+        restored._ends_hashed = len(arrays["hashes"]) > 0
         restored.shortest, restored.longest, restored._head, restored._last = (int(x) for x in arrays["ends"])
         restored.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
         return restored

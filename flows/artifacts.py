@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
@@ -44,7 +44,7 @@ def post_markdown(text: str, key: str, *about: str) -> None:
         key: of the artifact.
         about: paragraphs of its description, as plain text.
     """
-    create_markdown_artifact(text, key, _join_paragraphs(about))
+    _post(create_markdown_artifact, text, key, about)
 
 
 def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
@@ -53,7 +53,14 @@ def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None
         {name: make_printable(value) if isinstance(value, str) else value for name, value in row.items()}
         for row in rows
     ]
-    create_table_artifact(shown, key, _join_paragraphs(about))
+    _post(create_table_artifact, shown, key, about)
+
+
+def _post(create: Callable[[Any, str, str], object], content: Any, key: str, about: Sequence[str]) -> None:
+    try:
+        create(content, key, _join_paragraphs(about))
+    except Exception as error:  # whatever it is: what a flow has done lies in the run's folder
+        log.warning("the server did not take the artifact %s: %s", key, str(error).partition("\n")[0])
 
 
 def _join_paragraphs(about: Sequence[str]) -> str:

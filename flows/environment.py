@@ -23,6 +23,9 @@ DEFAULTS = {
     # A temporary server takes 10 s to start on two cores, longer on busy ones.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    # PostgreSQL on a busy machine may take longer than Prefect's 10 and 5 s, and an answer 500 ends a flow.
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "30",
     # Leases in memory would end a running training after a restart of the server.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     # The poll interval dominates the time from a click to the first log line.

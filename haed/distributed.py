@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from haed.layers.ngram_embedding import SparseLookup
 
+SUMMED_IN_SHARES = 4  # ranks from which rows of tables are summed in shares; two or three would exchange more
 _PATIENCE = timedelta(days=1)  # the first rank may count a corpus or validate; torchrun ends all if one dies
 
 
@@ -149,35 +150,46 @@ class Ranks:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def average_sparse_gradient(self, table: Tensor) -> Tensor | None:
-        """Return the mean of the ranks' sparse gradients of a table; its rows are distinct and sorted.
+        """Return the mean of the ranks' sparse gradients of a table.
 
-        Each rank sums the rows of its share of the table, and all gather the sums. So a rank receives a row that
-        several ranks have once, not from each of them. Waits for the device twice.
+        From four ranks on, each sums a share of the rows, and all gather the sums. So a rank receives a row that several
+        ranks have once, not from each of them. This waits for the device twice.
         """
         if self.size == 1:
             return table.grad
         rows, values = table.new_empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:])
         if table.grad is not None:
             rows, values = sum_gradient_rows(table.grad)
-        share = -(-len(table) // self.size)
-        ends = torch.arange(1, self.size + 1, device=rows.device) * share
-        sent = torch.searchsorted(mark_padding(rows, len(table)), ends).diff(prepend=ends.new_zeros(1)).cpu()
-        counts = [torch.empty_like(sent) for _ in range(self.size)]
-        dist.all_gather(counts, sent, group=self._cpu)
-        received = [int(each[self.rank]) for each in counts]
-        rows, values = (self._exchange_parts(x, sent.tolist(), received) for x in (rows, values / self.size))
-        rows, values = sum_gradient_rows(
-            torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False)
-        )
-        count = int((mark_padding(rows, len(table)) < len(table)).sum())
-        rows, values = (torch.cat(self.gather_tensors(x[:count])) for x in (rows, values))
+        values = values / self.size
+        if self.size >= SUMMED_IN_SHARES:
+            rows, values = self._sum_share(rows, values)
+        rows, values = (torch.cat(self.gather_tensors(x)) for x in (rows, values))
         return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False)
 
-    def _exchange_parts(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send the first rows of a tensor to the ranks, so many to each, and return the rows that come from each."""
-        found = x.new_empty(sum(received), *x.shape[1:])
-        dist.all_to_all_single(found, x[: sum(sent)].contiguous(), received, sent, group=self._devices)
-        return found
+    def _sum_share(self, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distinct rows of this rank's share, and the sums over ranks of their values.
+
+        Row r belongs to rank r mod n. The rows of a table are hashes, so the shares are alike.
+
+        Args:
+            rows: (R,) distinct rows of this rank, sorted, and padding.
+            values: (R, D).
+        """
+        owner = (rows % self.size).where(mark_rows(rows), self.size)  # none owns padding
+        owner, order = owner.sort(stable=True)
+        bounds = torch.searchsorted(owner, torch.arange(self.size + 1, device=rows.device))
+        sent = bounds.diff().cpu()
+        counts = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(counts, sent, group=self._cpu)
+        received, parts = [int(each[self.rank]) for each in counts], list[Tensor]()
+        for x in (rows, values):
+            part = x.new_empty(sum(received), *x.shape[1:])
+            dist.all_to_all_single(part, x[order[: int(sent.sum())]], received, sent.tolist(), group=self._devices)
+            parts.append(part)
+        lookup = SparseLookup.from_rows(parts[0])
+        sums = values.new_zeros(len(lookup.rows), *values.shape[1:]).index_add_(0, lookup.inverse, parts[1])
+        count = int(mark_rows(lookup.rows).sum())
+        return lookup.rows[:count], sums[:count]
 
     def average_gradient(self, parameter: Tensor) -> None:
         """Average a parameter's gradient, which all ranks have, over the ranks."""
@@ -225,11 +237,11 @@ def sum_gradient_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     return lookup.rows, values.new_zeros(len(lookup.rows), *values.shape[1:]).index_add_(0, lookup.inverse, values)
 
 
-def mark_padding(rows: Tensor, size: int) -> Tensor:
-    """Return sorted row indices (R,) with the number of rows of the table, `size`, in place of padding at their end."""
-    is_row = torch.ones_like(rows, dtype=torch.bool)
-    torch.gt(rows[1:], rows[:-1], out=is_row[1:])
-    return rows.where(is_row, size)
+def mark_rows(rows: Tensor) -> Tensor:
+    """Return a mask (R,) of sorted distinct row indices that is false for the padding at their end."""
+    mask = torch.ones_like(rows, dtype=torch.bool)
+    torch.gt(rows[1:], rows[:-1], out=mask[1:])
+    return mask
 
 
 def is_sharded(x: Tensor) -> bool:

@@ -125,12 +125,15 @@ def list_files(
                 paths_by_name[before[:-1] or root.name] = str(root)
         elif root.is_dir():
             inside, aside = dict[str, str](), LeftOut()
-            found = sorted(_walk_files(str(root), wanted, follow_links, left_out))
+            walked, depth = LeftOut(), 0
+            found = sorted(_walk_files(str(root), wanted, follow_links, walked))
+            if is_glob and not found:  # the glob may be of folders
+                walked, depth = LeftOut(), len(wanted[0])
+                found = sorted(_walk_files(str(root), [[*wanted[0], *ANY.split("/")]], follow_links, walked))
             if is_glob:
-                found = found or sorted(_walk_files(str(root), [[*wanted[0], *ANY.split("/")]], follow_links, left_out))
-                found = [
-                    one for one in found if any(_matches_glob(tuple(one[0].split("/")), each) for each in patterns)
-                ]
+                found = [each for each in found if _matches_any(each[0].split("/"), patterns, depth)]
+            for why, names in walked.items():
+                left_out.setdefault(why, []).extend(names)
             for name, place in found:
                 reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
                 if reason:
@@ -271,6 +274,11 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
                 leave(name, "no regular files")
             else:
                 yield name, place
+
+
+def _matches_any(parts: list[str], patterns: list[list[str]], depth: int) -> bool:
+    """Return if a path, or what is left of it in a folder `depth` below, matches one of the globs."""
+    return any(_matches_glob(tuple(parts[first:]), each) for each in patterns for first in {0, depth})
 
 
 def _is_hidden(name: str) -> bool:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _ROWS = 1000
 _NAMED = 10  # maximum columns that an error names
 _FORMATS = ("parquet", "arrow", "csv", "json")  # of files of a folder, by the names of their builders
+_SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl")
 _STRINGS = ("string", "large_string", "string_view")
 
 
@@ -54,7 +55,7 @@ class DatasetsSource(Source):
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
         stamp = tuple(_stamp_file(str(each)) for each in there)
         try:
-            splits = _load_splits(path, self.options.config, self.options.revision, self.options.field, stamp)
+            splits = _load_splits(path, self.options.config, self.options.revision, stamp)
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             message = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in message or "BatchSize must be" in message:
@@ -71,7 +72,8 @@ class DatasetsSource(Source):
                     f"source.path={path}: no split matches source.pattern={pattern}. Its splits are {', '.join(splits)}"
                 )
             splits = {name: rows for name, rows in splits.items() if name not in others}
-            self.record.left_out["of other names than source.pattern"] = others
+            if others:
+                self.record.left_out["of other names than source.pattern"] = others
         for name, rows in splits.items():
             if not _holds_strings(rows.features.get(self.options.field)):
                 raise ValueError(
@@ -121,19 +123,23 @@ class DatasetsSource(Source):
         return {"datasets": version("datasets")}
 
     def fingerprint(self) -> list[str]:
-        """Return sizes and times of the files that hold the rows; of rows in memory, their digest."""
-        paths = [each["filename"] for rows in self.dataset_splits.values() for each in rows.cache_files]
-        return [_stamp_file(path) for path in paths] or [self.compute_digest(1)]
+        """Return sizes and times of the files that hold the rows; for rows in memory, their digest."""
+        stamps = []
+        for name, rows in self.dataset_splits.items():
+            stamps += [_stamp_file(each["filename"]) for each in rows.cache_files] or [self._digest_split(name)]
+        return stamps
 
     def compute_digest(self, threads: int) -> str:
         """Return a hash of the names of the splits and of their texts, wherever and in whatever format they lie."""
-        whole = hashlib.sha256()
-        for name, rows in self.dataset_splits.items():
-            whole.update(f"{name}\0{len(rows)}\n".encode())
-            for texts in self._read_texts(name, 0, len(rows)):
-                for text in texts:
-                    data = text.encode("utf-8", "surrogatepass") if text else b""
-                    whole.update(len(data).to_bytes(8, "little") + data)
+        return hashlib.sha256("\n".join(map(self._digest_split, self.dataset_splits)).encode()).hexdigest()
+
+    def _digest_split(self, name: str) -> str:
+        total = len(self.dataset_splits[name])
+        whole = hashlib.sha256(f"{name}\0{total}\n".encode())
+        for texts in self._read_texts(name, 0, total):
+            for text in texts:
+                data = text.encode("utf-8", "surrogatepass") if text else b""
+                whole.update(len(data).to_bytes(8, "little") + data)
         return whole.hexdigest()
 
 
@@ -179,9 +185,7 @@ def _describe_column(column: Any) -> str:
 
 
 @lru_cache(maxsize=2)
-def _load_splits(
-    path: str, config: str | None, revision: str | None, field: str, stamp: tuple[str, ...]
-) -> dict[str, Any]:
+def _load_splits(path: str, config: str | None, revision: str | None, stamp: tuple[str, ...]) -> dict[str, Any]:
     """Load the splits of a data set, once per process for all its parts, as long as its files have the same `stamp`.
 
     Its rows are memory-mapped.
@@ -203,25 +207,33 @@ def _load_splits(
             )
         dataset = datasets.load_from_disk(path)
         return dict(dataset) if isinstance(dataset, dict) else {"all": dataset}
-    others = (
-        f"source.path={path} has no data set files (.parquet, .arrow, .csv, .tsv, .json or .jsonl). "
-        "Use source.kind=text for others"
-    )
+    files = f"data set files ({', '.join(_SUFFIXES)})"
+    others = f"source.path={path} has no {files}. Use source.kind=text for others"
     settings: dict[str, Any] = {"revision": revision}
-    if is_local:  # its cache knows a file by its path and time alone
-        key = hashlib.sha256("\n".join(stamp).encode()).hexdigest()[:16]
-        settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
     try:
         builder = datasets.load_dataset_builder(path, config, **settings)
-        if is_local and builder.name not in _FORMATS:
-            raise ValueError(others)
-        if not hasattr(builder.config, "keep_default_na"):
-            return dict(datasets.load_dataset(path, config, **settings))
-        settings |= {"keep_default_na": False, "na_values": [""]}  # else NA, null, … would be no texts
-        try:
-            return dict(datasets.load_dataset(path, config, usecols=[field], **settings))
-        except datasets.exceptions.DatasetGenerationError:  # perhaps it has no such column
-            return dict(datasets.load_dataset(path, config, **settings))
+        if is_local:
+            if builder.name not in _FORMATS:
+                if any(each.partition("\0")[0].endswith(_SUFFIXES) for each in stamp):
+                    others = (
+                        f"source.path={path}: datasets takes it for {builder.name}, as most of its files are none of the "
+                        f"{files}. Move the others away"
+                    )
+                raise ValueError(others)
+            # The cache knows a file by its path and time alone.
+            read = sorted(
+                {os.path.realpath(each) for names in (builder.config.data_files or {}).values() for each in names}
+            )
+            key = hashlib.sha256("\n".join(map(_stamp_file, read)).encode()).hexdigest()[:16]
+            settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
+        if hasattr(builder.config, "keep_default_na"):  # CSV, where NA, null, … would be no texts
+            try:
+                return dict(datasets.load_dataset(path, config, keep_default_na=False, na_values=[""], **settings))
+            except datasets.exceptions.DatasetGenerationError:  # such as of a NA among many numbers
+                loaded = dict(datasets.load_dataset(path, config, **settings))
+            log.warning("source.path=%s: texts such as NA, null and nan are taken for missing ones (pandas)", path)
+            return loaded
+        return dict(datasets.load_dataset(path, config, **settings))
     except datasets.exceptions.DataFilesNotFoundError as error:
         raise ValueError(others) from error
     except (ValueError, datasets.exceptions.DatasetsError) as error:

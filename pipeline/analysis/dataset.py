@@ -6,6 +6,7 @@ Legend: n chunks, E width of an embedding, S positions of the stream.
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from data.vocabulary import DistinctChunks, count_distinct_chunks
 from pipeline.analysis.geometry import cluster_directions
 from pipeline.config import Options
 from pipeline.console import escape_control_characters
-from pipeline.run.index.chunk_index import known_count_threshold
+from pipeline.run.index.chunk_index import ChunkIndex, known_count_threshold
 from pipeline.run.index.queries import PIXELS, display_chunk
 from pipeline.run.opened import Run
 
@@ -54,8 +55,8 @@ class AnalysisData:
         chunks: the first n of them, which are analysed; the following fields refer to these.
         counts: (n,) occurrences in the split.
         vectors: (n, E) embeddings.
-        centred: (n, E) embeddings less the mean of the known ones, as in an index; see `known_count_threshold`. Their
-            cosines rank neighbours.
+        centred: (n, E) embeddings less the mean of the run's index, or else of the known ones. Their cosines rank
+            neighbours.
         labels: (n) displayed chunks.
         stream: (S,) the split, or its beginning, as rows of `every`.
         clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (dev/LOG.md).
@@ -99,7 +100,9 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
             f"contexts are counted in the first {(rows >= 0).sum():,} known chunks of the split "
             f"(analyse.corpus_chunks={limits.corpus_chunks})"
         )
-    known = vectors[every.counts >= known_count_threshold(every.counts)]
+    mean = _mean_of_index(run)
+    if mean is None:
+        mean = vectors[every.counts >= known_count_threshold(every.counts)].mean(0)
     return AnalysisData(
         run=run,
         every=every,
@@ -107,13 +110,20 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
         chunks=every.chunks[:size],
         counts=every.counts[:size],
         vectors=vectors[:size],
-        centred=vectors[:size] - known.mean(0),
+        centred=vectors[:size] - mean,
         labels=label_chunks(run, every.chunks[:size]),
         stream=rows,
         clusters=cluster_directions(vectors[:size], limits.clusters, options.seed),
         pixels=run.chunker.name == PIXELS,
         notes=notes,
     )
+
+
+def _mean_of_index(run: Run) -> np.ndarray | None:
+    """Return the mean that the index of this checkpoint subtracts; None if there is no such index or no mean."""
+    with suppress(OSError, ValueError):
+        return ChunkIndex(run.folder, run.digest).mean
+    return None
 
 
 def label_chunks(run: Run, chunks: list[bytes]) -> list[str]:

@@ -194,14 +194,20 @@ def _draw_chart(
 def _tick_values(low: float, high: float, log: bool) -> Iterable[float]:
     """Return about three to six round numbers between two others.
 
-    Of a logarithmic axis these are whole powers of ten; if there are fewer than two, 1, 2 and 5 times these, or the ends.
+    Of a logarithmic axis these are whole powers of ten. If there are fewer than two, 1, 2 and 5 times these; if these are
+    too few, the ends as well, unless they are close to one.
     """
     span = high - low
     if log and floor(high) <= ceil(low):
         powers = range(floor(low), ceil(high) + 1)
         ticks = [power + log10(factor) for power in powers for factor in (1, 2, 5)]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        return ticks if len(ticks) > 1 else [low, high]
+        ends = [log10(float(f"{10**end:.3g}")) for end in (low, high)]
+        return (
+            ticks
+            if len(ticks) > 1
+            else sorted(ticks + [x for x in ends if all(abs(x - at) > span / 4 for at in ticks)])
+        )
     unit = 10.0 ** floor(log10(span / 3))
     step = next(unit * each for each in (5, 2, 1) if span / (unit * each) >= 2.5 or each == 1)
     if log:

@@ -264,7 +264,8 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     report.options = flatten_options(saved) if saved else {}
     report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
     report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
-    record = files.attempt(lambda: folder.read_corpus_record() if folder.is_trained() else None)
+    is_recorded = folder.is_trained() or os.path.lexists(folder.path / "corpus.json")
+    record = files.attempt(lambda: folder.read_corpus_record() if is_recorded else None)
     report.statistics = record.statistics.get("train") if record else None
     environment = files.read("environment.json", lambda path: read_as(dict[str, Any], path))
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
@@ -338,7 +339,8 @@ def _collect_warnings(folder: RunFolder, options: Options | None, present: Check
     warnings = [present.fallback] if present.fallback else []
     history = folder.phase_history(options).values() if options else ()
     warnings += [f"{few}." for each in history if (few := explain_too_few_steps(each / "checkpoints"))]
-    if not present.fallback and (newest := list_checkpoints(present.path.parent)[-1]) != present.path:
+    is_best = resolve_pointer(present.path.parent, "best") == present.path  # else a damaged one is
+    if is_best and (newest := list_checkpoints(present.path.parent)[-1]) != present.path:
         warnings.append(f"The best validation of {phase} was at step {step:,}, not at the end ({newest.name}).")
     if report.evaluation and report.evaluation.checkpoint != present.digest:
         warnings.append(_explain_stale_evaluation(folder, report.evaluation, present, stage))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from haed.base import Likelihood, Objective, TokenBatch
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.packing import Chunks
-from haed.distributed import Ranks, copy_to_cpu
+from haed.distributed import SUMMED_IN_SHARES, Ranks, copy_to_cpu
 from haed.fsdp import ShardedModule, shard_blocks
 from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
@@ -117,9 +117,9 @@ def train(
         losses.total.backward()
     for table in tables:
         table.grad = ranks.average_sparse_gradient(table)
-        if table.grad is not None and ranks.size > 1:  # a row is sent once
+        if table.grad is not None and ranks.size >= SUMMED_IN_SHARES:  # a row is sent once
             rows = table.grad._indices()[0]
-            assert torch.equal(rows, rows.unique())
+            assert len(rows) == len(rows.unique())
     if sharded is not None:
         sharded.average_scalars()
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
@@ -135,6 +135,18 @@ def train(
     return found | {name: copy_to_cpu(x.to_dense() if x.is_sparse else x) for name, x in gradients.items()}
 
 
+def check_shares_of_rows(ranks: Ranks) -> None:
+    """Rows and padding, as a device has them: each row comes once, with the sum of its values, and no padding."""
+    generator = torch.Generator().manual_seed(ranks.rank)
+    rows = torch.randint(10, (2 * ranks.rank,), generator=generator).unique()  # none on the first rank
+    values = torch.ones(len(rows), 2, dtype=torch.float64) * (1 + rows[:, None])
+    padded = torch.cat([rows, rows.new_zeros(7)]), torch.cat([values, values.new_zeros(7, 2)])
+    found, sums = (torch.cat(ranks.gather_tensors(x)) for x in ranks._sum_share(*padded))
+    everywhere = torch.cat(ranks.gather_tensors(rows)).bincount(minlength=10)
+    assert torch.equal(found.sort().values, everywhere.nonzero().squeeze(1))
+    assert torch.equal(sums[:, 0], (everywhere[found] * (1 + found)).double())
+
+
 Found = dict[str, dict[str, torch.Tensor]]
 
 
@@ -148,6 +160,7 @@ def all_cases(rank: int, meetings: Path) -> dict[int, Found]:
             meeting = (meetings / str(size)).as_uri()
             dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)
             try:
+                check_shares_of_rows(Ranks())
                 found[size] = {case: train(case, Ranks(), rank, size, windows) for case in cases}
                 sharded = [case for case in cases if case not in GROUPED]
                 found[-size] = {case: train(case, Ranks(), rank, size, windows, None, True) for case in sharded}

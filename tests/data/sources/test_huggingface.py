@@ -189,17 +189,22 @@ def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "rows"
     folder.mkdir()
+    (folder / ".git").mkdir()
     for version in ("one", "two"):
+        (folder / ".git" / "index").write_text(version)
         (folder / "a.parquet").unlink(missing_ok=True)
         parquet.write_table(pa.table({"text": [f"{version} {number}" for number in range(100)]}), folder / "a.parquet")
         os.utime(folder / "a.parquet", (1_700_000_000, 1_700_000_000))
         corpus = sharded(folder, tmp_path / "shards")
         assert next(iter(corpus.iterate_originals("train"))).startswith(version.encode())
+    (folder / ".git" / "index").write_text("three")  # no data
+    sharded(folder, tmp_path / "shards")
+    assert len(list((tmp_path / "cache").glob("haed-*"))) == 2
 
 
 @pytest.mark.parametrize(("suffix", "between"), [("csv", ","), ("tsv", "\t")])
 def test_words_that_stand_for_nothing_elsewhere_are_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, between: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, suffix: str, between: str
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "rows"
@@ -212,12 +217,24 @@ def test_words_that_stand_for_nothing_elsewhere_are_texts(
     assert "rows without text were left out: 1" in corpus.manifest["splits"]["notes"]
     with pytest.raises(ValueError, match=r"no column 'body'. Its columns are 'text'.*'number'"):
         sharded(folder, tmp_path / "shards", field="body")
+    many = [f"NA{between}{number}" for number in range(12_000)]  # more than are looked at for the types of columns
+    (folder / f"a.{suffix}").write_text("\n".join([*lines, *many, f"x{between}NA", ""]))
+    corpus = sharded(folder, tmp_path / "shards", valid_percent=0)
+    assert list(corpus.iterate_originals("train"))[-1] == b"x" and "NA, null and nan are taken for" in caplog.text
+    with open(folder / f"a.{suffix}", "a") as file:
+        file.write(f"one{between}too{between}many\n")
+    with pytest.raises(ValueError, match="Expected 2 fields"):
+        sharded(folder, tmp_path / "shards")
 
 
 def test_a_file_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("one\r\ntwo\n")
     with pytest.raises(ValueError, match=r"has no data set files \(.*Use source.kind=text for others"):
+        sharded(tmp_path / "texts", tmp_path / "shards")
+    parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "texts" / "a.parquet")
+    (tmp_path / "texts" / "b.txt").write_text("more of these")
+    with pytest.raises(ValueError, match="takes it for text, as most of its files are none of"):
         sharded(tmp_path / "texts", tmp_path / "shards")
     with pytest.raises(ValueError, match="is a file, but source.kind=datasets reads a folder"):
         sharded(tmp_path / "texts" / "a.txt", tmp_path / "shards")

@@ -312,6 +312,16 @@ def test_documents_of_held_out_splits_that_are_in_train_are_counted(tmp_path: Pa
         assert len(shared) == 1 and "5 of the 10 documents of valid" in shared[0]
 
 
+def test_a_file_that_only_begins_like_another_is_not_the_same(tmp_path: Path) -> None:
+    """Parts hold ranges of it."""
+    lines = b"".join(b"line %d of a long text\n\n" % number for number in range(60_000))
+    for split, end in (("train", b"one"), ("valid", b"two"), ("test", b"three")):
+        (tmp_path / "source" / split).mkdir(parents=True)
+        (tmp_path / "source" / split / "a.txt").write_bytes(lines + end)
+    corpus = sharded(tmp_path / "source", tmp_path / "shards", megabytes=1, workers=2)
+    assert not any("the same text" in note for note in corpus.manifest["splits"]["notes"])
+
+
 def test_texts_that_decompress_to_nothing_are_left_out(tmp_path: Path) -> None:
     folder = put(tmp_path / "source", "text", "a", "b", "c")
     (folder / "d.txt.zst").write_bytes(zstd.compress(b""))

@@ -40,6 +40,7 @@ def test_a_minimum_count_is_lowered_only_if_it_can_be(run: Path) -> None:
 
 def test_the_mean_is_that_of_an_index(run: Path) -> None:
     opened = open_run(run)
+    opened.options.analyse.max_chunks, opened.options.analyse.projector = 20, 0
     found = dataset.load_analysis_data(opened, opened.options)
     mean = ChunkIndex(opened.folder, opened.digest).mean
     assert mean is not None and np.allclose(found.vectors - found.centred, mean, atol=1e-6)

@@ -39,7 +39,7 @@ def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.
     text = b"".join(b"paragraph %d\nof a text\n\n" % number for number in range(3000))
     assert main(["train", *settings]) == 1
     assert b"standard input was not sharded" in capfdbinary.readouterr().err
-    done = command("shard", *settings, "--json", given=text)
+    done = command("shard", *settings, "source.pattern=*.txt", "--json", given=text)  # no pattern is of a stream
     assert done.returncode == 0, done.stderr
     folder = json.loads(done.stdout.splitlines()[-1])["folder"]
     assert main(["train", *settings]) == 0  # finds what was piped before
