@@ -5,6 +5,7 @@ machine takes longer for them, but learns no more. If steps differ in cost, the 
 limited by seconds, otherwise model FLOPs.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import count_parameters, phase_metrics
-from pipeline.run.checkpoints import read_position
+from pipeline.run.checkpoints import read_phase_one_cost, read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import CORPUS, RunFolder
@@ -248,26 +249,33 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     metrics = phase_metrics(folder, where)
     if not metrics:
         raise FileNotFoundError(f"{folder.path} is not trained, so it has no metrics to compare")
-    if len(metrics) == 3:  # an end-to-end baseline in the folder of a two-phase run
-        del metrics["train"]
+    # What phase one costs is known from the phase two that began with it, whatever became of its folder.
+    first = read_phase_one_cost(where["finetune"] / "checkpoints")
+    if "finetune" in metrics or "train" not in metrics:
+        phases = [phase for phase in where if phase != "train" and (phase in metrics or (first and phase != "finetune"))]
+    else:
+        phases = ["train"]  # an end-to-end baseline in the folder of a run that has a phase one
     totals = {"step": 0.0, "seconds": 0.0, "flops": 0.0}
     points: list[Point] = []
     last: Record = {}
-    for phase, records in metrics.items():
-        saved = read_position(where[phase] / "checkpoints")
+    for phase in phases:
+        costs = [first] if first and phase != "finetune" else [read_position(where[phase] / "checkpoints")]
+        records = metrics.get(phase, [])
+        if phase != "finetune":
+            records = [record for record in records if record["step"] <= first.get("step", math.inf)]
         for record in records:
             if BITS in record:
                 points.append(Point(**{key: totals[key] + record.get(key, 0.0) for key in totals}, bits=record[BITS]))
                 last = record
         for key in totals:
-            totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
+            totals[key] += max(record.get(key, 0.0) for record in [*records, *costs])
     present = folder.select_checkpoint() if folder.is_trained() else None
     if present is not None:
         folder.check_unchanged(of=present)  # a process reads the options of a run only once
     corpus = _read_if(CorpusRecord, folder, CORPUS)
     row = Row(
         run=name,
-        phases=list(metrics),
+        phases=phases,
         parameters=count_parameters(folder),
         steps=int(totals["step"]),
         seconds=totals["seconds"],

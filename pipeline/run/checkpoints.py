@@ -91,7 +91,8 @@ class State(TypedDict, total=False):
         validated_at: position of the last validation.
         stale: number of validations since the best one.
         best: metric of the best validation, or None.
-        first: digest of the phase-one checkpoint that phase two began with; else empty.
+        first: of phase two, the digest of the phase-one checkpoint that it began with, and what phase one had cost by
+            then, see `read_position`; else empty.
     """
 
     step: int
@@ -107,7 +108,7 @@ class State(TypedDict, total=False):
     validated_at: dict[str, Any]
     stale: int
     best: float | None
-    first: str
+    first: dict[str, Any]
 
 
 @dataclass
@@ -233,6 +234,12 @@ def read_newest_state(folder: Path) -> State:
         with suppress(OSError, ValueError):
             return read_state(path)
     return {}
+
+
+def read_phase_one_cost(folder: Path) -> dict[str, float]:
+    """Return what phase one had cost when the phase two in a folder began, as `read_position`; empty if unknown."""
+    first = read_newest_state(folder).get("first")
+    return {name: value for name, value in first.items() if name != "digest"} if isinstance(first, dict) else {}
 
 
 def read_position(folder: Path) -> dict[str, float]:

@@ -284,7 +284,7 @@ class RunFolder:
             folders["pretrain"] = self.find_first_run(options).phase_folder("pretrain")
         except FileNotFoundError:
             folders["pretrain"] = self.path / "gone"
-            log.warning("%s started from phase one of %s, which is missing. It is not counted", self.path, start)
+            log.warning("%s started from phase one of %s, which is missing. Its curves are not shown", self.path, start)
         return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in folders.items()}
 
     def is_trained(self) -> bool:

@@ -45,6 +45,7 @@ from pipeline.run.checkpoints import (
     load_chosen,
     make_identity,
     read_newest_state,
+    read_position,
     resolve_pointer,
 )
 from pipeline.run.device import Compute, release_memory, setup_compute
@@ -222,12 +223,26 @@ def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> 
         first = RunFolder.from_options(options).find_first_run(options).select_checkpoint("pretrain")
     except (FileNotFoundError, ValueError):  # it is not needed any more
         return
-    if first.digest != newest.state["first"]:
+    if first.digest != newest.state["first"]["digest"]:
         log.warning(
             "phase one was trained further, to %s. finetune continues without that. To start from it, "
             "use another name= and finetune.start_from=%s",
             first.path,
-            options.name,
+            options.finetune.start_from or options.name,
+        )
+
+
+def _warn_unused_phase_one(options: Options, is_begun: bool) -> None:
+    """Warn before phase one is trained if phase two of the same run does not use it."""
+    if options.finetune.start_from:
+        log.warning(
+            "finetune of this run starts from phase one of %s (finetune.start_from), not from this one",
+            options.finetune.start_from,
+        )
+    elif not is_begun and has_checkpoint(RunFolder.from_options(options).phase_folder("finetune") / "checkpoints"):
+        log.warning(
+            "finetune of this run began with an earlier phase one, which is gone. It continues without this one, which "
+            "is trained anew"
         )
 
 
@@ -287,7 +302,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         elif first is not None:
             check_same_identity(first, trainer.identity)
             restore_learning(trainer.learner, first)
-            trainer.first = first.digest
+            trainer.first = {"digest": first.digest, **read_position(first.path.parent)}
             _continue_reading(trainer, first, options)
         ranks.wait_for_all()
         noted = options
@@ -297,6 +312,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             run.write_corpus_record(corpus)
             if is_mixed(options, limits):
                 store_known_chunks(run, corpus, max_known_chunks(options))
+        if phase == "pretrain" and ranks.is_first:
+            _warn_unused_phase_one(options, newest is not None)
         if newest is not None:
             if ranks.is_first:
                 checkpoints.restore_pointers(newest)

@@ -326,7 +326,8 @@ class Trainer:
         self.metrics: Metrics | None = None
         self.keep: Callable[[], object] = lambda: None
         self._data_position: DataPosition | None = None  # up to the last step, if reading the next batch failed
-        self.first = ""  # digest of the phase-one checkpoint that phase two began with
+        # Of phase two: the digest of the phase-one checkpoint that it began with, and what phase one had cost by then.
+        self.first: dict[str, Any] = {}
         self._best_before = (math.inf, 0)  # best and stale, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step

@@ -125,10 +125,22 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     page = (output / "comparison.html").read_text()
     assert "not evaluated. Run <code>haed evaluate</code>, or compare the validation" in page
     assert "pretrain of tiny 6 steps" in write_report(other).read_text()
+    options.pretrain.steps = 9
+    stages.pretrain(options)  # which no phase two knows
+    assert {row.steps for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows} == {10}
+    seconds, flops = rows["other"].seconds, rows["other"].flops
     shutil.rmtree(Path(options.runs_dir) / "tiny")
     (row,) = compare(options, "other").rows
-    assert (row.phases, row.steps) == (["finetune"], 4)
-    assert "other started from phase one of tiny, which is missing. It is not counted" in caplog.text
+    assert (row.phases, row.steps) == (["pretrain of tiny", "finetune"], 10)
+    assert (row.seconds, row.flops) == (seconds, flops)
+    assert "other started from phase one of tiny, which is missing. Its curves are not shown" in caplog.text
+
+
+def test_a_model_trained_end_to_end_has_no_phase_one(options: Options) -> None:
+    stages.pretrain(options)
+    stages.train(options)
+    (row,) = compare(options, "tiny").rows
+    assert row.phases == ["train"] and row.steps == options.train.steps
 
 
 @pytest.fixture(scope="module")
