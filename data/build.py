@@ -358,8 +358,7 @@ def shard(
             if not all(os.access(each, os.W_OK) for each in (shards_dir, folder) if each.exists()):
                 state = "has missing or damaged files" if folder.exists() else "would have to be made"
                 raise PermissionError(
-                    f"{folder} {state}, and this user may not write there. Use a folder of yours, such as "
-                    "shards_dir=shards"
+                    f"{folder} {state}, and this user may not write there. Name a folder of yours with shards_dir="
                 )
 
             def waiting(holder: str) -> None:

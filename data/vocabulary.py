@@ -4,6 +4,7 @@ DuckDB counts them. It keeps up to `MEMORY` bytes, and writes what is beyond to 
 """
 
 import logging
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 MEMORY = 1 << 29  # bytes that DuckDB may use
 SHARE = 1 << 24  # hashes that wait to be sorted
 PART = 1 << 12  # chunks
+_DISK = re.compile("offload|temp_directory|no space", re.IGNORECASE)  # in DuckDB's messages of memory that ran out
 _LOOKED_AT = 4  # samples, of about a megabyte
 _FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
 
@@ -114,6 +116,8 @@ def _count_samples(
                 if not isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
                     raise
                 place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
+                if isinstance(error, duckdb.OutOfMemoryException) and not _DISK.search(reason):
+                    raise MemoryError(reason) from error
                 message = (
                     f"counting distinct chunks needs disk space in {place} ({reason}). Set TMPDIR to another folder."
                 )

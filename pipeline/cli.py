@@ -31,10 +31,12 @@ def main(
         program: name of the program.
         more: returns the commands that this program has in addition to those of `pipeline`.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     words, typed = "stopped", sys.argv[1:] if argv is None else argv
     try:
         end_at_once()
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` ignores it
+            signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         from pipeline import commands, console
         from pipeline.arguments import parse_arguments
 

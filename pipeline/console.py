@@ -138,9 +138,15 @@ _DISK_ADVICE = {
         "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir= or TMPDIR"
     ),
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
-    errno.EROFS: "the disk is read-only. Choose another disk with runs_dir= or shards_dir=",
+    errno.EROFS: (
+        "the disk is read-only. Choose another one: with runs_dir= or shards_dir=, with PREFECT_HOME in the environment "
+        "if this is a file of Prefect, with `--output` if it is a comparison"
+    ),
 }
-_MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread")
+_MEMORY_WORDS = (
+    *("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread"),
+    "could not create a primitive",  # oneDNN
+)
 _GPU_MEMORY_WORDS = ("out of memory", "_alloc_failed")  # the latter of cuBLAS and cuDNN
 _LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces (model.kind=haed), or use a smaller model"
 _MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {

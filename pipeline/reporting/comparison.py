@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from data.filesystem import write_atomically
-from pipeline.config import PHASES, Options, applies_to, applies_to_part, check_output_folder, flatten_tree
+from pipeline.config import PHASES, ConfigError, Options, applies_to, applies_to_part, check_output_folder, flatten_tree
 from pipeline.console import markdown_text
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
@@ -199,6 +199,8 @@ def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     """
     check_output_folder(runs_dir, "runs_dir")
     check_output_folder(output, "output")
+    if (output / "config.yaml").exists():
+        raise ConfigError(f"{output} is a run. Name another folder for the comparison with `--output`")
     named: dict[Path, tuple[str, RunFolder]] = {}
     for name in runs:
         folder = RunFolder.find(name, runs_dir)
@@ -252,7 +254,9 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     # What phase one costs is known from the phase two that began with it, whatever became of its folder.
     first = read_phase_one_cost(where["finetune"] / "checkpoints")
     if "finetune" in metrics or "train" not in metrics:
-        phases = [phase for phase in where if phase != "train" and (phase in metrics or (first and phase != "finetune"))]
+        phases = [
+            phase for phase in where if phase != "train" and (phase in metrics or (first and phase != "finetune"))
+        ]
     else:
         phases = ["train"]  # an end-to-end baseline in the folder of a run that has a phase one
     totals = {"step": 0.0, "seconds": 0.0, "flops": 0.0}

@@ -196,9 +196,11 @@ def identity_differences(was: Identity, now: Identity) -> tuple[str, str] | None
     ][:3]
     if not differences:
         return None
-    return ", ".join(f"{each.key}={each.was}" for each in differences), ", ".join(
-        f"{each.key}={each.now}" for each in differences
+    before, after = (
+        ", ".join(f"{each.key}={'null' if value is None else value}" for each, value in values)
+        for values in ([(each, each.was) for each in differences], [(each, each.now) for each in differences])
     )
+    return before, after
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -177,6 +177,7 @@ class Environment:
 
     Attributes:
         precision: fp32 or bf16 for the weights, and for matrix products in training and in scoring.
+        processes: number of processes that train together.
     """
 
     versions: dict[str, str]
@@ -187,6 +188,7 @@ class Environment:
     processor: str
     precision: dict[str, str]
     threads: int | None
+    processes: int
 
 
 @dataclass(kw_only=True)

@@ -515,4 +515,5 @@ def describe_environment(options: Options) -> Environment:
         processor=processor,
         precision=precision,
         threads=torch.get_num_threads(),  # `compute` has set it
+        processes=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
     )

@@ -62,6 +62,11 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
             raise
         log.info("%s was empty, so the corpus that was piped in before is taken", error.source)
         return run_corpus
+    except FileNotFoundError:
+        if (run_corpus := _find_run_corpus(options)) is None:
+            raise
+        log.info("source.path=%s is not there, seen from here, so the run's own corpus is taken", source.path)
+        return run_corpus
 
 
 @contextmanager
@@ -103,7 +108,8 @@ def check_source(options: Options) -> None:
     try:
         next(iter(make_source(source).inputs(1 << 24, 1)), None)
     except FileNotFoundError:
-        if _find_corpora(options).find_last_corpus() is None:  # else `shard` goes on with that
+        # `shard` goes on with the last corpus of this path, or with the run's own.
+        if _find_corpora(options).find_last_corpus() is None and _find_run_corpus(options) is None:
             raise
 
 

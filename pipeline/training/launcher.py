@@ -149,10 +149,14 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
                 while process.poll() is None:
                     if stop() and not stopping.is_set():
                         stopping.set()
+                        log.info("waiting for the ranks to save. A further Ctrl-C ends them without")
                         process.terminate()  # torchrun passes it on, and waits for the checkpoint
                     tell()
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
+            except KeyboardInterrupt:  # a signal that insists; a rank may hang
+                process.kill()  # and with it the ranks, see `_end_with_launcher`
+                raise
             finally:
                 if process.poll() is None:
                     process.terminate()

@@ -507,7 +507,8 @@ def _check_identity(run: RunFolder, wanted: Identity, but: Phase | None = None) 
 def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder | None = None) -> None:
     """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
 
-    If the run is given, the message names its own shards, if they still exist.
+    If the run is given, the message names its own shards, if they still exist. Else the checkpoint is the phase one that a
+    new run starts from.
     """
     if other := identity_differences(checkpoint.identity, wanted):
         how = "set it back"
@@ -517,9 +518,9 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
                 if run:
                     own = run.open_corpus().location
                     how += f". source.kind=shards source.path={own} resumes with its own corpus"
+        instead = "use another name= for a new run" if run else "start from another run with finetune.start_from="
         raise ValueError(
-            f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or use "
-            "another name= for a new run"
+            f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or {instead}"
         )
 
 

@@ -353,7 +353,8 @@ class Trainer:
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
             UnsavedCheckpointError: the run's folder was removed, moved or replaced.
         """
-        end_interruptible()
+        if self.position.step:
+            end_interruptible()
         self.metrics, self.keep = metrics, keep
         self.objective.train()
         self._validate_if_due()  # one that was interrupted
@@ -361,6 +362,7 @@ class Trainer:
             while not self.state.is_finished(self.phase):
                 began = time.perf_counter()
                 self._take_next_step(batches)
+                end_interruptible()  # from the first step on there is something to save
                 if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                     self.compute.wait_for_device()  # what is queued belongs to the time
                 mine = self.position.seconds + time.perf_counter() - began
