@@ -285,12 +285,17 @@ def test_an_output_folder_that_cannot_be_written(
     assert main(["shard", "--config", "quickstart", *tiny]) == 0
     assert main(["train", "--config", "quickstart", *tiny, f"runs_dir={tmp_path}/file/runs"]) == 1
     assert f"error: {tmp_path}/file is a file, not a folder" in capsys.readouterr().err
+    assert main(["train", "--config", "quickstart", *tiny, "name=comparison", "train.steps=1"]) == 0
+    assert main(["compare", "comparison", f"runs_dir={tmp_path}/runs"]) == 2
+    assert "comparison is a run. Name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGHUP,)])
 def test_a_signal_saves_and_says_how_to_go_on(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    numbers: tuple[signal.Signals, ...], tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Several are no impatience: a parent may pass on what all have got. A terminal that is closed hangs up."""
     arguments = ["--config", "quickstart", *tiny, "name=stopped"]
     assert main(["shard", *arguments]) == 0
     words = ["train", *arguments, "train.steps=1000000", "checkpoint.every_steps=20"]
@@ -299,8 +304,8 @@ def test_a_signal_saves_and_says_how_to_go_on(
     try:
         while not latest.is_file() and process.poll() is None:
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)  # no impatience: a parent may pass on what all have got
+        for number in numbers:
+            process.send_signal(number)
         error = process.communicate()[1]
     finally:
         process.kill()

@@ -163,6 +163,7 @@ def test_a_project_that_was_moved_finds_its_shards(project: Path, monkeypatch: p
     moved = project.rename(project.with_name("moved"))
     monkeypatch.chdir(moved.parent)
     assert main(["index", "moved/runs/own"]) == 0
+    assert main(["shard", "moved/runs/own"]) == 0  # whose source.path is relative to another folder
     monkeypatch.chdir(moved)
     assert main(["pretrain", *OWN]) == 0 and main(["index", "own"]) == 0
     (moved / "shards").rename(moved / "lost")

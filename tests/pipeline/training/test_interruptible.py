@@ -14,7 +14,7 @@ from pipeline.config import load_options
 from pipeline.run.metrics import encode_record
 from pipeline.run.sharding import shard_source
 from pipeline.signals import Interrupt, postponed_signals
-from pipeline.training import stages
+from pipeline.training import stages, trainer
 from pipeline.training.stages import train
 from pipeline.training.trainer import Validation
 
@@ -46,10 +46,13 @@ def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch
 
 
 @pytest.mark.timeout(120)
-def test_a_signal_before_the_first_step_ends_it_at_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [(stages, "build_trainer"), (trainer.Trainer, "count_memory")])
+def test_a_signal_before_the_first_step_ends_it_at_once(
+    place: tuple[Any, str], tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = load_options("quickstart", [*tiny, "name=counting"])
     shard_source(options)
-    monkeypatch.setattr(stages, "build_trainer", endless)
+    monkeypatch.setattr(*place, endless)
     with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
         train(options, stop)
     assert "before the first step of train, so there is nothing to save" in ended.value.words

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from pipeline.config import Options, dump_options
-from pipeline.signals import TrainingInterrupted
+from pipeline.signals import Interrupt, TrainingInterrupted
 from pipeline.training import stages
 from pipeline.training.launcher import choose_backends
+from tests.flows.api import PATIENCE
 from tests.pipeline.run.test_metrics import Terminal
 from tests.pipeline.training.test_stages import stripped, weights
 
@@ -69,11 +71,36 @@ def test_torchrun_by_hand_and_on_in_one_process(
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["steps"] == together.pretrain.steps
+    environment = Path(together.runs_dir) / together.name / "environment.json"
+    assert json.loads(environment.read_text())["processes"] == 2
     together.launcher.processes, together.pretrain.steps = 1, 8
     with caplog.at_level("INFO"):
         assert stages.pretrain(together).resumed_from == 6
     assert "ranks: 1 (before: 2)" in caplog.text
     assert stages.finetune(together).steps == together.finetune.steps
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_end_with_a_signal_that_insists(together: Options) -> None:
+    together.pretrain.steps, folder = 100_000, Path(together.runs_dir) / together.name / "pretrain" / "checkpoints"
+    asked: list[float] = []
+
+    def hang() -> bool:
+        if any(folder.glob("step-*")) and not asked:
+            asked.append(time.monotonic())
+            for process in ranks():
+                process.suspend()
+        if asked and time.monotonic() - asked[0] > 3:
+            raise Interrupt(signal.SIGINT)
+        return bool(asked)
+
+    def ranks() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children(recursive=True) if "LOCAL_RANK" in each.environ()]
+
+    with pytest.raises(Interrupt):
+        stages.pretrain(together, hang)
+    assert not [each for each in psutil.Process().children(recursive=True) if "pretrain" in " ".join(each.cmdline())]
+    assert time.monotonic() - asked[0] < PATIENCE
 
 
 @pytest.mark.slow
