@@ -436,6 +436,9 @@ def parse_yaml(text: str | bytes) -> Any:
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.MarkedYAMLError(None, None, "a key is not a word", key.start_mark)
+                if key.value == "<<":
+                    why = "merge keys (<<) are not read. Write the options out, or use an anchor for a value"
+                    raise yaml.MarkedYAMLError(None, None, why, key.start_mark)
                 if key.value in mapping:
                     raise yaml.MarkedYAMLError(None, None, f"{key.value} is a duplicate key", key.start_mark)
                 mapping[key.value] = plain(value)

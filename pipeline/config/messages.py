@@ -423,7 +423,7 @@ def explain_unknown_option(key: str, value: Any) -> str:
 def explain_section_value(key: str, value: Any) -> str:
     """Return the error message for a section that was given a value."""
     if value is None:
-        return f"{key}=null: expected a value"
+        return f"{key}=null: {key} is a section of options. Leave it out, or set one option of it"
     message = f"{key}={shorten_text(value)}: {key} is a section of options. Set one option of it"
     choice = f"{key}.kind"
     known = type_of(choice)

@@ -217,7 +217,7 @@ def phase_metrics(
         path = folders[phase] / "metrics.jsonl"
         if not (status := status_of(path)):
             continue
-        if records := attempt(partial(_read_records, path, status.st_mtime_ns, status.st_size)):
+        if records := attempt(partial(_read_records, path, status.st_ctime_ns, status.st_size)):
             saved = {} if is_held else read_position(folders[phase] / "checkpoints")
             metrics[phase] = [each for each in records if each.get("step", 0.0) <= saved.get("step", math.inf)]
     return {phase: records for phase, records in metrics.items() if records}

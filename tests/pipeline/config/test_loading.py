@@ -187,6 +187,9 @@ def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(ConfigError, match="mine.yaml .*line .* is a duplicate key. Remove one of them"):
             load_options(path)
+    path.write_text("pretrain: &p {steps: 3}\nfinetune: {<<: *p}\n")
+    with pytest.raises(ConfigError, match=r"line 2.*merge keys \(<<\) are not read. Write the options out"):
+        load_options(path)
     path.write_text("train.steps: 5\ntrain: {steps: 6}\n")
     with pytest.raises(ConfigError, match="mine.yaml has train.steps twice. Remove one of them"):
         load_options(path)

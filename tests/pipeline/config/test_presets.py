@@ -260,7 +260,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("model.kind=megabyte", "kind=megabyte: expected one of .*; megabyte is a preset: `--config megabyte`$"),
         ("model=3", "model=3: model is a section of options. Set one option of it"),
         ("model={main: 3}", "model.main=3: model.main is a section of options"),
-        ("model=null", "model=null: expected a value"),
+        ("model=null", "model=null: model is a section of options. Leave it out"),
         ("seed=???", r"seed=\?\?\?: is not a whole number"),
         ("source.pattern=/x", "source.pattern='/x': expected a glob relative to source.path"),
         ("source.pattern=**a", "source.pattern='.*a': this is not a glob"),
