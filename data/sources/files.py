@@ -115,26 +115,21 @@ def list_files(
     paths_by_name = dict[str, str]()
     is_chosen = pattern != ANY
     for each in paths:
-        root, wanted, is_glob = Path(each), patterns, False
+        root, glob_parts = Path(each), None
         if glob.has_magic(each) and not root.exists():
             root, one = _split_glob(root)
-            wanted, is_chosen, is_glob = [one.split("/")], True, True
+            glob_parts, is_chosen = one.split("/"), True
         before = f"{os.path.relpath(root, base)}/" if len(paths) > 1 and root != base else ""
         if root.is_file():
             if any(_matches_glob((root.name,), one) for one in patterns):
                 paths_by_name[before[:-1] or root.name] = str(root)
         elif root.is_dir():
             inside, aside = dict[str, str](), LeftOut()
-            walked, depth = LeftOut(), 0
-            found = sorted(_walk_files(str(root), wanted, follow_links, walked))
-            if is_glob and not found:  # the glob may be of folders
-                walked, depth = LeftOut(), len(wanted[0])
-                found = sorted(_walk_files(str(root), [[*wanted[0], *ANY.split("/")]], follow_links, walked))
-            if is_glob:
-                found = [each for each in found if _matches_any(each[0].split("/"), patterns, depth)]
-            for why, names in walked.items():
-                left_out.setdefault(why, []).extend(names)
-            for name, place in found:
+            if glob_parts is None:
+                found = _walk_files(str(root), patterns, follow_links, left_out)
+            else:
+                found = _walk_glob(str(root), glob_parts, patterns, follow_links, left_out)
+            for name, place in sorted(found):
                 reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
                 if reason:
                     aside.setdefault(reason, []).append(name)
@@ -274,6 +269,20 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
                 leave(name, "no regular files")
             else:
                 yield name, place
+
+
+def _walk_glob(
+    root: str, glob_parts: list[str], patterns: list[list[str]], follow: bool, left_out: LeftOut
+) -> Iterator[tuple[str, str]]:
+    """Yield the files of a glob that match a pattern; if the glob matches no file, those in the folders it matches."""
+    walked, depth = LeftOut(), 0
+    found = list(_walk_files(root, [glob_parts], follow, walked))
+    if not found:
+        walked, depth = LeftOut(), len(glob_parts)
+        found = list(_walk_files(root, [[*glob_parts, *ANY.split("/")]], follow, walked))
+    for reason, names in walked.items():
+        left_out.setdefault(reason, []).extend(names)
+    yield from (each for each in found if _matches_any(each[0].split("/"), patterns, depth))
 
 
 def _matches_any(parts: list[str], patterns: list[list[str]], depth: int) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from data.options import SourceOptions
 from data.sources.files import ANY, expand_braces
-from data.sources.source import Input, Piece, Source
+from data.sources.source import Input, Piece, Source, stamp_file
 from data.sources.splits import assign_splits, named_split
 from data.urls import guard_fsspec
 
@@ -53,7 +53,7 @@ class DatasetsSource(Source):
                 "and give that. Texts, also JSON lines, need none: see source.kind=text and source.kind=jsonl"
             )
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
-        stamp = tuple(_stamp_file(str(each)) for each in there)
+        stamp = tuple(stamp_file(str(each)) for each in there)
         try:
             splits = _load_splits(path, self.options.config, self.options.revision, stamp)
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
@@ -126,7 +126,7 @@ class DatasetsSource(Source):
         """Return sizes and times of the files that hold the rows; for rows in memory, their digest."""
         stamps = []
         for name, rows in self.dataset_splits.items():
-            stamps += [_stamp_file(each["filename"]) for each in rows.cache_files] or [self._digest_split(name)]
+            stamps += [stamp_file(each["filename"]) for each in rows.cache_files] or [self._digest_split(name)]
         return stamps
 
     def compute_digest(self, threads: int) -> str:
@@ -141,11 +141,6 @@ class DatasetsSource(Source):
                 data = text.encode("utf-8", "surrogatepass") if text else b""
                 whole.update(len(data).to_bytes(8, "little") + data)
         return whole.hexdigest()
-
-
-def _stamp_file(path: str) -> str:
-    status = os.stat(path)
-    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
 
 
 def _holds_strings(column: Any) -> bool:
@@ -224,7 +219,7 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
             read = sorted(
                 {os.path.realpath(each) for names in (builder.config.data_files or {}).values() for each in names}
             )
-            key = hashlib.sha256("\n".join(map(_stamp_file, read)).encode()).hexdigest()[:16]
+            key = hashlib.sha256("\n".join(map(stamp_file, read)).encode()).hexdigest()[:16]
             settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
         if hasattr(builder.config, "keep_default_na"):  # CSV, where NA, null, … would be no texts
             try:

@@ -179,8 +179,7 @@ class Source(ABC):
 
         The change time of a file's entry is included, since nobody can set it back.
         """
-        stats = [(file.path, os.stat(file.path)) for file in self.files]
-        return [f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}" for path, status in stats]
+        return [stamp_file(file.path) for file in self.files]
 
     def convert_newlines(self, data: bytes) -> bytes:
         """Return a whole document with the line endings that `source.newlines` sets."""
@@ -340,9 +339,8 @@ class Source(ABC):
 
     def _find_alike(self, files: list[File]) -> list[File]:
         """Return the files that may have the contents of another one, by their sizes, or by how they begin."""
-        unified = self.is_text and self.options.newlines == "lf"
         keys: list[object] = [file.size for file in files]
-        if unified or any(is_compressed(file.path) for file in files):  # copies may have other sizes
+        if self._is_unified or any(is_compressed(file.path) for file in files):  # copies may have other sizes
             with ThreadPoolExecutor(min(_THREADS, available_threads())) as pool:
                 keys = list(pool.map(self._read_beginning, files))
         counts = Counter(keys)
@@ -351,9 +349,12 @@ class Source(ABC):
     def _read_beginning(self, file: File) -> bytes:
         with open_stream(file.path, self.options.expansion) as stream:
             head = stream.read(2 * _BEGINNING)
-        return hashlib.sha256(
-            (as_lf(head) if self.is_text and self.options.newlines == "lf" else head)[:_BEGINNING]
-        ).digest()
+        return hashlib.sha256((as_lf(head) if self._is_unified else head)[:_BEGINNING]).digest()
+
+    @property
+    def _is_unified(self) -> bool:
+        """True if CRLF and CR become LF. Then copies are equal whatever their line endings."""
+        return self.is_text and self.options.newlines == "lf"
 
     def _hash_files(self, files: list[File]) -> list[tuple[File, bytes]]:
         """Return the files with the sha256 of the decompressed contents of each."""
@@ -364,12 +365,11 @@ class Source(ABC):
 
     def _hash_content(self, file: File) -> bytes:
         content = hashlib.sha256()
-        unified = self.is_text and self.options.newlines == "lf"  # then copies are equal whatever their line endings
         with open_stream(file.path, self.options.expansion) as stream:
             for block in read_blocks(stream):
-                while unified and block.endswith(b"\r") and (after := stream.read(1)):
+                while self._is_unified and block.endswith(b"\r") and (after := stream.read(1)):
                     block += after
-                content.update(as_lf(block) if unified else block)
+                content.update(as_lf(block) if self._is_unified else block)
         return content.digest()
 
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
@@ -482,6 +482,12 @@ class MediaSource(Source):
 
 class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
+
+
+def stamp_file(path: str) -> str:
+    """Return path, size and times of a file, which tell cheaply if it is unchanged."""
+    status = os.stat(path)
+    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
 
 
 def as_lf(data: bytes) -> bytes:

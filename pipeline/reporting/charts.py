@@ -203,11 +203,9 @@ def _tick_values(low: float, high: float, log: bool) -> Iterable[float]:
         ticks = [power + log10(factor) for power in powers for factor in (1, 2, 5)]
         ticks = [tick for tick in ticks if low <= tick <= high]
         ends = [log10(float(f"{10**end:.3g}")) for end in (low, high)]
-        return (
-            ticks
-            if len(ticks) > 1
-            else sorted(ticks + [x for x in ends if all(abs(x - at) > span / 4 for at in ticks)])
-        )
+        if len(ticks) < 2:
+            ticks = sorted(ticks + [x for x in ends if all(abs(x - at) > span / 4 for at in ticks)])
+        return ticks
     unit = 10.0 ** floor(log10(span / 3))
     step = next(unit * each for each in (5, 2, 1) if span / (unit * each) >= 2.5 or each == 1)
     if log:
