@@ -17,8 +17,9 @@ from data.vocabulary import DistinctChunks, count_distinct_chunks
 from pipeline.analysis.geometry import cluster_directions
 from pipeline.config import Options
 from pipeline.console import escape_control_characters
-from pipeline.run.index.chunk_index import ChunkIndex, known_count_threshold
+from pipeline.run.index.chunk_index import known_count_threshold
 from pipeline.run.index.queries import PIXELS, display_chunk
+from pipeline.run.index.storage import IndexFiles
 from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
 def _mean_of_index(run: Run) -> np.ndarray | None:
     """Return the mean that the index of this checkpoint subtracts; None if there is no such index or no mean."""
     with suppress(OSError, ValueError):
-        return ChunkIndex(run.folder, run.digest).mean
+        mean = IndexFiles(run.folder, "chunks", run.digest).meta.mean
+        return None if mean is None else np.array(mean, np.float32)
     return None
 
 
