@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser setup-peers demo test test-all lint reference docs dry-run-cuda serve FORCE
+.PHONY: setup setup-browser setup-peers demo test test-ci test-all lint reference docs dry-run-cuda serve FORCE
 
 setup: $(READY)
 
@@ -54,7 +54,10 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cor
 TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: setup
-	$(TEST) -m 'not slow'
+	$(TEST) -m 'not slow and not nightly'
+
+test-ci: setup
+	$(TEST) -m 'not nightly'
 
 test-all: setup
 	$(TEST)

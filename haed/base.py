@@ -7,20 +7,20 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of
 vector.
 """
 
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from haed.distributed import Ranks
 
@@ -368,7 +368,7 @@ class Likelihood(Objective):
         with counter or nullcontext():
             nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
         if counter is not None:
-            self._flops[key] = counter.get_total_flops()
+            self._flops[key] = counter.flops
         return StepOutput(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
 
     def estimate_flops(self, batch: object) -> float:
@@ -390,20 +390,31 @@ class Likelihood(Objective):
         return self._is_compiled
 
 
-class FlopCounter(FlopCounterMode):
-    """PyTorch's counter of the FLOPs of matrix products.
+class FlopCounter(TorchDispatchMode):
+    """Counts the FLOPs of matrix products by PyTorch's formulas.
 
-    Its method is called without the decorator, which imports PyTorch's compiler: a second at every start.
+    PyTorch's own counter also keeps them by module, which takes longer than the small calls that are counted here.
+
+    Attributes:
+        flops: of all calls in its context so far.
     """
 
     def __init__(self) -> None:
-        super().__init__(display=False)
+        super().__init__()
+        self.flops = 0
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        mode = type(self.mode)
-        mode.__torch_dispatch__ = inspect.unwrap(mode.__torch_dispatch__)  # type: ignore[method-assign, union-attr]
-        return self
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or PyTorch imports its compiler: a second at every start
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if (formula := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops += formula(*args, **kwargs, out_val=result)
+        return result
 
 
 @register_flop_formula(torch.ops.aten.addmm_)
@@ -423,7 +434,7 @@ def count_flops(function: Callable[..., object], *arguments: object) -> int:
         sdpa_kernel(SDPBackend.MATH),  # of which it knows the products
     ):
         function(*arguments)
-    return counter.get_total_flops()
+    return counter.flops
 
 
 class CompiledFunction:

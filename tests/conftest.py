@@ -71,9 +71,9 @@ _SAME_PARTS = {"flat", "quickstart-no-iem", "wikitext2"}
 ARCHITECTURES = [name for name in list_presets() if not name.startswith("paper-") and name not in _SAME_PARTS]
 
 
-def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
-    """Parameters of a test, of which `make test` takes `quick` and `make test-all` takes all."""
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+def mostly_nightly(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of a test, of which `make test` and `make test-ci` take `quick`, and `make test-all` takes all."""
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
 
 
 def find_neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Any:
@@ -107,7 +107,7 @@ LONGEST = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order files by how long they take: with several workers, none of them is then left alone at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("nightly")}
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (item.path not in slow, places.get(item.path, len(places))))
 

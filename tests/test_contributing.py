@@ -21,7 +21,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, check_training, dump_options, load_options
 from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
-from tests.conftest import mostly_slow
+from tests.conftest import mostly_nightly
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -180,7 +180,7 @@ def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monke
         check_training("pretrain", load_options("quickstart", ["iem.terms=[1*spread_of_keyz]"]))
 
 
-@pytest.mark.parametrize("workers", mostly_slow([1, 2], 2))
+@pytest.mark.parametrize("workers", mostly_nightly([1, 2], 2))
 def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> None:
     bodies = [f"TheText number{i}OfMany " * (i % 50 + 1) for i in range(2500)]
     with sqlite3.connect(tmp_path / "notes.db") as database:

@@ -63,7 +63,7 @@ assert not {"torch._dynamo", "sympy", "pandas"} & sys.modules.keys()  # a second
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="of Linux")
 def test_no_file_of_a_run_or_a_corpus_is_mapped_and_no_compiler_is_imported(run: Path, whole: Path) -> None:
     """Neither while it is asked, nor in a step of a training."""
@@ -140,7 +140,7 @@ def asked(address: str) -> tuple[int, dict[str, str]]:
         return error.code, json.load(error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_outlives_an_index_that_is_cut_and_takes_it_once_it_is_whole(run: Path) -> None:
     command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

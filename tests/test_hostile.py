@@ -216,7 +216,7 @@ def files_of(handed: Path) -> list[str]:
     return [str(path.relative_to(handed)) for path in found if "tensorboard" not in path.parts]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_whole_is_taken_by_those_who_open_it(readers: Callable[[str], list[str]]) -> None:
     assert {"open", "evaluate", "finetune"} <= set(readers("runs/run/config.yaml"))
     assert readers("corpus/test-00000.tar") == ["evaluate"] and "neighbours" in readers(
@@ -224,7 +224,7 @@ def test_what_is_whole_is_taken_by_those_who_open_it(readers: Callable[[str], li
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_page_waits_for_a_pipe_or_reads_a_device(handed: Path, asker: Asker, tmp_path: Path) -> None:
     for number, file in enumerate(each for each in files_of(handed) if each.startswith("runs/")):
         kind = ("pipe", "zero")[number % 2]
@@ -296,7 +296,7 @@ def test_what_is_looked_at_first_is_named(handed: Path, asker: Asker, tmp_path: 
         assert Path(file).name in found[reader][1], (file, kind, found[reader])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_reader_of_every_file(

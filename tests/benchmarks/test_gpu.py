@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_kind_of_part_gives_its_numbers_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
     preset = "paper-wikitext103"
     parts = ["machine", "nothing of this name", f"{preset} pretrain", f"{preset} train", f"profile {preset} train"]

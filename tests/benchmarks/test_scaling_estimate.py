@@ -145,7 +145,7 @@ def test_an_average_of_the_weights_is_held_too() -> None:
     assert averaged[name] == plain[name] * 20 / 16
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_choose_among_as_many_candidates_as_were_foreseen(options: Options) -> None:
     options.log_steps, options.pretrain.steps = 1, 20
     RunFolder.create(options).write_corpus_record(open_shards(options))

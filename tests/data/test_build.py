@@ -26,7 +26,7 @@ from data.sources.source import Input, Piece, Source
 from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
 from pipeline.run.sharding import check_source
-from tests.conftest import mostly_slow
+from tests.conftest import mostly_nightly
 from tests.data.conftest import shard_source
 from tests.data.test_repair import child, contents
 
@@ -169,7 +169,7 @@ def test_another_source_setting_or_version_of_a_chunker_is_another_folder(
     assert len({corpus.folder for corpus in made}) == 4 and made[-1].build_chunker().version == 7
 
 
-@pytest.mark.parametrize("when", mostly_slow(["one moved", "all moved"], "one moved"))
+@pytest.mark.parametrize("when", mostly_nightly(["one moved", "all moved"], "one moved"))
 def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: Path, when: str) -> None:
     whole = contents(sharded(folder, tmp_path / "whole").folder)
     source = SourceOptions(kind="text", path=str(folder))
@@ -217,7 +217,7 @@ def test_a_copy_of_a_source_has_the_same_digest(folder: Path, tmp_path: Path) ->
     assert found.name == f"copy-{corpus.digest}"
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["words", "fixed", "sentences", "entropy"], "words"))
+@pytest.mark.parametrize("kind", mostly_nightly(["words", "fixed", "sentences", "entropy"], "words"))
 @pytest.mark.parametrize("suffix", ["", ".xz"])
 def test_a_document_larger_than_a_shard(tmp_path: Path, kind: str, suffix: str) -> None:
     text = np.random.default_rng(1).choice(np.frombuffer(b"abc de.\n\xc3\xa9", np.uint8), 3_500_001).tobytes()
@@ -294,7 +294,7 @@ def test_statistics_of_the_manifest(tmp_path: Path) -> None:
     assert found["tokens_per_document"] == {"shortest": 16, "longest": 4000, "documents_from": {"16": 1, "2048": 1}}
 
 
-@pytest.mark.parametrize("what", mostly_slow(["the corpus", "its parts", "its lock", "all corpora"], "its parts"))
+@pytest.mark.parametrize("what", mostly_nightly(["the corpus", "its parts", "its lock", "all corpora"], "its parts"))
 def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
     what: str, folder: Path, tmp_path: Path
 ) -> None:

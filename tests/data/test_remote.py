@@ -217,14 +217,14 @@ def readers(address: str, tmp_path: Path, limit: float, rounds: int) -> None:
     assert not any(process.returncode for process in running), said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cache_too_small_for_many_processes(corpus: Corpus, tmp_path: Path) -> None:
     with serving(corpus.folder, Files) as address:
         readers(address, tmp_path, 1.5 * max(shard.file_bytes for shard in corpus.shards) / 1e9, 3)
     assert len(list((tmp_path / "cache").rglob("*.tar"))) <= 4 and not list((tmp_path / "cache").rglob("*.partial"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_shard_is_fetched_once_for_many_processes(corpus: Corpus, tmp_path: Path) -> None:
     with serving(corpus.folder, Files) as address:
         readers(address, tmp_path, 1, 1)

@@ -66,7 +66,7 @@ def test_a_text_of_train_is_recalled_by_counting() -> None:
         recall_tokens([])
 
 
-@pytest.mark.parametrize("kind", ["spacebyte", pytest.param("hourglass", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["spacebyte", pytest.param("hourglass", marks=pytest.mark.nightly)])
 def test_tokens_are_read_as_the_run_scores_them_and_memory_helps(
     kind: str, text: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +86,7 @@ def test_tokens_are_read_as_the_run_scores_them_and_memory_helps(
     assert found["test, with memory"] < found["test, bits/char"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bytes_of_a_package_are_read_once_and_memory_helps(
     text: Path, sharded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,7 +217,7 @@ def test_from_the_command_to_the_page_and_not_twice(
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_of_the_catalogue_is_run_whole_at_a_four_hundredth_of_minutes(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +236,7 @@ def test_one_of_the_catalogue_is_run_whole_at_a_four_hundredth_of_minutes(
     assert f"| command | `{result.command}` |" in format_page(load_experiment(name), result)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
     wrong = replace(TWO.variants[1], name="wrong", options=(*TWO.variants[1].options, "resume=required"))
     experiment = replace(TWO, variants=(TWO.variants[1], wrong))
@@ -266,7 +266,7 @@ def test_time_and_memory_are_of_one_run_of_a_variant() -> None:
     assert select_measured("profile", done) == [done[1], done[2]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan: Plan) -> None:
     variants, notes = prepare_variants(load_experiment("haed-table1"), replace(plan, data=Path("/nowhere")))
     assert [each.variant.data for each in variants] == ["text", "text"]
@@ -323,7 +323,7 @@ def test_any_number_of_points_is_drawn(lines: list[tuple[float, float]]) -> None
     assert plot_experiment(models, ["bits", "GB"], ("GB", "bits")).startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, in theirs
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan: Plan, tmp_path: Path) -> None:

@@ -45,7 +45,12 @@ class Served:
                 start_new_session=True,
             )
         self.starts += 1
-        until(PATIENCE, lambda: self.said().count("To schedule: ") == self.starts and self.ready())
+        until(PATIENCE, self.is_up)
+
+    def is_up(self) -> bool:
+        """Whether every flow is registered and can be triggered; fails as soon as the process has ended."""
+        assert self.process.poll() is None, self.said()[-5000:]
+        return self.said().count("To schedule: ") == self.starts and self.ready()
 
     def ready(self) -> bool:
         """Whether its runner polls: all deployments are marked as ready."""

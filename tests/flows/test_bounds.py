@@ -123,7 +123,7 @@ def check() -> None:
         assert len(client.read_flow_runs()) == kept == 2 * len(FLOWS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_keeps_the_extremes_of_every_form_and_lists_them(tmp_path: Path, api: str) -> None:
     # Prefect's client leaves threads behind, which workers that are forked from this process later would trip over.
     script = "from tests.flows.test_bounds import check; check()"

@@ -15,7 +15,7 @@ from pipeline.run.run_directory import RunFolder
 from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 ARGUMENTS = ("--trainings", "0")
 ENDLESS = ["train.steps=1000000", "checkpoint.every_steps=1000000", "checkpoint.every_seconds=null"]
 

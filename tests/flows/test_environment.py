@@ -73,7 +73,7 @@ def test_no_password_in_the_address_of_a_server(tmp_path: Path) -> None:
         assert "hunter2" not in done.stdout + done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["run", "serve", "deploy --pool any"])
 def test_a_server_of_a_profile_is_used_and_missed(command: str, tmp_path: Path) -> None:
     """One on another machine: 127.0.0.2, where none answers."""

@@ -16,7 +16,7 @@ from flows.lifecycle import is_server_healthy
 from tests.flows.api import PATIENCE, call, haed, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
 
 

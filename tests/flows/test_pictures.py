@@ -32,7 +32,7 @@ TRAINED = [*TINY, "source.kind=text", "source.path=text"]
 OF_OURS = "h1, nav a, label, button, th"
 LIST = "h1, nav a, button:not(.tabulator *), .tabulator-col:nth-child(-n+8) .tabulator-col-title"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`"),
 ]

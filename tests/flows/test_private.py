@@ -141,7 +141,7 @@ def test_what_a_server_that_answers_already_would_not_have_is_refused(
         server.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -174,6 +174,7 @@ def stage(served: Served, name: str) -> str:
     return str(call(served.address, "/flow_runs/filter", asked)[0]["id"])
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("corpus")
 def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(served: Served) -> None:
     base = [*SETTINGS, "train.steps=1000000", "pretrain.steps=1000000", "checkpoint.every_steps=1000000"]
@@ -209,6 +210,7 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
         assert all(" of " + phase in served.message(run) for run in cancelled)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("corpus")
 def test_cancel_ends_a_run_that_was_started_in_a_terminal(served: Served) -> None:
     where = clean_environment(PREFECT_API_URL=f"{served.address}/api")
@@ -222,6 +224,7 @@ def test_cancel_ends_a_run_that_was_started_in_a_terminal(served: Served) -> Non
     assert served.state(run) == "CANCELLED" and "of pretrain; Retry resumes" in served.message(run)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("corpus")
 def test_a_question_is_answered_while_there_are_more_trainings_than_prefect_has_places(
     served: Served, whole: Path

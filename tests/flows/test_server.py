@@ -82,7 +82,7 @@ print(json.dumps([theirs, ours, before]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_transactions_that_write_after_they_read_wait_for_each_other(tmp_path: Path) -> None:
     """What Prefect answers with 503 otherwise: Submit beside running flows. When it counts right, `waiting_transactions` goes."""
     where = {
@@ -163,7 +163,7 @@ def test_nobody_takes_the_port_of_a_server_that_still_starts(tmp_path: Path, mon
     process.wait()  # else other tests of this process find a zombie
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_servers_that_start_at_once_make_one_database(tmp_path: Path) -> None:
     """As two commands do, the first in their folder."""
     ports = free_ports()

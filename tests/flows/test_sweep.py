@@ -114,7 +114,7 @@ def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatc
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_sweep_starts_its_runs_and_one_with_a_wrong_value_starts_none(served: Served) -> None:
     def runs() -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from haed.base import CompiledFunction, Objective
 from haed.options import IEMOptions
 from haed.registry import make_objective
-from tests.conftest import mostly_slow
+from tests.conftest import mostly_nightly
 from tests.haed.test_device import batch
 from tests.haed.test_systems import CASES, TOKENS, system
 
@@ -45,7 +45,9 @@ def train(made: Objective, seed: int) -> Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES, "lstm decoder", "flat", "hourglass, linear", "spacebyte", "hred"))
+@pytest.mark.parametrize(
+    "case", mostly_nightly(CASES, "lstm decoder", "flat", "hourglass, linear", "spacebyte", "hred")
+)
 def test_a_compiled_system_has_the_same_loss_and_gradients_in_one_graph_for_all_steps(
     case: str, graphs: list[torch.fx.GraphModule], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,7 +121,7 @@ def test_a_failure_of_the_compiler_is_said_once_and_memory_that_runs_out_is_no_s
     assert compiled.compiled is not None
 
 
-@pytest.mark.slow  # the compiler of C++ takes a quarter of a minute
+@pytest.mark.nightly  # the compiler of C++ takes a quarter of a minute
 def test_what_the_real_compiler_makes_agrees() -> None:
     torch.compiler.reset()
     plain, compiled = objective("flat"), objective("flat")

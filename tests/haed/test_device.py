@@ -17,7 +17,7 @@ from haed.registry import make_objective, make_sampler
 from haed.sampling import Draw
 from pipeline.config import OptimizerOptions
 from pipeline.training.optimizer import clip_gradients, make_optimizer
-from tests.conftest import mostly_slow
+from tests.conftest import mostly_nightly
 from tests.haed.chunk.test_model import small, windows
 from tests.haed.conftest import ComputeDevice
 from tests.haed.iem import test_mixed
@@ -49,7 +49,7 @@ def check_same(there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", mostly_slow(CASES, "lstm decoder", "megabyte", "hourglass, nested, relative", "retina")
+    "case", mostly_nightly(CASES, "lstm decoder", "megabyte", "hourglass, nested, relative", "retina")
 )
 @torch.no_grad()
 def test_a_system_scores_on_a_device_as_on_the_cpu(case: str, device: ComputeDevice) -> None:
@@ -58,7 +58,7 @@ def test_a_system_scores_on_a_device_as_on_the_cpu(case: str, device: ComputeDev
     torch.testing.assert_close(as_plain(there), here, **CLOSE)
 
 
-@pytest.mark.parametrize("case", mostly_slow(TOKENS, "flat", "top-down", "bottom-up", "spacebyte"))
+@pytest.mark.parametrize("case", mostly_nightly(TOKENS, "flat", "top-down", "bottom-up", "spacebyte"))
 def test_a_step_of_a_token_model_is_the_same_on_a_device_and_never_waits(case: str, device: ComputeDevice) -> None:
     found = []
     for place in (CPU, device.place):
@@ -100,8 +100,8 @@ def chunk_objective(step: str, pieces: int, place: torch.device) -> ChunkObjecti
         *((step, 1) for step in CHUNK_STEPS),
         ("mixture", 1),
         ("mixture", 3),
-        pytest.param("reader both", 3, marks=pytest.mark.slow),
-        pytest.param("previous end to end", 3, marks=pytest.mark.slow),
+        pytest.param("reader both", 3, marks=pytest.mark.nightly),
+        pytest.param("previous end to end", 3, marks=pytest.mark.nightly),
     ],
 )
 def test_steps_of_a_chunk_model_are_the_same_on_a_device_and_wait_once(
@@ -172,7 +172,7 @@ SAMPLED = [
 SAMPLED += ["hourglass, nested, relative", "top-down, threes, maxima, lsh", "bottom-up", "retina"]
 
 
-@pytest.mark.parametrize("case", mostly_slow(SAMPLED, "lstm decoder", "spacebyte"))
+@pytest.mark.parametrize("case", mostly_nightly(SAMPLED, "lstm decoder", "spacebyte"))
 @torch.no_grad()
 def test_samples_on_a_device_are_those_of_the_cpu(case: str, device: ComputeDevice) -> None:
     found = []

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -151,12 +152,13 @@ def check_shares_of_rows(ranks: Ranks) -> None:
 Found = dict[str, dict[str, torch.Tensor]]
 
 
-def all_cases(rank: int, meetings: Path) -> dict[int, Found]:
-    """What a rank finds among eight, four and two, of which it may be one; they meet at files."""
+def all_cases(rank: int, meetings: Path, sizes: Sequence[int]) -> dict[int, Found]:
+    """What a rank finds in groups of some sizes, the largest first, of which it may be one; they meet at files."""
     patience = timedelta(seconds=PATIENCE)  # to find the others, and for each exchange
     asked = {8: (EIGHT, 8), 4: (list(GROUPED), 8), 2: ([*CASES, *OF_TOKENS], 4)}
     found = dict[int, Found]()
-    for size, (cases, windows) in asked.items():
+    for size in sizes:
+        cases, windows = asked[size]
         if rank < size:
             meeting = (meetings / str(size)).as_uri()
             dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)
@@ -172,9 +174,18 @@ def all_cases(rank: int, meetings: Path) -> dict[int, Found]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
-    """By the number of ranks, negative of sharded models. The first rank is this process, the others are processes of their own."""
-    meetings = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", __name__, str(meetings)]
+    """By the number of ranks, negative of sharded models."""
+    return meet(tmp_path_factory.mktemp("ranks"), 4, 2)
+
+
+@pytest.fixture(scope="module")
+def eight_together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    return meet(tmp_path_factory.mktemp("ranks"), 8)
+
+
+def meet(meetings: Path, *sizes: int) -> dict[int, Found]:
+    """What groups of some sizes find. The first rank is this process, the others are processes of their own."""
+    command = [sys.executable, "-m", __name__, str(meetings), ",".join(map(str, sizes))]
     with ExitStack() as stack:
         others = [
             stack.enter_context(
@@ -182,10 +193,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
                     [*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
                 )
             )
-            for rank in range(1, 8)
+            for rank in range(1, max(sizes))
         ]
         try:
-            found = all_cases(0, meetings)
+            found = all_cases(0, meetings, sizes)
             said = [other.communicate()[1] for other in others]
         except RuntimeError as error:  # also that another is gone, which has said why
             for other in others:
@@ -204,14 +215,15 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
 @pytest.mark.parametrize(
     ("case", "size"),
     [
-        (case, sign * size)
-        for size, cases in ((2, [*CASES, *OF_TOKENS]), (8, EIGHT))
+        pytest.param(case, sign * size, marks=marks)
+        for size, cases, marks in ((2, [*CASES, *OF_TOKENS], ()), (8, EIGHT, pytest.mark.nightly))
         for case in cases
         for sign in (1, -1)
     ],
 )
-def test_ranks_are_one_with_the_joined_batch(case: str, size: int, together: dict[int, Found]) -> None:
+def test_ranks_are_one_with_the_joined_batch(case: str, size: int, request: pytest.FixtureRequest) -> None:
     """Also if the model is sharded over them."""
+    together = request.getfixturevalue("eight_together" if abs(size) == 8 else "together")
     found, alone = together[size][case], train(case, Ranks(), 0, 1, 8 if abs(size) == 8 else 4)
     assert found.keys() == alone.keys() and len(alone) > 20
     for name, value in alone.items():
@@ -243,4 +255,4 @@ def test_groups_that_leave_ranks_over_are_refused() -> None:
 
 
 if __name__ == "__main__":
-    all_cases(int(sys.argv[2]), Path(sys.argv[1]))
+    all_cases(int(sys.argv[3]), Path(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")])

@@ -299,7 +299,9 @@ def test_a_signal_saves_and_says_how_to_go_on(
     arguments = ["--config", "quickstart", *tiny, "name=stopped"]
     assert main(["shard", *arguments]) == 0
     words = ["train", *arguments, "train.steps=1000000", "checkpoint.every_steps=20"]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and children with it
     process = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGHUP, before)
     latest = tmp_path / "runs" / "stopped" / "train" / "checkpoints" / "latest"
     try:
         while not latest.is_file() and process.poll() is None:

@@ -106,7 +106,7 @@ def limited(words: list[str], cwd: Path, **limits: int) -> subprocess.CompletedP
     return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, **how)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, tmp_path: Path) -> None:
     """A limit on the size of files, which the disk tells as it tells that it is full: in the middle of a write."""
     for words, name, size in (

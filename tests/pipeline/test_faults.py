@@ -24,7 +24,7 @@ from pipeline.run.metrics import Metrics
 from pipeline.training import trainer
 from pipeline.training.stages import pretrain, train
 from pipeline.training.trainer import Validation
-from tests.conftest import TINY, mostly_slow
+from tests.conftest import TINY, mostly_nightly
 from tests.pipeline.test_failures import limited, small_disk
 from tests.pipeline.training.test_stages import newest, stripped, weights
 
@@ -83,7 +83,7 @@ def assert_same(ours: Options, theirs: Options, phase: str = "train") -> None:
 @pytest.mark.parametrize(
     ("place", "number"),
     [
-        pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
+        pytest.param(*each, marks=[] if each in QUICK else pytest.mark.nightly)
         for each in [*((place, errno.ENOSPC) for place in PLACES), ("tensors", errno.EROFS), ("metrics", errno.EIO)]
     ],
 )
@@ -188,7 +188,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("place", mostly_slow(BROKEN, "counts", "inputs", "forward", "validation"))
+@pytest.mark.parametrize("place", mostly_nightly(BROKEN, "counts", "inputs", "forward", "validation"))
 def test_a_step_that_fails_is_as_if_it_had_not_begun(
     place: str, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:

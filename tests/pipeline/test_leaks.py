@@ -47,7 +47,7 @@ def test_a_tiny_system_sees_nothing_ahead() -> None:
     assert bits_per_byte(load_options("quickstart", of_kind("hourglass", TINY))) >= 7.98
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("preset", ARCHITECTURES)
 def test_the_system_of_a_preset_sees_nothing_ahead(preset: str) -> None:
     """Narrower, but with all of its parts; presets are of every kind."""

@@ -47,7 +47,9 @@ SLOW = [("pretrain", [*LSTM, *IN_PIECES]), ("finetune", [*PREVIOUS, *IN_PIECES])
 SLOW += [("pretrain", [*words, "batch.pieces=2"]) for words in OTHERS]
 
 
-@pytest.mark.parametrize(("phase", "words"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.parametrize(
+    ("phase", "words"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in SLOW)]
+)
 def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
     options: Options, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, words: list[str]
 ) -> None:

@@ -18,10 +18,10 @@ from pipeline.run.system import SavedActivations
 from pipeline.signals import TrainingInterrupted
 from pipeline.training.stages import build_trainer, train
 from pipeline.training.trainer import Trainer
-from tests.conftest import TOKEN_KINDS, mostly_slow, of_kind
+from tests.conftest import TOKEN_KINDS, mostly_nightly, of_kind
 from tests.pipeline.training.test_stages import newest, stripped
 
-first_fast = pytest.mark.parametrize("kind", mostly_slow(TOKEN_KINDS, TOKEN_KINDS[0]))
+first_fast = pytest.mark.parametrize("kind", mostly_nightly(TOKEN_KINDS, TOKEN_KINDS[0]))
 
 
 @pytest.fixture

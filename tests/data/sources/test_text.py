@@ -12,7 +12,7 @@ import pytest
 from data.options import SourceOptions
 from data.sources.files import zstd
 from data.sources.source import Source, make_source, named_split
-from tests.conftest import SHARED, mostly_slow
+from tests.conftest import SHARED, mostly_nightly
 from tests.data.conftest import shard_source
 
 COMPRESS = {
@@ -73,7 +73,7 @@ def test_a_truncated_or_false_compressed_file_is_named(tmp_path: Path, suffix: s
             shard_source(tmp_path, tmp_path / "shards")
 
 
-@pytest.mark.parametrize("suffix", mostly_slow([".gz", ".xz", ".bz2", ".zst"], ".gz"))
+@pytest.mark.parametrize("suffix", mostly_nightly([".gz", ".xz", ".bz2", ".zst"], ".gz"))
 def test_a_decompression_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data.sources.files.FREE", 1 << 20)
     (tmp_path / f"train.txt{suffix}").write_bytes(COMPRESS[suffix](bytes(100 << 20)))

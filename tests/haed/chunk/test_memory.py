@@ -18,7 +18,7 @@ from haed.chunk.recalled import ChunkRecall, Recalled
 from haed.chunk.repeated import ORDERS, Repeated
 from haed.chunk.spelling import DocumentWords, Speller
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
-from tests.conftest import mostly_slow
+from tests.conftest import mostly_nightly
 from tests.haed.chunk.test_mixture import K, T, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows
 from tests.haed.test_sampling import DRAWN, fits, frequencies
@@ -214,7 +214,7 @@ def test_a_copy_of_a_memory_goes_on_by_itself() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("opened", mostly_slow([[], [1], [1, 0]], [1]))
+@pytest.mark.parametrize("opened", mostly_nightly([[], [1], [1, 0]], [1]))
 def test_chunks_are_drawn_and_listed_as_the_likelihood_says(opened: list[int], known: bool) -> None:
     model, every = remembering(ALL, known)
     given, beginning = document(2), torch.tensor(opened, dtype=torch.long)

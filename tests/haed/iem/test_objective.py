@@ -30,7 +30,7 @@ def test_all_chunks_decoded_is_the_exact_likelihood() -> None:
     assert "iem" not in losses.figures and losses.tokens == int(given.lengths.sum())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_random_share_is_unbiased() -> None:
     made = objective(0, 0.25)
     given = windows(2, 6, 3, 3)

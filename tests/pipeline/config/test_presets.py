@@ -18,7 +18,7 @@ from pipeline.config import (
 from pipeline.run.sharding import shard_source
 from pipeline.run.system import check_system
 from pipeline.training.stages import run_phase
-from tests.conftest import MORE, TOKENS, mostly_slow
+from tests.conftest import MORE, TOKENS, mostly_nightly
 
 SOURCE = [f"source.{word}" for word in ("cut=true", "image_size=8", "encoding=pcm16", "field=body", "newlines=lf")]
 
@@ -31,7 +31,9 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
     assert load_options(path) == options and options.name == preset
 
 
-@pytest.mark.parametrize("preset", mostly_slow(list_presets(), "quickstart", "top-down"))  # one of each kind of phases
+@pytest.mark.parametrize(
+    "preset", mostly_nightly(list_presets(), "quickstart", "top-down")
+)  # one of each kind of phases
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
     own = load_options(preset)
@@ -109,7 +111,7 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
 
 
-@pytest.mark.parametrize("preset", mostly_slow(list_presets(), "spacebyte", "paper-transformer-xl-enwik8"))
+@pytest.mark.parametrize("preset", mostly_nightly(list_presets(), "spacebyte", "paper-transformer-xl-enwik8"))
 def test_another_kind_needs_no_second_word(preset: str) -> None:
     """Every system can be built from every preset: of few heads; wide, with an attention that not all know."""
     for kind in SYSTEMS:

@@ -78,7 +78,7 @@ def test_not_beaten_is_plain() -> None:
     )
 
 
-@pytest.mark.slow  # the counts of 10 MB
+@pytest.mark.nightly  # the counts of 10 MB
 def test_wikitext2_figures() -> None:
     folder = SHARED / "wikitext-2"
     if not folder.is_dir():

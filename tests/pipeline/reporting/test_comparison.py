@@ -246,7 +246,7 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
     assert said is None or "with a higher train.seconds=, and" in said  # the limit that they have
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +263,7 @@ def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
     assert compared(two[0], capsys)[0]["verdict"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_run_wins_by_another_way_of_being_scored(
     two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,7 +128,7 @@ def test_a_second_process_is_refused_before_it_writes(run: Path, capsys: pytest.
     assert (run / "lock").read_text() == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_refused_command_changes_no_byte_in_many_processes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ["--config", str(run / "config.yaml"), f"runs_dir={run.parent}", "launcher.processes=2"]
     before = digest(run)

@@ -18,7 +18,7 @@ from pipeline.reporting.report import evaluation_status
 from pipeline.run.checkpoints import choose_checkpoint, load_chosen, read_verified_state
 from pipeline.run.files import ChecksumCache
 from pipeline.run.run_directory import RunFolder
-from tests.conftest import flip_bit, mostly_slow
+from tests.conftest import flip_bit, mostly_nightly
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(ADVICE, "stale evaluation"))
+@pytest.mark.parametrize("case", mostly_nightly(ADVICE, "stale evaluation"))
 def test_advice_is_gone_once_it_was_taken(
     case: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

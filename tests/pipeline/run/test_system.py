@@ -93,7 +93,7 @@ def test_storages_that_are_freed_while_counting_leave_their_addresses() -> None:
 # What is set before torch is loaded.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
 def test_idle_threads_of_openmp_sleep_unless_the_user_says_otherwise(own: str | None) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}

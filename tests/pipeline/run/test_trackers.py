@@ -249,7 +249,7 @@ def ask_mlflow(address: str, path: str, **body: Any) -> Any:
 
 
 @needs_mlflow
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(PATIENCE)
 def test_mlflow_has_one_run_through_ranks_resuming_a_signal_and_a_report(
     tiny: list[str], options: Any, tmp_path: Path
@@ -310,7 +310,7 @@ class Broken(http.server.BaseHTTPRequestHandler):
 
 
 @needs_mlflow
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["answers 500", "never answers", "is not there"])
 def test_a_server_that_fails_is_said_once(fault: str, tiny: list[str], options: Any, tmp_path: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
@@ -371,7 +371,7 @@ def test_wandb_records_offline_and_goes_on_in_the_same_run(tiny: list[str], opti
 
 
 @needs_wandb
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", ["", "0123456789012345678901234567890123456789"])
 def test_without_credentials_or_server_wandb_asks_nothing_and_records_offline(
     key: str, tiny: list[str], options: Any, tmp_path: Path

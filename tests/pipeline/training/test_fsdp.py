@@ -23,7 +23,7 @@ def whole(tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
     return load_options("quickstart", [*tiny, *BLOCKS, "precision=fp32", "launcher.processes=2", "name=whole"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sharded_model_trains_as_a_whole_one(whole: Options) -> None:
     """In both phases, with validations of the averaged weights. Rounding differs, and Adam makes some of it visible."""
     sharded = replace(whole, name="sharded", launcher=replace(whole.launcher, shard=True))

@@ -22,6 +22,16 @@ from tests.pipeline.run.test_metrics import Terminal
 from tests.pipeline.training.test_stages import stripped, weights
 
 
+def find_below(word: str) -> list[psutil.Process]:
+    """Processes below this one that have a word in their command or environment; not what has ended and is a zombie."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if word in " ".join(process.cmdline()) or word in process.environ():
+                found.append(process)
+    return found
+
+
 @pytest.fixture
 def together(options: Options) -> Options:
     options.launcher.processes = 2
@@ -50,7 +60,7 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     folder = Path(together.runs_dir) / "again" / "pretrain" / "checkpoints"
     with pytest.raises(TrainingInterrupted, match="^saved step [0-9]+ of pretrain$"):
         stages.pretrain(together, lambda: any(folder.glob("step-*")))
-    assert not [p for p in psutil.Process().children(recursive=True) if "pretrain" in " ".join(p.cmdline())]
+    assert not find_below("pretrain")
     resumed = stages.pretrain(together)
     assert 2 <= resumed.resumed_from < 40
     again = weights(together, "pretrain"), stripped(together, "pretrain")
@@ -60,7 +70,7 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     assert not left, "torchrun leaves a folder for each start, unless it is told where"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_by_hand_and_on_in_one_process(
     together: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,31 +98,28 @@ def test_ranks_that_hang_end_with_a_signal_that_insists(together: Options) -> No
     def hang() -> bool:
         if any(folder.glob("step-*")) and not asked:
             asked.append(time.monotonic())
-            for process in ranks():
+            for process in find_below("LOCAL_RANK"):
                 process.suspend()
         if asked and time.monotonic() - asked[0] > 3:
             raise Interrupt(signal.SIGINT)
         return bool(asked)
 
-    def ranks() -> list[psutil.Process]:
-        return [each for each in psutil.Process().children(recursive=True) if "LOCAL_RANK" in each.environ()]
-
     with pytest.raises(Interrupt):
         stages.pretrain(together, hang)
-    assert not [each for each in psutil.Process().children(recursive=True) if "pretrain" in " ".join(each.cmdline())]
+    assert not find_below("pretrain")
     assert time.monotonic() - asked[0] < PATIENCE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogCaptureFixture) -> None:
     together.pretrain.steps = 100_000
     folder = Path(together.runs_dir) / together.name / "pretrain" / "checkpoints"
 
     def kill_one() -> bool:
         if any(folder.glob("step-*")):
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.Error):  # a zombie, after the first time
-                    if process.environ().get("LOCAL_RANK") == "1":
+            for process in find_below("LOCAL_RANK"):
+                with suppress(psutil.Error):
+                    if process.environ()["LOCAL_RANK"] == "1":
                         process.kill()
         return False
 
@@ -152,7 +159,7 @@ def test_what_ended_the_ranks_is_said(wanted: str, number: int, said: str, toget
     assert len(signalled) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_save_if_the_launcher_fails_while_torchrun_is_slow(
     together: Options, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,8 +167,7 @@ def test_ranks_save_if_the_launcher_fails_while_torchrun_is_slow(
 
     def fail(record: dict[str, float]) -> None:
         if record["step"] >= 5:
-            children = psutil.Process().children()  # also what tests before left
-            (torchrun,) = (each for each in children if "torch.distributed.run" in each.cmdline())
+            (torchrun,) = find_below("torch.distributed.run")
             torchrun.suspend()  # the ranks go on, and print
             threading.Timer(1, torchrun.resume).start()
             raise ValueError("the display failed")

@@ -56,7 +56,7 @@ def test_a_profile_of_a_model_of_tokens_is_by_level(
     assert f"{sum(found.kept.values()) / 1e6:,.1f} MB kept for the backward pass" in format_profile(found)
 
 
-@pytest.mark.slow  # the compiler's start
+@pytest.mark.nightly  # the compiler's start
 @pytest.mark.filterwarnings("ignore")  # PyTorch's compiler meets PyTorch's own
 def test_what_is_compiled_together_is_one_part(
     options: Options, tiny: list[str], monkeypatch: pytest.MonkeyPatch

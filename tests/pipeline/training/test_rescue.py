@@ -23,7 +23,7 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.run_directory import RunFolder
 from pipeline.training import stages
 from pipeline.training.trainer import Validation
-from tests.conftest import mostly_slow
+from tests.conftest import mostly_nightly
 
 
 def remove(run: Path) -> None:
@@ -90,7 +90,7 @@ def lasting(options: Options) -> Options:
     return options
 
 
-@pytest.mark.parametrize("change", mostly_slow(GONE, remove))
+@pytest.mark.parametrize("change", mostly_nightly(GONE, remove))
 def test_a_run_that_is_gone_is_saved_beside_and_goes_on_there(
     change: Callable[[Path], None], lasting: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:

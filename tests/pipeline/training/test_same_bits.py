@@ -166,7 +166,7 @@ def turn(place: Path, of: str, trained: Trained, threads: int, steps: int) -> li
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_every_kind_and_phase_ends_in_the_same_bits(place: Path) -> None:
     """Four are more threads than some machines have cores: they take turns, and end in another order each time."""
@@ -177,7 +177,7 @@ def test_every_kind_and_phase_ends_in_the_same_bits(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("processes", KILLED)
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_killed_and_resumed_it_ends_in_the_same_bits(place: Path, processes: int) -> None:
     """As what was left alone. Gradients that are summed in any order are seen to differ after some steps: eight showed it."""
     cut(place, "quickstart")
@@ -196,7 +196,7 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(place: Path, processes: int
     assert not differing(place, *(f"{name}-2" for name in trained))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_what_is_asked_of_a_run_has_the_same_bits_each_time(place: Path) -> None:
     cut(place, "quickstart")

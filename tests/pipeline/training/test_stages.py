@@ -53,7 +53,7 @@ DROPOUT = ["model.main.dropout=0.2", "model.decoder.dropout=0.3"]
         pytest.param(
             "lstm",
             ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0", *DROPOUT],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param("transformer", ["batch.pieces=2", *DROPOUT], marks=pytest.mark.slow),
     ],

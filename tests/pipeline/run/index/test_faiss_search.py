@@ -123,7 +123,7 @@ def test_auto_goes_by_size(number: int, kind: str) -> None:
     assert kinds_to_try("auto", number, 256)[0] == kind and kinds_to_try("ivf", number, 256) == ("ivf",)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_auto_takes_the_next_type_where_one_finds_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_search, "FLAT_UP_TO", 100)
     base = prepare_vectors(some(3000, 16), "cosine")
