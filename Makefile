@@ -45,13 +45,16 @@ setup-peers: setup
 demo: setup
 	$(BIN)/haed run --config quickstart
 
-# Three workers more than there are cores, since many tests wait for processes of their own, and six at most. Tests of a file stay
-# together; what is slow by its nature comes first, see tests/conftest.py. The workers share the cores, so each computes with one
+# A worker more than there are cores, or three more for slow tests, which wait for processes of their own; six at most. Tests of a
+# file stay together; what is slow by its nature comes first, see tests/conftest.py. The workers share the cores, so each computes with one
 # thread; what is to hold with several is tested in processes that are told how many (tests/pipeline/training/test_same_bits.py,
 # benchmarks/torture.py). Bytecode is written, whatever the environment says: some hundred processes would compile the same
 # modules.
-WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 3 : 6)))
-TEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS = $(shell echo $$(($(CORES) + $(MORE) < 6 ? $(CORES) + $(MORE) : 6)))
+TEST = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: MORE := 1
+test-ci test-all: MORE := 3
 
 test: setup
 	$(TEST) -m 'not slow and not nightly'

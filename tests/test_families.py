@@ -73,6 +73,7 @@ def trained(registered: None, options: Options, tiny: list[str]) -> Options:
     return made
 
 
+@pytest.mark.slow
 def test_a_registered_family_goes_through_every_stage(trained: Options, options: Options, tmp_path: Path) -> None:
     corpus = open_run("unigram", trained.runs_dir).folder.open_corpus()
     text = {

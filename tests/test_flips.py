@@ -66,6 +66,7 @@ def test_no_flip_in_a_run_is_read_as_something_else(run: Path, name: str, chance
     assert held_against(run / name, READERS[name], chance) > FLIPS / 2
 
 
+@pytest.mark.slow
 def test_no_flip_in_an_analysis_is_read_as_something_else(run: Path, chance: random.Random) -> None:
     few = ["analyse.max_chunks=50", "analyse.corpus_chunks=100", "analyse.projector=0", "analyse.passages=0"]
     assert main(["analyse", str(run), *few, "analyse.map=pca"]) == 0

@@ -114,6 +114,7 @@ def test_a_system_without_candidates_exchanges_gradients_and_tables() -> None:
     assert found.candidates == 0 and set(found.exchanged) == {"gradients", "tables"}
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder.create(options).write_corpus_record(open_shards(options))
     run = RunFolder.from_options(options).path

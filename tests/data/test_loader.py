@@ -74,7 +74,7 @@ def test_every_window_once_per_epoch_over_all_ranks(corpus: Corpus, ranks: int) 
     assert set(Counter(order[:total]).values()) == {1}
 
 
-@pytest.mark.parametrize(("workers", "ranks"), [(1, [0, 1, 2]), (2, [1]), (4, [2])])
+@pytest.mark.parametrize(("workers", "ranks"), [(1, [0, 1, 2]), pytest.param(4, [2], marks=pytest.mark.nightly)])
 def test_workers_change_nothing_that_a_rank_sees(corpus: Corpus, workers: int, ranks: list[int]) -> None:
     """With `test_every_window_once_per_epoch_over_all_ranks` this is every number of ranks times every one of workers."""
     steps = loader(corpus).windows_per_epoch // 9 + 5  # into the second epoch
@@ -109,6 +109,7 @@ def _read_in_a_process(folder: Path, close: bool, wanted: list[bytes]) -> None:
     stream.close() if close else _kept.append(stream)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_process_of_multiprocessing_that_has_workers_ends(corpus: Corpus, start: str) -> None:

@@ -369,6 +369,7 @@ def test_an_answer_of_s3_is_no_error_of_the_disk(
     assert len(called) == tries
 
 
+@pytest.mark.slow
 def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3fs = pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -66,6 +66,7 @@ def test_a_text_of_train_is_recalled_by_counting() -> None:
         recall_tokens([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["spacebyte", pytest.param("hourglass", marks=pytest.mark.nightly)])
 def test_tokens_are_read_as_the_run_scores_them_and_memory_helps(
     kind: str, text: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -345,6 +345,7 @@ def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
         )
 
 
+@pytest.mark.slow
 def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = replace(TWO, variants=(*TWO.variants, Variant("theirs", package="labml-nn")))
     monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="no_such_module"))

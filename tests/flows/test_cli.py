@@ -183,6 +183,7 @@ def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str],
     assert "stage 4 of 7: evaluate, already done" in again.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_another_source_for_a_run_is_refused_before_it_is_cut(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

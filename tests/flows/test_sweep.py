@@ -45,6 +45,7 @@ def test_values_that_make_no_runs_are_told(words: list[str], said: str) -> None:
         list_runs_to_try("a", words)
 
 
+@pytest.mark.slow
 def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
     fields = {"preset": "quickstart", "name": "x${seed}", "source": "", "seconds": 60.0, "overrides": ["threads=1"]}
     fields |= {"values": ["model.kind=haed,hourglass"]}

@@ -175,6 +175,7 @@ def test_shards_on_a_disk_that_is_full(tmp_path: Path, text: Path) -> None:
     assert message.startswith(f"{small}/") and "no space left on the disk. Free some" in message, message
 
 
+@pytest.mark.slow
 def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], tmp_path: Path) -> None:
     large = ["model.encoder.rows=3000000", "model.encoder.width=256", "model.main.width=256"]  # 3.1 GB
     assert main(["shard", "--config", "quickstart", *tiny]) == 0

@@ -94,6 +94,7 @@ def test_a_step_saves_what_was_counted_before_it_and_has_the_same_losses(kind: s
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_model_of_tokens(
     tiny: list[str], sharded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,6 +303,7 @@ def test_a_flac_of_hours_of_silence_is_a_bomb(tmp_path: Path, monkeypatch: pytes
     assert corpus.split_counts("train").source_bytes == 5_000_000
 
 
+@pytest.mark.slow
 def test_real_recordings(tmp_path: Path) -> None:
     path = SHARED / "fsdd-8khz" / "recordings.tar.xz"
     if not path.is_file():

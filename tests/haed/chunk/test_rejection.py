@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from haed.chunk.rejection import RejectionSampler
+from tests.conftest import mostly_nightly
 from tests.haed.test_sampling import fits
 
 WIDTH, DRAWN = 64, 4000
@@ -49,7 +50,7 @@ def test_no_score_exceeds_its_bound(name: str, directions: int, monkeypatch: pyt
             torch.testing.assert_close(bounds, scores, rtol=1e-4, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("proposed", [256, 1])
+@pytest.mark.parametrize("proposed", mostly_nightly([256, 1], 1))
 @pytest.mark.parametrize("name", CASES)
 def test_accepted_chunks_follow_the_softmax_over_all_scores(
     name: str, proposed: int, monkeypatch: pytest.MonkeyPatch

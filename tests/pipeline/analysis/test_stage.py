@@ -84,6 +84,7 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
     assert "The analysis belongs to another checkpoint (pretrain step 6), so it is not shown" in page
 
 
+@pytest.mark.slow
 def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = run.parent / "other"
     shutil.copytree(run, other)
@@ -113,6 +114,7 @@ def test_a_damaged_phase_one_or_evaluation_is_noted(run: Path, capsys: pytest.Ca
     assert main(["analyse", str(run), *FEW, "analyse.against=other"]) == 1
 
 
+@pytest.mark.slow
 def test_an_analysis_that_fails_leaves_no_metrics_beside_other_pictures(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,10 @@ from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import fixed_subset
 from pipeline.training import stages
+from tests.conftest import mostly_nightly
 
 
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("similarity", mostly_nightly(["dot", "cosine"], "cosine"))
 def test_the_softmax_over_all_chunks(options: Options, similarity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options.precision, options.iem.similarity, options.evaluate.baselines = "fp32", similarity, False
     options.iem.correction, options.model.mixture.known = "inclusion", 0

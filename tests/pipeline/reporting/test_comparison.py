@@ -31,6 +31,7 @@ def compare(options: Options, *names: str) -> Comparison:
     return comparison.make_comparison(folders)[0]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options.model.decoder.grams.rows = 0  # in so small a model more than the phases' other FLOPs
     options.evaluate.baselines = False
@@ -83,6 +84,7 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
     assert "seed=3: haed compare takes no options but runs_dir=" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
     """Patches beside words; not where one was evaluated by an earlier version, nor on another split."""
     options.evaluate.baselines = False
@@ -108,6 +110,7 @@ def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Option
     assert "were not evaluated on the same bytes. Their bits are not comparable" in remark()
 
 
+@pytest.mark.slow
 def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +209,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert widths and max(widths) == 5  # a wider table would lie on the column beside it
 
 
+@pytest.mark.slow
 def test_one_run_under_two_names_is_no_comparison(two: tuple[Options, Options], tmp_path: Path) -> None:
     runs = two[0].runs_dir
     for names in (["tiny"], ["tiny", "tiny"], ["tiny", f"{runs}/tiny", f"{runs}/../{Path(runs).name}/tiny"]):

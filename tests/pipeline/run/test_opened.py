@@ -37,6 +37,7 @@ def test_every_chunk_is_scored_once_after_what_came_before(context: int, stride:
     assert seen == {i: list(range(1, n + 1)) for i, n in enumerate(sizes)}
 
 
+@pytest.mark.slow
 def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     options.precision = "fp32"
     train(options)
@@ -90,6 +91,7 @@ def test_to_open_a_run_leaves_the_options_of_the_caller_as_they_are(options: Opt
     assert options.train.iem_weight == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "own"),
     [

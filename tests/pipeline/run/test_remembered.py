@@ -25,7 +25,7 @@ from pipeline.run.remembered import GATE, RECALL, _number_chunks, load_recall
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
-from tests.conftest import flip_bit
+from tests.conftest import flip_bit, mostly_nightly
 
 
 def opened(options: Options, **how: object) -> Run:
@@ -64,7 +64,7 @@ def test_the_model_alone_stands_beside_every_figure_and_memory_0_is_that(mixed: 
     assert kept == alone
 
 
-@pytest.mark.parametrize("stride", [None, 1, 5])
+@pytest.mark.parametrize("stride", mostly_nightly([None, 1, 5], 5))
 def test_memory_reaches_beyond_the_window_whatever_the_stride(mixed: Options, stride: int | None) -> None:
     """A second copy of a long text costs a fraction of the first."""
     text = " ".join(f"alpha{n} = beta_{n * 7 % 31}({n})\n" for n in range(60))
@@ -117,6 +117,7 @@ def test_recall_and_gate_are_built_once_and_made_anew_where_they_are_damaged(
     assert "gate.safetensors is stale: memory 4096, now 64" in caplog.text
 
 
+@pytest.mark.slow
 def test_tensors_that_do_not_fit_are_made_anew(mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
     """With right metadata and checksums, as of another program."""
     run = opened(mixed)
@@ -181,6 +182,7 @@ def test_without_shards_nothing_is_remembered_which_is_said(options: Options, ca
     assert "scoring without memory" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("texts", "fitted"),
     [

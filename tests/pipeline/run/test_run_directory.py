@@ -244,6 +244,7 @@ def test_a_run_is_its_folder_by_whatever_path(
         assert (Path(found.runs_dir) / found.name).samefile(made)
 
 
+@pytest.mark.slow
 def test_another_corpus_at_the_place_of_the_run_s_own(run: Path, tmp_path: Path) -> None:
     options = RunFolder(run).load_options(["source.kind=stdlib", "source.pattern=bisect.py"])
     options.shards_dir, options.source.path = str(tmp_path / "shards"), None

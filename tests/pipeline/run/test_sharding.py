@@ -33,6 +33,7 @@ def command(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, "-m", "pipeline", *arguments], input=given, capture_output=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [["source.kind=stdin"], ["source.kind=text", "source.path=-"]])
 def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     settings = [*(item for item in tiny if not item.startswith("source.")), *source, "name=piped"]
@@ -131,6 +132,7 @@ def project(halfway: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 OWN = [*TINY, "name=own", "source.kind=text", "source.path=texts"]
 
 
+@pytest.mark.slow
 def test_only_shard_looks_at_the_source(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "texts").rename(project / "unmounted")
     for stage in ("pretrain", "finetune"):  # goes on, and begins
@@ -171,6 +173,7 @@ def test_a_project_that_was_moved_finds_its_shards(project: Path, monkeypatch: p
         main(["index", "own", "--debug"])
 
 
+@pytest.mark.slow
 def test_loader_workers_change_no_weight_and_name_a_damaged_shard(options: Options) -> None:
     def train_with(workers: int) -> bytes:
         options.loader.workers, options.name = workers, f"workers-{workers}"
@@ -186,6 +189,7 @@ def test_loader_workers_change_no_weight_and_name_a_damaged_shard(options: Optio
         train_with(2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_sharding_at_once_and_it_goes_on(tmp_path: Path) -> None:
     source = tmp_path / "texts"
     source.mkdir()

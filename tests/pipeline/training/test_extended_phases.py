@@ -126,6 +126,7 @@ def validations(options: Options, phase: str) -> dict[int, float]:
     return {int(r["step"]): r["validation/bits_per_token"] for r in found if "validation/bits_per_token" in r}
 
 
+@pytest.mark.slow
 def test_what_is_extended_is_validated_again_and_the_best_moves(
     options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,6 +225,7 @@ def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(
     assert "the warm-up of the learning rate takes 200. Use pretrain.steps=200" in pretrain(options).remark
 
 
+@pytest.mark.slow
 def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     pretrain(options)
     finetune(options)

@@ -160,6 +160,7 @@ def test_bits_of_the_decoder_are_not_compared_with_those_of_the_mixture(
     assert (folder / "best").read_text() > before  # the mixture had fewer bits
 
 
+@pytest.mark.slow
 def test_a_phase_ends_when_validation_does_not_improve(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     options.train.steps, options.validation.times, options.train.patience = 40, 20, 2
     rates = options.optimizer  # such that nothing moves

@@ -49,13 +49,17 @@ DROPOUT = ["model.main.dropout=0.2", "model.decoder.dropout=0.3"]
 @pytest.mark.parametrize(
     ("decoder", "more"),
     [
-        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64", "model.decoder.grams.rows=64", *DROPOUT]),
+        pytest.param(
+            "lstm",
+            ["optimizer.ema=0.9", "model.encoder.rows=64", "model.decoder.grams.rows=64", *DROPOUT],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "lstm",
             ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0", *DROPOUT],
             marks=pytest.mark.nightly,
         ),
-        pytest.param("transformer", ["batch.pieces=2", *DROPOUT], marks=pytest.mark.slow),
+        pytest.param("transformer", ["batch.pieces=2", *DROPOUT], marks=pytest.mark.nightly),
     ],
 )
 def test_an_interrupted_run_ends_in_the_same_bits(

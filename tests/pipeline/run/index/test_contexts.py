@@ -140,6 +140,7 @@ def test_contexts_of_a_scale(
     assert "index.scale=3: this model has no such scale. Set one of 1, 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
     where = str(RunFolder.from_options(pictures).path)
     assert main(["index", where]) == main(["index", where, "--space", "contexts"]) == 0
@@ -176,6 +177,7 @@ def test_fewer_places_than_were_asked_for_are_all_that_there_are(run: Path, capl
     assert found.note and found.note in caplog.messages and "20 of 1,000 places" in found.note
 
 
+@pytest.mark.slow
 def test_windows_are_chosen_at_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As from Python; an index remembers its own, and questions to it need not repeat them."""
     text, short = b"def a(b):\n    return b\n" * 9, ["batch.context=4"]

@@ -118,6 +118,7 @@ def test_data_frames_without_pandas_say_what_to_install(run: Path, monkeypatch: 
             ask()
 
 
+@pytest.mark.slow
 def test_text_is_taken_as_str_or_bytes_wherever_there_is_a_question(run: Path) -> None:
     assert main(["index", str(run), "--space", "contexts", "index.max_contexts=200"]) == 0
     opened = open_run(run)
