@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.flows.api import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(2 * PATIENCE)
 def test_every_kind_of_part_gives_its_numbers_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
     preset = "paper-wikitext103"
     parts = ["machine", "nothing of this name", f"{preset} pretrain", f"{preset} train", f"profile {preset} train"]
     parts += [f"memory {preset} pretrain", f"{preset} train fp32", "decoder 64"]
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--out", str(tmp_path), "--device", "cpu", "--tiny"]
+    command += ["--budget", str(PATIENCE)]
     done = subprocess.run([*command, "--parts", *parts], capture_output=True, text=True, check=True)
     results = json.loads((tmp_path / "gpu.json").read_text())
     assert list(results) == parts

@@ -45,11 +45,17 @@ class Served:
                 start_new_session=True,
             )
         self.starts += 1
-        until(PATIENCE, self.is_up)
+        try:
+            until(PATIENCE, self.is_up)
+        except AssertionError as error:  # nothing of it stays beside other tests
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            error.add_note(self.said()[-5000:])
+            raise
 
     def is_up(self) -> bool:
         """Whether every flow is registered and can be triggered; fails as soon as the process has ended."""
-        assert self.process.poll() is None, self.said()[-5000:]
+        assert self.process.poll() is None, f"it ended with {self.process.returncode}"
         return self.said().count("To schedule: ") == self.starts and self.ready()
 
     def ready(self) -> bool:

@@ -39,7 +39,7 @@ def test_a_sharded_model_trains_as_a_whole_one(whole: Options) -> None:
         assert all((here[name] - x).abs().max() < 2e-3 for name, x in there.items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sharded_model_resumes_to_the_bit_and_on_in_one_process(whole: Options) -> None:
     once = replace(whole, launcher=replace(whole.launcher, shard=True))
     once.pretrain.steps, once.checkpoint.every_steps = 20, 2
