@@ -272,6 +272,7 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
             refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
+            refused = refused or type(error).__name__ == "TooManyRedirects"  # of aiohttp, without a status
             if attempt == ATTEMPTS or refused:
                 # Not `from error`: its own message has not been redacted.
                 raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {_describe_error(error)}") from None

@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 # The first line of a file that `dump_options` wrote: nothing in it is interpolated.
 RESOLVED = "# All options, resolved. Values are literal: ${...} is not expanded."
 TEXTS = (str, str | None)
+MOST_NAME_BYTES = 200  # file systems take 255, and what is beside a run adds to its name
 _CORE = "tag:yaml.org,2002:"
 PATTERNS = ("source.valid_pattern", "source.test_pattern")  # regular expressions, where `${` has another meaning
 _PATHS = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir")
@@ -559,7 +560,8 @@ def check_name(name: str) -> str:
     """Return the name of a run without surrounding blanks.
 
     Raises:
-        ConfigError: the name is blank, is not a single folder's name, or holds control or invisible characters.
+        ConfigError: the name is blank, is not a single folder's name, is too long for one, or holds control or invisible
+            characters.
     """
     bare = name.strip()
     if not bare:
@@ -569,6 +571,10 @@ def check_name(name: str) -> str:
     unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
     if unseen or bare != make_printable(bare):
         raise ConfigError(f"name={name!r}: line ends, control characters and invisible characters are not allowed")
+    if (size := len(bare.encode())) > MOST_NAME_BYTES:
+        raise ConfigError(
+            f"name={bare[:40]}… takes {size} bytes as the name of a folder, more than {MOST_NAME_BYTES}. Shorten it"
+        )
     return bare
 
 

@@ -433,6 +433,12 @@ def build_trainer(
     remarks = list(system.option_warnings)
     if options.iem.terms and not limits.iem_weight:
         remarks.append("iem.terms has no effect in this phase: without the IEM loss (iem_weight=0) nothing has terms")
+    if options.launcher.shard and not is_sharded:
+        remarks.append("launcher.shard=true has no effect in one process. Set launcher.processes to the number of GPUs")
+    if ranks.size != options.launcher.processes:  # torchrun was called by hand
+        remarks.append(
+            f"ranks: {ranks.size}, as torchrun was told, not launcher.processes={options.launcher.processes}"
+        )
     for remark in remarks if ranks.is_first else ():
         log.warning("%s", remark)
     if is_sharded:

@@ -134,6 +134,22 @@ def test_redirects_are_followed(corpus: Corpus, tmp_path: Path) -> None:
         assert remote.read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
 
 
+def test_redirects_that_lead_in_a_circle_are_not_tried_again(corpus: Corpus, tmp_path: Path) -> None:
+    class Circle(Files):
+        asked = 0
+
+        def do_GET(self) -> None:
+            Circle.asked += 1
+            self.send_response(302)
+            self.send_header("Location", self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with serving(corpus.folder, Circle) as url, pytest.raises(OSError, match=r"attempts: 1\): TooManyRedirects"):
+        Corpus.open(url, options(tmp_path))
+    assert Circle.asked < 20
+
+
 def test_a_shard_that_is_larger_than_the_cache_and_a_bound_is_not_fetched(
     corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

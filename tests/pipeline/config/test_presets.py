@@ -268,6 +268,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("source.pattern=**a", "source.pattern='.*a': this is not a glob"),
         ("source.valid_pattern=(", r"source.valid_pattern='\(': this is not a regular expression: missing \)"),
         ("name=   ", "name='   ' is blank. Use name=my-run."),
+        ("name=" + 150 * "é", "name=é{40}… takes 300 bytes .* more than 200. Shorten it"),
         ("name=\u3000\u00a0", r"is blank. Use name=my-run."),
         ("name=a\u200bb", r"name='a\\u200bb': line ends, .* invisible characters are not allowed"),
         ("name=a\u200db", "invisible characters are not allowed"),
