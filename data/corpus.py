@@ -16,7 +16,7 @@ from data.chunkers import Chunker, make_chunker
 from data.filesystem import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions, restore_options
 from data.remote import RemoteFolder
-from data.shards import CorruptShardError, Sample, Shard, read_shard
+from data.shards import MISSING, CorruptShardError, Sample, Shard, read_shard
 from data.sources.source import Source, make_source
 from data.sources.splits import Allotted
 from data.statistics import Summary
@@ -140,8 +140,7 @@ class Corpus:
             remote = RemoteFolder(url, Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
             content = remote.read_manifest(MANIFEST)
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", url.rpartition("/")[2])[-100:]
-            folder = remote.cache.folder / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
-            folder.mkdir(exist_ok=True)
+            folder = remote.cache.make_folder(f"{name}-{hashlib.sha256(content).hexdigest()[:12]}")
             return cls(folder, _parse_manifest(content, f"{url}/{MANIFEST}"), remote)
         path = Path(location) / MANIFEST
         try:
@@ -209,7 +208,7 @@ class Corpus:
         try:
             return self._remote.open_shard(shard) if self._remote else open_file(self.folder / shard.file)
         except FileNotFoundError as error:
-            raise CorruptShardError(where, None, "it is missing") from error
+            raise CorruptShardError(where, None, MISSING) from error
         except CorruptFileError as error:
             raise CorruptShardError(where, None, str(error)) from error
 

@@ -317,7 +317,11 @@ class LoaderOptions:
     )
     cache_gigabytes: Annotated[
         float,
-        Field(gt=0, le=1e6, description="Maximum size of the cache. The least recently used shards are removed first."),
+        Field(
+            gt=0,
+            le=1e6,
+            description="Maximum size of the shards in the cache. The least recently used are removed first.",
+        ),
         Unit("GB"),
     ] = 50.0
 

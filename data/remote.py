@@ -24,7 +24,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.filesystem import MANY, CorruptFileError, acquire_lock, is_still, open_file, remove_unlocked_files
+from data.filesystem import (
+    MANY,
+    CorruptFileError,
+    acquire_lock,
+    add_path_to_errors,
+    is_still,
+    open_file,
+    remove_unlocked_files,
+)
 from data.shards import CorruptShardError, Shard
 from data.sources.files import read_blocks
 from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
@@ -58,10 +66,10 @@ class ShardCache:
 
     def __init__(self, place: Path, limit: int) -> None:
         self.folder, self.limit = place / FOLDER, limit
-        self._make_folder()
+        self.make_folder()
 
-    def _make_folder(self) -> None:
-        """Create the folder, which anybody may delete at any time."""
+    def make_folder(self, name: str = "") -> Path:
+        """Create the folder, which anybody may delete at any time, and one in it; return that one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         there = os.listdir(self.folder)
         if there and _MARK not in there:
@@ -70,6 +78,8 @@ class ShardCache:
             )
         if not there:
             (self.folder / _MARK).write_bytes(_MARKED)
+        (made := self.folder / name).mkdir(parents=True, exist_ok=True)
+        return made
 
     def open_or_fill(self, sha256: str, size: int, fill: Callable[[IO[bytes]], None]) -> IO[bytes]:
         """Return the open file of that checksum. If it is missing, one of all processes and threads creates it first.
@@ -88,7 +98,7 @@ class ShardCache:
             try:
                 written = acquire_lock(partial)
             except FileNotFoundError:
-                self._make_folder()
+                self.make_folder()
                 continue
             try:
                 if path.exists():  # another process finished it after the check above
@@ -98,8 +108,9 @@ class ShardCache:
                 with suppress(FileNotFoundError):  # the folder was emptied meanwhile, or deleted
                     (self.folder / _MARK).write_bytes(_MARKED)
                 self._make_room(size)
-                fill(written)
-                written.flush()
+                with add_path_to_errors(self.folder):
+                    fill(written)
+                    written.flush()
                 with suppress(FileNotFoundError):  # the folder was deleted meanwhile: the open file serves once
                     os.replace(partial, path)
             except BaseException:
@@ -228,10 +239,11 @@ class RemoteFolder:
                 file.write(block)
                 digest.update(block)
                 size += len(block)
+            if size != shard.file_bytes:
+                got = f"{size:,} of" if size < shard.file_bytes else "more than"
+                raise _WrongContentError(f"got {got} {shard.file_bytes:,} bytes")
             if digest.hexdigest() != shard.sha256:
-                raise _WrongContentError(
-                    f"got {size:,} of {shard.file_bytes:,} bytes, or other bytes than in the manifest"
-                )
+                raise _WrongContentError("its bytes are others than in the manifest")
 
         try:
             _retry_with_pauses(once, where)
@@ -292,4 +304,5 @@ def _http_status(error: Exception) -> int | None:
 
 
 def _describe_error(error: Exception) -> str:
-    return redact_urls(f"{type(error).__name__} {error}")
+    kind = "" if isinstance(error, _WrongContentError) else f"{type(error).__name__} "
+    return redact_urls(f"{kind}{error}")

@@ -78,6 +78,9 @@ class Sample:
     at: int = 0
 
 
+MISSING = "missing"  # the reason of a `CorruptShardError` without a file
+
+
 class CorruptShardError(ValueError):
     """An error: a shard is not what was written. The message names it, the first damaged byte, and what to do.
 
@@ -92,7 +95,7 @@ class CorruptShardError(ValueError):
         advice = "Make it again with `haed shard shard.verify=true` and its options, or copy it again"
         if is_remote(path):  # a damaged copy in the cache was fetched again before this error
             advice = "The server's file does not match its manifest. Whoever serves it must repair it"
-        super().__init__(f"shard {path} is damaged{where}: {reason}. {advice}")
+        super().__init__(f"shard {path} is {reason if reason == MISSING else f'damaged{where}: {reason}'}. {advice}")
         self.path, self.offset, self.reason = path, offset, reason
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from data.processes import process_pool
 from pipeline.config import Options
-from pipeline.run.sharding import open_dask_client
+from pipeline.run.sharding import ClusterError, explain_dask_errors, open_dask_client
 
 _SMALL_BYTES = 1 << 24  # written within seconds
 _MOST_ON_DASK = 100  # parts that wait for a cluster at a time
@@ -33,7 +33,7 @@ def as_tasks(options: Options) -> Mapper:
             task_run_name="part {name}",
             retries=len(PAUSES),
             retry_delay_seconds=list(PAUSES),
-            retry_condition_fn=lambda _, __, state: not stopped.is_set() and is_passing(state.data),
+            retry_condition_fn=lambda _, __, state: not stopped.is_set() and _helps_retry(state.data),
         )
         def write_shards(name: str) -> None:
             if stopped.is_set():
@@ -61,6 +61,10 @@ def as_tasks(options: Options) -> Mapper:
     return map_parts
 
 
+def _helps_retry(error: object) -> bool:
+    return is_passing(error) and not isinstance(error, ClusterError)
+
+
 @contextmanager
 def _open_pool(
     options: Options, parts: tuple[Part, ...]
@@ -68,10 +72,15 @@ def _open_pool(
     """Yield a function that calls another for a part and waits, how many such calls at a time, and what ends them."""
     workers = min(options.shard.workers, len(parts))
     if options.launcher.dask:
-        with open_dask_client(options.launcher.dask, options.shard.workers) as client:
+        address = options.launcher.dask
+        with open_dask_client(address, options.shard.workers) as client:
             pool = client.get_executor(pure=False)
-            stop = partial(pool.shutdown, wait=False)
-            yield lambda write, part: pool.submit(write, part).result(), min(len(parts), _MOST_ON_DASK), stop
+
+            def write_on_dask(write: Any, part: Part) -> None:
+                with explain_dask_errors(address):
+                    pool.submit(write, part).result()
+
+            yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(pool.shutdown, wait=False)
     elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:
         yield lambda write, part: write(part), 1, lambda: None  # nobody can end a thread
     else:

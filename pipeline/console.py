@@ -132,10 +132,11 @@ def _find_file_in_path(path: str) -> str:
 
 _DISK_ADVICE = {
     errno.ENOSPC: (
-        "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir= or TMPDIR"
+        "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
     ),
     errno.EDQUOT: (
-        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir= or TMPDIR"
+        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or "
+        "TMPDIR"
     ),
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
     errno.EROFS: (

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,8 +43,12 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
     source, shards_dir = options.source, Path(options.shards_dir)
     if options.launcher.dask:  # whose workers may have another working directory
         shards_dir = shards_dir.resolve()
-        if source.path and Path(source.path).exists():
-            source = replace(source, path=str(Path(source.path).resolve()))
+        if (
+            source.path
+            and not is_remote(source.path)
+            and (os.path.exists(source.path) or set("*?[{") & set(source.path))
+        ):
+            source = replace(source, path=os.path.abspath(source.path))
         mapper = mapper or partial(_map_on_dask, options.launcher.dask, options.shard.workers)
     status, is_done = StatusLine(time.monotonic()), False
 
@@ -76,17 +81,52 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise ValueError("launcher.dask needs Dask. Install it with pip install 'haed[dask]'") from error
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # else each start and end of a process is a line
+    # Each start and end of a process is a line, and each lost connection a traceback.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(_is_not_of_dask)  # what a client that is stopped leaves
     with ExitStack() as held:
+        where: Any = address
         if address == "local":
             try:
-                cluster = LocalCluster(
+                where = LocalCluster(
                     n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
                 )
             except RuntimeError as error:
                 raise OSError(f"Dask could not start its workers: {error}. Try again") from error
-            address = held.enter_context(cluster)
-        yield held.enter_context(Client(address))
+            held.enter_context(where)
+        try:
+            client = held.enter_context(Client(where))
+        except OSError as error:
+            raise OSError(f"launcher.dask={address}: no scheduler of Dask answers there ({error})") from error
+        if not client.scheduler_info()["workers"]:
+            log.warning("launcher.dask=%s has no workers yet. Sharding begins as soon as one comes", address)
+        with explain_dask_errors(address):
+            yield client
+
+
+def _is_not_of_dask(record: logging.LogRecord) -> bool:
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__module__.partition(".")[0] != "distributed"
+
+
+class ClusterError(ChildProcessError):
+    """An error: a Dask cluster was lost, or its workers die. To try a part again does not help."""
+
+
+@contextmanager
+def explain_dask_errors(address: str) -> Iterator[None]:
+    """Raise errors of Dask itself as `ClusterError`; those of what it runs pass."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "distributed" and not isinstance(error, CancelledError):
+            raise
+        why = f"the cluster was lost ({type(error).__name__})"
+        if type(error).__name__ == "KilledWorker":
+            why = "its workers died of the same part again and again, perhaps because memory ran out"
+        raise ClusterError(
+            f"launcher.dask={address}: {why}. Finished parts stay. Run the same command again"
+        ) from error
 
 
 def _map_on_dask(address: str, workers: int, write: Any, parts: Any) -> None:

@@ -74,7 +74,8 @@ class TensorBoard:
         records = RecordWriter(content := io.BytesIO())
         _add_event(records, Event(file_version="brain.Event:2"))
         # No list of the options: TensorBoard would take that of one run for all. It collects them from the sessions.
-        shown = [hparams_pb(summary.options, self.run.path.name)]
+        name = self.run.path.name.encode(errors="surrogateescape").decode(errors="replace")
+        shown = [hparams_pb(summary.options, name)]
         shown += [text_pb(f"sample {number}", text) for number, text in enumerate(summary.samples, 1)]
         for each in shown:
             _add_event(records, Event(step=summary.step, summary=each))

@@ -519,11 +519,11 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
     if other := identity_differences(checkpoint.identity, wanted):
         how = "set it back"
         if other[0].startswith("corpus="):
-            how = "its source or shards changed"
+            how = "its source or shards changed. Restore them"
             with suppress(OSError, ValueError):
                 if run:
                     own = run.open_corpus().location
-                    how += f". source.kind=shards source.path={own} resumes with its own corpus"
+                    how = f"its source or shards changed. Resume with its own corpus by source.kind=shards source.path={own}"
         instead = "use another name= for a new run" if run else "start from another run with finetune.start_from="
         raise ValueError(
             f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or {instead}"

@@ -228,7 +228,7 @@ class _Pages:
 
     async def show_listing(self, request: Request) -> Response:
         """Show all runs, `_PAGE` at a time; the script of the page asks for all as JSON."""
-        if _wants_json(request):
+        if _wants_json(request, "csv"):
             content = await run_in_threadpool(self._listing.to_json)
             return _unless_known(request, Response(content, media_type="application/json"))
         rows, elsewhere = await run_in_threadpool(self._listing.list_rows)
@@ -339,7 +339,10 @@ class _Pages:
             body += part
             if len(body) > _LONGEST_FORM:
                 raise HTTPException(413, f"The form has more than {_LONGEST_FORM:,} bytes")
-        return parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000)
+        try:
+            return parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=20_000)
+        except UnicodeDecodeError:
+            raise HTTPException(400, "The form has bytes that are no UTF-8") from None
 
     def _find_ticked(self, names: list[str]) -> list[RunFolder]:
         if not names:
@@ -352,6 +355,8 @@ class _Pages:
     async def show_run(self, request: Request) -> Response:
         """Show a run."""
         folder = self._find_run(request)
+        if "format" in request.query_params:
+            raise ValueError(f"a run's page has no other format. Use {run_page_url(folder.path.name)}live for JSON")
         known = await run_in_threadpool(_run_page_values, folder)
         return self._render_page("run.html", **known)
 
@@ -451,7 +456,7 @@ class _Pages:
         """Show an error as one line."""
         status = _status_of(error)
         said = error.detail if isinstance(error, HTTPException) else format_error(error)
-        if _wants_json(request):
+        if request.query_params.get("format") == "json":
             return _json_response({"error": said}, status)
         return self._render_page(
             "error.html", status, error=said, title="Not found" if status == 404 else "Not possible"
@@ -487,8 +492,14 @@ def _json_response(value: Any, status: int = 200) -> Response:
     return Response(encode_json(value), status, media_type="application/json")
 
 
-def _wants_json(request: Request) -> bool:
-    return request.query_params.get("format") == "json"
+def _wants_json(request: Request, *others: str) -> bool:
+    """Return if an address asks for JSON; raise ValueError if it asks for a format that the page does not have."""
+    asked = request.query_params.get("format", "")
+    if asked not in ("", "json", *others):
+        raise ValueError(
+            f"format={escape_control_characters(asked[:50])}: this page has no such format. Use format=json"
+        )
+    return asked == "json"
 
 
 def _draw_map(opened: Any) -> None:

@@ -228,7 +228,7 @@ def test_a_damaged_shard_stops_or_is_skipped_and_counted(damaged: Corpus, corpus
 
 def test_a_missing_shard_is_named(damaged: Corpus) -> None:
     (damaged.folder / "train-00000.tar").unlink()
-    with pytest.raises(CorruptShardError, match="train-00000.tar is damaged: it is missing"):
+    with pytest.raises(CorruptShardError, match="train-00000.tar is missing. Make it again"):
         damaged.read(damaged.shards_of("train")[0])
 
 

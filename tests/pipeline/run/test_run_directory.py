@@ -75,7 +75,7 @@ REFUSED = {
     "another corpus": (
         "pretrain",
         ["source.path={more}"],
-        "changed. source.kind=shards source.path=/.* resumes with its own corpus, or",
+        "changed. Resume with its own corpus by source.kind=shards source.path=/.*, or",
     ),
     "no shards": ("pretrain", ["chunker.k=7"], "was trained on another corpus"),
     "never": ("finetune", ["resume=never"], "resume=never, but"),

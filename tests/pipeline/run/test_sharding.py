@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import chdir, suppress
 from pathlib import Path
 
@@ -16,9 +18,10 @@ import pytest
 
 from data.corpus import Corpus
 from data.filesystem import acquire_lock
+from data.parts import Part
 from pipeline.cli import main
 from pipeline.config import Options, load_options
-from pipeline.run.sharding import open_shards, shard_source
+from pipeline.run.sharding import ClusterError, explain_dask_errors, open_dask_client, open_shards, shard_source
 from pipeline.training.stages import pretrain, train
 from tests.conftest import TINY
 
@@ -84,6 +87,43 @@ def test_dask(options: Options, tmp_path: Path) -> None:
     ) as cluster:
         options.launcher.dask, options.shards_dir = cluster.scheduler_address, str(tmp_path / "address")
         assert contents(shard_source(options)) == alone and len(alone) > 2
+
+
+@pytest.mark.parametrize("path", ["texts", "texts/*.txt", "texts/{train,valid}-*.txt"])
+def test_workers_of_dask_read_the_files_that_are_seen_from_here(
+    path: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have another working directory, where there may be files of the same names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for split in ("train", "valid"):
+        (tmp_path / "texts" / f"{split}-1.txt").write_text(f"some text of {split}\n" * 99)
+    options.source.path, options.launcher.dask = path, "none:1"
+    read = list[str]()
+
+    def write_here(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        for part in parts:
+            read.extend(item.path for item in part.inputs)
+            write(part)
+
+    shard_source(options, write_here)
+    assert {*read} == {str(tmp_path / "texts" / f"{split}-1.txt") for split in ("train", "valid")}
+
+
+def test_a_cluster_of_dask_that_is_not_there_or_is_lost_is_named_by_its_option() -> None:
+    pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(OSError, match=r"^launcher\.dask=127\.0\.0\.1:1: no scheduler of Dask answers there"),
+        open_dask_client("127.0.0.1:1", 1),
+    ):
+        pass
+    with pytest.raises(ClusterError, match=r"^launcher.dask=h:1: the cluster was lost \(CancelledError\)"):
+        with explain_dask_errors("h:1"):
+            raise CancelledError
+    with pytest.raises(ValueError, match="of the source"), explain_dask_errors("h:1"):
+        raise ValueError("of the source")
 
 
 def test_an_existing_corpus_as_source(options: Options, tmp_path: Path) -> None:

@@ -326,6 +326,14 @@ def test_a_question_that_is_no_utf8_is_refused_and_not_answered_for_others(site:
     assert "no UTF-8" not in site.ask("neighbours?query=%ef%bf%bd")
 
 
+def test_a_format_that_a_page_has_not_and_a_form_that_is_no_utf8_are_refused(site: Site) -> None:
+    for page in ("", "run/", "run/score?prompt=x"):
+        said = site.get(f"/runs/{page}{'&' if '?' in page else '?'}format=xml", 400).text
+        assert "no such format" in said or "/runs/run/live for JSON" in said
+    form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://127.0.0.1:7300"}
+    assert site.client.post("/runs/run/edit", content=b"name=%ff&tags=&note=&seen=", headers=form).status_code == 400
+
+
 def test_a_run_with_a_damaged_line_of_metrics_is_shown_without_them(site: Site, run: Path) -> None:
     path = run / "finetune" / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"step": ', b'"step":  ', 1))
