@@ -48,7 +48,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
 
     answering = None if PREFECT_API_URL.value() else start_temporary_server()
     if answering is None:
-        _check_server()
+        _check_server(", or unset it to use a temporary one")
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
     from flows.flows import FLOWS, run_pipeline  # loads for seconds, in which the server starts
@@ -119,16 +119,28 @@ def _find_preset_and_overrides(arguments: argparse.Namespace, options: Options) 
     return str(RunFolder.from_options(options).path / "config.yaml"), [*overrides, *here]
 
 
-def _check_server() -> None:
-    """Raise ConnectionError if the server that the environment or a profile names does not answer."""
+def _check_server(instead: str = "") -> None:
+    """Raise an error if the server that the environment or a profile names does not answer, or not to us.
+
+    Args:
+        instead: what else may be done than to start it or to name another.
+
+    Raises:
+        ConnectionError: nothing answers.
+        PermissionError: it asks for another password.
+    """
     from prefect.client.orchestration import get_client
 
+    from flows.server import explain_refusal
+
     with get_client(sync_client=True) as client:
-        if trouble := client.api_healthcheck():
+        if trouble := client.api_healthcheck():  # which needs no password
             raise ConnectionError(
-                f"no Prefect server answers at {client.api_url} ({trouble}). Start it, set PREFECT_API_URL "
-                "to another server, or unset it to use a temporary one"
+                f"no Prefect server answers at {client.api_url} ({trouble}). Start it, or set PREFECT_API_URL "
+                f"to another server{instead}"
             )
+        with explain_refusal(str(client.api_url)):
+            client.api_version()
 
 
 def _drop_tracebacks() -> None:
@@ -277,6 +289,8 @@ def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
     variables = _parse_job_variables(arguments.job_variable)
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"--limit {arguments.limit}: must be at least 1")
+    if not arguments.pool.strip():
+        raise ConfigError("--pool is empty. Name a work pool, such as --pool my-pool")
     prepare()
     if not os.environ.get("PREFECT_API_URL"):
         raise ConfigError("haed deploy needs a Prefect server. Set PREFECT_API_URL to its address, or use a profile")

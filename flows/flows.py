@@ -45,9 +45,10 @@ from flows.forms import (
     divide_training_time,
     load_tagged_options,
     stage_flow,
+    tag_with_runs,
     unlabel_run,
 )
-from flows.lifecycle import acquire_device, is_inner, stop_on_signals, tag_flow_run, take_turn
+from flows.lifecycle import acquire_device, is_inner, stop_on_signals, take_turn
 from flows.mappers import as_tasks
 from flows.sweep import sweep
 from haed.options import SYSTEMS
@@ -325,8 +326,8 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     runs = [unlabel_run(run) for run in runs if run.strip()]
     if not runs:
         raise ConfigError("no run is named. Give the names of the runs to compare")
+    tag_with_runs(runs, runs_dir)
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
-    tag_flow_run(*(each.name for each in options))
     comparison = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
     picture = data_uri(read_bytes(comparison.picture, PICTURE))
     places = "\n".join(

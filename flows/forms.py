@@ -82,6 +82,7 @@ _SUGGESTED = re.compile(
 _LABEL = re.compile(r" \([a-z ]+, \d{4}-\d\d-\d\d \d\d:\d\d\)\s*$")
 _CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
+_WITHOUT_RUN = ("shard", "sweep")  # flows with the form of a run that they do not train
 _ROWS = RunListing(ServedRuns(Path("runs")))  # of the runs in forms
 
 
@@ -223,9 +224,11 @@ def check_all_stages(options: Options) -> None:
     Raises:
         ConfigError: a phase cannot be trained so, also for want of windows in the first step of a new run, or the
             system cannot be built.
-        ValueError: the run was trained on another corpus.
+        ValueError: the run was trained with another model or on another corpus, or the device is not there.
     """
-    from pipeline.run.system import check_system  # with torch, which costs two seconds and serving can do without
+    from pipeline.run.device import setup_compute  # with torch, which costs two seconds and serving can do without
+    from pipeline.run.system import check_system
+    from pipeline.training.stages import check_identity
 
     phases = phases_to_train(options)
     for phase in phases:
@@ -233,7 +236,9 @@ def check_all_stages(options: Options) -> None:
     if phases[0] != "finetune" and not RunFolder.from_options(options).path.exists():
         check_windows(phases[0], options)
     check_system(options)
-    check_corpus(options)
+    setup_compute(options)
+    if (digest := check_corpus(options)) is not None:
+        check_identity(options, digest)
 
 
 def stage_flow(stage: str, summarize: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
@@ -301,7 +306,8 @@ def config_flow(
             bound.apply_defaults()
             preset, overrides, values = read_form(stage, bound.arguments)
             options = load_form_options(preset, overrides, values)
-            tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
+            if stage not in _WITHOUT_RUN:
+                tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
             return function(FormSubmission(preset, join_overrides(values, overrides), options, bound.arguments))
 
         descriptions = "\n".join(f"    {name}: {each.about}" for name, each in form_fields.items())
@@ -330,6 +336,8 @@ def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[
     overrides = [word for word in fields["overrides"] if word]  # one that was added and left empty
     typed = dict(word.split("=", 1) for word in overrides if "=" in word)
     preset, name, source = fields["preset"], unlabel_run(fields.get("name", "")), fields.get("source", "").strip()
+    if source == "-":
+        raise config.ConfigError("source=-: a form has no standard input. Name a file, a folder or a URL")
     if source and not is_remote(source):
         source = str(Path(source).expanduser())
     runs_dir, run = typed.get("runs_dir", "runs"), dict[str, str]()
@@ -482,9 +490,18 @@ def load_tagged_options(run: str, overrides: list[str], reader: str, **values: o
     if not unlabel_run(run):
         raise config.ConfigError(f"no run is named. Choose one of the list, or type its name; {describe_runs()}")
     fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
-    options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
-    tag_flow_run(options.name)
-    return options
+    places = [word.removeprefix("runs_dir=") for word in overrides if word.startswith("runs_dir=")]
+    tag_with_runs([unlabel_run(run)], (places or ["runs"])[-1])
+    return load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
+
+
+def tag_with_runs(runs: Iterable[str], runs_dir: str) -> None:
+    """Tag the flow run with the names of runs, also if it fails later; names that are none are left out."""
+    names = list[str]()
+    for run in runs:
+        with suppress(OSError, ValueError):
+            names.append(RunFolder.find(run, runs_dir).path.name)
+    tag_flow_run(*names)
 
 
 def list_recent_runs() -> list[str]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.environment import deployment_suffix
-from flows.server import is_server_healthy, lasting_server, run_child_process
+from flows.server import explain_refusal, is_server_healthy, lasting_server, run_child_process
 from pipeline.web.host_check import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ def serve_flows(
         password: protect the server by a password, made once and kept; always so if `host` is not this machine alone.
 
     Raises:
+        PermissionError: the server that runs there asks for another password.
         RuntimeError: the server does not start, PREFECT_API_URL is not set, or flows had to be killed at the end.
         ConfigError: `cron` is not a cron line.
         BlockingIOError: another `haed serve` uses the same Prefect home.
@@ -67,7 +68,9 @@ def serve_flows(
 
         name = deployment_suffix(Path.cwd(), "" if server else socket.gethostname())
         names = [f"{flow.name}-{name}" for flow in FLOWS]
-        if dead := crash_orphaned_runs(names, [flow.name for flow in FLOWS]):
+        with explain_refusal(address):  # the first request to a server that was there before
+            dead = crash_orphaned_runs(names, [flow.name for flow in FLOWS])
+        if dead:
             print(f"marked as crashed: {', '.join(dead)}. Retry resumes from their checkpoints")
         ids = {each.flow_name: each.apply() for each in deployments.build_deployments(name)}
         if missed := deployments.skip_missed(names):

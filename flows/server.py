@@ -42,6 +42,23 @@ _LOG_BYTES = 4 << 20
 _TURN_SECONDS = 60.0  # SQLite waits as long
 
 
+@contextmanager
+def explain_refusal(address: str) -> Iterator[None]:
+    """Raise PermissionError, which says how to give the password, if a Prefect server answers that it needs another."""
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        yield
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != 401:
+            raise
+        which = "another" if os.environ.get("PREFECT_API_AUTH_STRING") else "a"
+        raise PermissionError(
+            f"{address} asks for {which} password. Set PREFECT_API_AUTH_STRING to it. `haed serve` keeps its own in "
+            ".prefect/password"
+        ) from None
+
+
 def is_server_healthy(address: str) -> bool:
     """Return whether a healthy Prefect server runs at an address."""
     try:

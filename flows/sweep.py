@@ -25,7 +25,7 @@ from pipeline.run.sharding import check_source
 from pipeline.web.app import run_list_url, served_page_url
 
 MOST_RUNS = 100
-_COMMA = re.compile(r",(?![^\[]*\])")  # outside a list, such as [copied,recalled]
+_VALUE = re.compile(r"""\s*(?:"[^"]*"|'[^']*')\s*(?=,|$)|(?:\[[^\]]*\]|\{[^}]*\}|[^,])+""")  # commas within are its own
 
 
 @dataclass
@@ -50,7 +50,7 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
     choices: dict[str, dict[str, None]] = {}
     for word in filter(None, words):
         key, sign, texts = word.partition("=")
-        given = [text.strip() for text in _COMMA.split(texts) if text.strip()]
+        given = [text.strip() for text in _VALUE.findall(texts) if text.strip()]
         if key.strip() == "name":
             raise ConfigError("values: the names of the runs follow from their values. Leave name= out")
         if not sign or not key.strip() or not given:

@@ -79,7 +79,13 @@ def _is_placeholder(word: str) -> bool:
 
 def name_flows(text: str) -> str:
     """Return a message for Prefect's UI, in which flows and fields of forms replace commands and flags."""
-    return _AGAIN.sub("Retry", _CODE.sub(lambda code: str(read_suggestion(code[1]) or code[0]), text))
+
+    def name_flow(code: re.Match[str]) -> str:
+        shown = str(read_suggestion(code[1]) or code[0])
+        begins = text[: code.start()].endswith(". ")
+        return f"{shown[0].upper()}{shown[1:]}" if begins and shown.startswith("the flow") else shown
+
+    return _AGAIN.sub("Retry", _CODE.sub(name_flow, text))
 
 
 def mark_commands(text: str, form_url: Callable[[Suggestion], str] | None = None) -> Markup:

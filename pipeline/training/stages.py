@@ -374,7 +374,12 @@ def check_run(phase: Phase, options: Options) -> None:
     if digest is None:
         open_shards(options)  # which may say that there are none
     else:
-        _check_identity(run, make_identity(options, digest))
+        check_identity(options, digest)
+
+
+def check_identity(options: Options, digest: str) -> None:
+    """Raise ValueError if the run of this name was trained with another model, or another corpus than that of a digest."""
+    _check_identity(RunFolder.from_options(options), make_identity(options, digest))
 
 
 def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:

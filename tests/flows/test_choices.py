@@ -33,6 +33,12 @@ def test_a_source_is_seen_by_its_files(files: list[str], usual: str, kind: str, 
     assert detect_source_kind(str(tmp_path), usual) == kind
 
 
+def test_a_form_has_no_standard_input() -> None:
+    fields = {name: each.default for name, each in PLAIN.items()} | {"source": " - "}
+    with pytest.raises(config.ConfigError, match="a form has no standard input"):
+        read_form("haed", fields)
+
+
 def test_a_source_is_a_pattern_too_and_blanks_around_it_are_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

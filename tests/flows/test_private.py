@@ -24,7 +24,7 @@ from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
 from flows.serve import _load_or_create_password, _prepare_own_server
 from flows.server import is_server_healthy
-from tests.flows.api import PATIENCE, clean_environment, free_ports, until
+from tests.flows.api import PATIENCE, clean_environment, free_ports, haed, until
 from tests.flows.test_bounds import inner
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
@@ -177,6 +177,12 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
         refused = ask(f"/deployments/{whole}/create_flow_run", {"parameters": {"source": TYPED[0]}}, known)
         assert refused.status_code == 409 and "Leave it out" in refused.text
         assert "hunter2" not in refused.text and "\\\\s" not in refused.text
+        other = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "HOME": str(tmp_path)}
+        for words in ("deploy --pool any", "serve --no-server", f"serve --port {port}"):
+            for given in ({}, {"PREFECT_API_AUTH_STRING": "a:wrong"}):
+                said_by = haed(tmp_path, *words.split(), **other, **given)
+                assert said_by.returncode == 1 and len(said_by.stderr.splitlines()) == 1, said_by.stderr
+                assert f"asks for {'another' if given else 'a'} password. Set PREFECT_API_AUTH_STRING" in said_by.stderr
         files = [path for path in home.rglob("*") if path.is_file() and path.name != "serve.lock"]
         assert mode(home) == 0o700 and {"prefect.db", "server.log"} <= {path.name for path in files}
         assert {path.name: mode(path) for path in files if mode(path) & 0o077} == {}

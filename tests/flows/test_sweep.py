@@ -24,6 +24,9 @@ def test_each_combination_is_a_run_with_a_name() -> None:
     assert runs[1].values == ["optimizer.learning_rate=1e-3", "seed=1"]
     (one, other) = list_runs_to_try("a", ["evaluate.parts=[copied,recalled],[copied]"])
     assert one.values == ["evaluate.parts=[copied,recalled]"] and other.name == "a-parts-copied"
+    quoted = list_runs_to_try("a", ["source.valid_pattern=\"a,b\", 'c,d' ,e", "source.pattern=*.{txt,md},don't,won't"])
+    assert len(quoted) == 9 and quoted[0].values == ['source.valid_pattern="a,b"', "source.pattern=*.{txt,md}"]
+    assert quoted[-1].values == ["source.valid_pattern=e", "source.pattern=won't"]
     (both,) = list_runs_to_try("a", ["pretrain.steps=4", "finetune.steps=6"])
     assert both.name == "a-pretrain.steps-4-finetune.steps-6"
 
@@ -102,6 +105,22 @@ def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(
         check_all_stages(load_options("quickstart", ["name=x", *fields["overrides"], "batch.sequences=1", enough]))  # type: ignore[misc]
     (tmp_path / "runs/x").mkdir(parents=True)  # begun with more processes
     check_all_stages(load_options("quickstart", ["name=x", *fields["overrides"], "batch.sequences=1"]))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model.main.width=24", "was trained with model.main.width=16, but this run has model.main.width=24"),
+        ("device=cuda:77", "device=cuda:77 is not available"),
+    ],
+)
+def test_another_model_or_device_is_refused_before_anything_is_cut_or_waited_for(
+    word: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    check_all_stages(load_options(run / "config.yaml"))
+    with pytest.raises(ValueError, match=said):
+        check_all_stages(load_options(run / "config.yaml", [word]))
 
 
 def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

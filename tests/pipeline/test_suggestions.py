@@ -27,6 +27,7 @@ def form_url(suggestion: Suggestion) -> str:
         ("saved. Run the same command to resume", "saved. Retry to resume"),
         ("Lower `--samples` or sample.chunks (`--min-count 1`)", "Lower samples or sample.chunks (min_count=1)"),
         ("`haed serve` starts TensorBoard -- and more", "`haed serve` starts TensorBoard -- and more"),
+        ("a= is wrong. `haed evaluate` takes b", "a= is wrong. The flow evaluate takes b"),
         ("`haed`, `haed next 'x` and `jq -c .`", "`haed`, `haed next 'x` and `jq -c .`"),
     ],
 )

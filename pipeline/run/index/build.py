@@ -36,6 +36,7 @@ from pipeline.run.index.storage import (
     VectorFile,
     choose_metric,
     finish_index,
+    lock_path,
     open_vectors,
     space_folder,
     write_vectors,
@@ -82,7 +83,7 @@ def build_index(options: Options) -> IndexSummary:
     def refuse(holder: str) -> None:
         raise BlockingIOError(f"{place} is being built by {holder}. Wait for it or stop it")
 
-    with file_lock(place.with_name(f"{space}.lock"), refuse):
+    with file_lock(lock_path(folder, space), refuse):
         meta = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
     release_memory()
     return IndexSummary(**{name: getattr(meta, name) for name in IndexSummary.__dataclass_fields__})

@@ -23,7 +23,14 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from data.filesystem import OpenedFile, add_path_to_errors, make_folders, open_file, replace_atomically
+from data.filesystem import (
+    OpenedFile,
+    add_path_to_errors,
+    make_folders,
+    open_file,
+    read_lock_holder,
+    replace_atomically,
+)
 from pipeline.config import ConfigError, IndexOptions, Phase
 from pipeline.run.files import ChecksumCache, read_as
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder, stage_overrides
@@ -165,6 +172,11 @@ def space_folder(folder: RunFolder, space: Space) -> Path:
     return folder.path / "index" / space
 
 
+def lock_path(folder: RunFolder, space: Space) -> Path:
+    """Return the lock file of who builds the index of a space."""
+    return space_folder(folder, space).with_name(f"{space}.lock")
+
+
 def has_index(folder: RunFolder, space: Space) -> bool:
     """Return whether a run has an index of a space, of whatever checkpoint."""
     return os.path.lexists(space_folder(folder, space) / META)
@@ -210,10 +222,22 @@ class IndexFiles:
     Raises:
         FileNotFoundError: this index was not built yet.
         StaleIndexError: it is of another checkpoint.
+        BlockingIOError: it is being built.
         ValueError: it is damaged.
     """
 
     def __init__(self, folder: RunFolder, space: Space, digest: str | None = None) -> None:
+        try:
+            self._open(folder, space, digest)
+        except StaleIndexError:
+            raise
+        except ValueError:  # its files are replaced one by one: they may be of two indexes
+            if holder := read_lock_holder(lock_path(folder, space)):
+                place = space_folder(folder, space)
+                raise BlockingIOError(f"the index in {place} is being built by {holder}. Ask again later") from None
+            self._open(folder, space, digest)  # it was finished meanwhile, or is damaged
+
+    def _open(self, folder: RunFolder, space: Space, digest: str | None) -> None:
         place, again = space_folder(folder, space), f"Run {index_command(folder, space)} again"
         check_index_exists(folder, space)
         try:

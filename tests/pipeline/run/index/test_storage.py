@@ -11,11 +11,12 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from data.filesystem import write_json
+from data.filesystem import file_lock, write_json
 from pipeline.cli import main
 from pipeline.run.files import ChecksumCache
 from pipeline.run.index.build import build_index
 from pipeline.run.index.chunk_index import ChunkIndex
+from pipeline.run.index.storage import VECTORS, IndexFiles, lock_path, space_folder
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import flip_bit
 
@@ -134,3 +135,17 @@ def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixt
         assert "is damaged" in refused(run, capsys)
     forged(place, sha256={})
     assert "does not name its files" in refused(run, capsys)
+
+
+def test_an_index_that_is_being_built_is_not_called_damaged(run: Path) -> None:
+    """Its files are replaced one by one."""
+    folder = RunFolder(run)
+    vectors = space_folder(folder, "chunks") / VECTORS
+    whole = vectors.read_bytes()
+    vectors.write_bytes(whole[:-1])
+    with file_lock(lock_path(folder, "chunks")), pytest.raises(BlockingIOError, match="is being built by .*Ask again"):
+        IndexFiles(folder, "chunks")
+    with pytest.raises(ValueError, match="is damaged"):
+        IndexFiles(folder, "chunks")
+    vectors.write_bytes(whole)
+    assert IndexFiles(folder, "chunks").vectors is not None
