@@ -60,7 +60,7 @@ def add_path_to_errors(path: Path | str) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error  # of the class of this number
 
 
 def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:

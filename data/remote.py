@@ -108,8 +108,8 @@ class ShardCache:
                 with suppress(FileNotFoundError):  # the folder was emptied meanwhile, or deleted
                     (self.folder / _MARK).write_bytes(_MARKED)
                 self._make_room(size)
+                fill(written)
                 with add_path_to_errors(self.folder):
-                    fill(written)
                     written.flush()
                 with suppress(FileNotFoundError):  # the folder was deleted meanwhile: the open file serves once
                     os.replace(partial, path)
@@ -236,7 +236,8 @@ class RemoteFolder:
             file.truncate()
             digest, size = hashlib.sha256(), 0
             for block in self._read_blocks(shard.file, shard.file_bytes):
-                file.write(block)
+                with add_path_to_errors(self.cache.folder):
+                    file.write(block)
                 digest.update(block)
                 size += len(block)
             if size != shard.file_bytes:

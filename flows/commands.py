@@ -130,6 +130,7 @@ def _check_server(instead: str = "") -> None:
         PermissionError: it asks for another password.
     """
     from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
 
     from flows.server import explain_refusal
 
@@ -140,7 +141,15 @@ def _check_server(instead: str = "") -> None:
                 f"to another server{instead}"
             )
         with explain_refusal(str(client.api_url)):
-            client.api_version()
+            try:
+                client.read_flows(limit=1)
+            except (ValueError, PrefectHTTPStatusError) as error:
+                if isinstance(error, PrefectHTTPStatusError) and error.response.status_code == 401:
+                    raise
+                raise ConnectionError(
+                    f"{client.api_url} answers, but not as the API of a Prefect server, whose address ends in /api "
+                    f"({type(error).__name__})"
+                ) from error
 
 
 def _drop_tracebacks() -> None:

@@ -226,7 +226,7 @@ def check_all_stages(options: Options) -> None:
             system cannot be built.
         ValueError: the run was trained with another model or on another corpus, or the device is not there.
     """
-    from pipeline.run.device import setup_compute  # with torch, which costs two seconds and serving can do without
+    from pipeline.run.device import check_device  # with torch, which costs two seconds and serving can do without
     from pipeline.run.system import check_system
     from pipeline.training.stages import check_identity
 
@@ -236,7 +236,7 @@ def check_all_stages(options: Options) -> None:
     if phases[0] != "finetune" and not RunFolder.from_options(options).path.exists():
         check_windows(phases[0], options)
     check_system(options)
-    setup_compute(options)
+    check_device(options.device)
     if (digest := check_corpus(options)) is not None:
         check_identity(options, digest)
 
@@ -492,7 +492,9 @@ def load_tagged_options(run: str, overrides: list[str], reader: str, **values: o
     fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
     places = [word.removeprefix("runs_dir=") for word in overrides if word.startswith("runs_dir=")]
     tag_with_runs([unlabel_run(run)], (places or ["runs"])[-1])
-    return load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
+    options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
+    tag_flow_run(options.name)
+    return options
 
 
 def tag_with_runs(runs: Iterable[str], runs_dir: str) -> None:

@@ -52,6 +52,8 @@ def explain_refusal(address: str) -> Iterator[None]:
     except PrefectHTTPStatusError as error:
         if error.response.status_code != 401:
             raise
+        if os.environ.get("PREFECT_API_KEY"):
+            raise PermissionError(f"{address} does not take the key in PREFECT_API_KEY. Set another") from None
         which = "another" if os.environ.get("PREFECT_API_AUTH_STRING") else "a"
         raise PermissionError(
             f"{address} asks for {which} password. Set PREFECT_API_AUTH_STRING to it. `haed serve` keeps its own in "

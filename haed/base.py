@@ -411,6 +411,11 @@ class FlopCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.overloadpacket not in flop_registry:
+            with self:  # nothing else splits an operation into those that have formulas
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         result = func(*args, **kwargs)
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
             self.flops += formula(*args, **kwargs, out_val=result)

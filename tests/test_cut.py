@@ -63,7 +63,7 @@ assert not {"torch._dynamo", "sympy", "pandas"} & sys.modules.keys()  # a second
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="of Linux")
 def test_no_file_of_a_run_or_a_corpus_is_mapped_and_no_compiler_is_imported(run: Path, whole: Path) -> None:
     """Neither while it is asked, nor in a step of a training."""

@@ -195,6 +195,15 @@ def _use_threads(wanted: int | None) -> None:
 _chosen = _own = torch.get_num_threads()
 
 
+def check_device(name: str) -> None:
+    """Raise ValueError if there is no device of that name. It is not touched: a GPU's context takes memory of it."""
+    device = resolve_device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={name} is not available: this machine has {torch.cuda.device_count()} GPUs. Use device=auto or device=cpu"
+        )
+
+
 def resolve_device(name: str) -> torch.device:
     """Return the device of that name; with several GPUs, `cuda` is the one of this process.
 

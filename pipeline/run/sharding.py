@@ -82,7 +82,8 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
     except ImportError as error:
         raise ValueError("launcher.dask needs Dask. Install it with pip install 'haed[dask]'") from error
     # Each start and end of a process is a line, and each lost connection a traceback.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    for name in ("distributed", "distributed.client"):  # the latter has a level and a handler of its own
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_not_of_dask)  # what a client that is stopped leaves
     with ExitStack() as held:
         where: Any = address

@@ -281,6 +281,10 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
     """Lock the run, check everything that could be refused, and only then write into it."""
     limits: PhaseOptions = getattr(options, phase)
     run = RunFolder.from_options(options)
+    if ranks.is_first and options.launcher.shard and ranks.size == 1:
+        log.warning("launcher.shard=true has no effect in one process. Set launcher.processes to the number of GPUs")
+    if ranks.is_first and ranks.size != (asked := options.launcher.processes):  # torchrun was called by hand
+        log.warning("ranks: %d, as torchrun was told, not launcher.processes=%d", ranks.size, asked)
     with ExitStack() as held:
         guard = held.enter_context(run.lock()) if ranks.is_first else None
         ranks.wait_for_all()
@@ -438,12 +442,6 @@ def build_trainer(
     remarks = list(system.option_warnings)
     if options.iem.terms and not limits.iem_weight:
         remarks.append("iem.terms has no effect in this phase: without the IEM loss (iem_weight=0) nothing has terms")
-    if options.launcher.shard and not is_sharded:
-        remarks.append("launcher.shard=true has no effect in one process. Set launcher.processes to the number of GPUs")
-    if ranks.size != options.launcher.processes:  # torchrun was called by hand
-        remarks.append(
-            f"ranks: {ranks.size}, as torchrun was told, not launcher.processes={options.launcher.processes}"
-        )
     for remark in remarks if ranks.is_first else ():
         log.warning("%s", remark)
     if is_sharded:

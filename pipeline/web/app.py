@@ -253,13 +253,13 @@ class _Pages:
 
     async def compare_runs(self, request: Request) -> Response:
         """Show how runs differ, with their curves."""
-        folders = self._find_ticked(request.query_params.getlist("run"))
+        folders, wants_json = self._find_ticked(request.query_params.getlist("run")), _wants_json(request)
         if not _FEWEST <= len(folders) <= _MOST_COMPARED:
             raise ValueError(f"{len(folders)} runs are ticked. Tick {_FEWEST} to {_MOST_COMPARED} to compare them")
         from pipeline.reporting.comparison import make_comparison  # Matplotlib costs a second
 
         comparison, _ = await run_in_threadpool(make_comparison, {folder.path.name: folder for folder in folders})
-        if _wants_json(request):
+        if wants_json:
             return _json_response(asdict(comparison))
         link = f"?{urlencode([*request.query_params.multi_items(), ('format', 'json')])}"
         return self._render_page("comparison.html", comparison=comparison, json_link=link)
@@ -355,7 +355,7 @@ class _Pages:
     async def show_run(self, request: Request) -> Response:
         """Show a run."""
         folder = self._find_run(request)
-        if "format" in request.query_params:
+        if request.query_params.get("format"):
             raise ValueError(f"a run's page has no other format. Use {run_page_url(folder.path.name)}live for JSON")
         known = await run_in_threadpool(_run_page_values, folder)
         return self._render_page("run.html", **known)
@@ -392,7 +392,7 @@ class _Pages:
             answer: returns the answer to a question and an opened run.
             request: the request.
         """
-        folder = self._find_run(request)
+        folder, wants_json = self._find_run(request), _wants_json(request)
         known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "tools": _tools_of(folder)}
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
@@ -401,7 +401,7 @@ class _Pages:
             known["question"] = parse_question(kind, request.query_params)
             if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
-            if tool == "neighbours" or "prompt" in request.query_params or _wants_json(request):
+            if tool == "neighbours" or "prompt" in request.query_params or wants_json:
                 asking = self._warm.ask_run(folder, partial(answer, known["question"]))
                 if (found := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
@@ -415,7 +415,7 @@ class _Pages:
             known["question"] = error.typed or known["question"]
         except (ValueError, OSError, FloatingPointError, ServerBusyError) as error:
             status, known["error"] = _status_of(error), format_error(error)
-        if not _wants_json(request):
+        if not wants_json:
             return self._render_page(f"{tool}.html", status, **known)
         if "answer" in known:
             return _json_response(asdict(known["answer"]))

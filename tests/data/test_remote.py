@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -460,13 +461,18 @@ def test_a_cache_that_is_deleted_while_the_manifest_is_fetched_is_one_again(
     assert remote.read(remote.shards[0])[0].tokens.tobytes() == corpus.read(corpus.shards[0])[0].tokens.tobytes()
 
 
-def test_a_full_disk_of_the_cache_is_named_by_its_folder(tmp_path: Path) -> None:
-    def fill(_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="haed-cache") as caught:
-        data.remote.ShardCache(tmp_path, 100).open_or_fill("a" * 64, 10, fill)
-    assert "loader.cache_dir=" in format_error(caught.value)
+def test_a_disk_that_does_not_take_a_shard_is_named_by_the_folder_of_the_cache(
+    corpus: Corpus, server: str, tmp_path: Path
+) -> None:
+    remote = Corpus.open(server, options(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="haed-cache"):
+            remote.read(remote.shards[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "loader.cache_dir=" in format_error(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def test_a_cache_that_is_deleted_while_a_shard_is_fetched_does_no_harm(

@@ -48,7 +48,8 @@ class Served:
         try:
             until(PATIENCE, self.is_up)
         except AssertionError as error:  # nothing of it stays beside other tests
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             error.add_note(self.said()[-5000:])
             raise

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str) -> None:
     pytest.importorskip("distributed")

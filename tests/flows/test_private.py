@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
@@ -23,7 +24,7 @@ from flows.environment import keep_private
 from flows.flows import FLOWS
 from flows.middleware import WORDS, explain_errors
 from flows.serve import _load_or_create_password, _prepare_own_server
-from flows.server import is_server_healthy
+from flows.server import explain_refusal, is_server_healthy
 from tests.flows.api import PATIENCE, clean_environment, free_ports, haed, until
 from tests.flows.test_bounds import inner
 
@@ -139,6 +140,34 @@ def test_what_a_server_that_answers_already_would_not_have_is_refused(
         with pytest.raises(RuntimeError, match="--allowed-host do not change it. Stop it, or choose another port"):
             _prepare_own_server("127.0.0.1", port, True, ())
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("", "asks for a password. Set PREFECT_API_AUTH_STRING"),
+        ("PREFECT_API_AUTH_STRING", "asks for another password"),
+        ("PREFECT_API_KEY", "does not take the key in PREFECT_API_KEY"),
+    ],
+)
+def test_a_server_that_asks_for_a_password_says_where_to_put_it(
+    variable: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "a:b")
+    request = httpx2.Request("GET", "http://h/api/flows")
+
+    def refuse(status: int) -> None:
+        response = httpx2.Response(status, request=request)
+        with explain_refusal("http://h/api"):
+            raise PrefectHTTPStatusError(str(status), request=request, response=response)
+
+    with pytest.raises(PermissionError, match=f"^http://h/api {said}"):
+        refuse(401)
+    with pytest.raises(PrefectHTTPStatusError):
+        refuse(500)
 
 
 @pytest.mark.nightly

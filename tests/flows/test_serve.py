@@ -88,7 +88,7 @@ def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
 
 @pytest.mark.usefixtures("corpus")
 def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
-    """-9 to the flow's process and to `haed serve`, each while a training runs; to the server, see below."""
+    """-9 to the flow's process and to `haed serve`, each while a training runs."""
     wrong = served.trigger("train", {"overrides": ["train.step=3"]})
     refused = until(PATIENCE, lambda: served.state(wrong) in DONE and call(served.address, f"/flow_runs/{wrong}"))
     assert refused["state_type"] == "FAILED" and "train.step" in refused["state"]["message"]
@@ -122,6 +122,18 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
     assert name.split("/")[1] in prefect("ls", COLUMNS="200").stdout and "'run'" in prefect("inspect", name).stdout
     done = prefect("run", name, "-p", "run=alone", "--watch")
     assert done.returncode == 0 and (served.folder / "runs/alone/report.html").is_file(), done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("corpus")
+def test_a_training_outlives_a_server_that_is_killed(served: Served) -> None:
+    served.work("train", *SETTINGS, f"train.steps={STEPS}", "name=undisturbed")
+    run = served.trigger("train", {"overrides": [*SETTINGS, f"train.steps={STEPS}", "name=server"]})
+    until(PATIENCE, (served.folder / "runs/server/train/checkpoints/latest").is_file)
+    kill_server(served)
+    until(PATIENCE, lambda: served.state(run) == "COMPLETED")
+    found, expected = (weights(served.folder / "runs" / name) for name in ("server", "undisturbed"))
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
 @pytest.mark.usefixtures("corpus")

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from haed.base import ChunkingSpec
+from haed.base import ChunkingSpec, count_flops
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -59,6 +59,21 @@ def both(options: ModelOptions, weight: float, fraction: float, fixed: bool = Fa
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         made(batch).total.backward()
     return made.estimate_flops(batch), counter.get_total_flops()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_layers_of_pytorch_are_counted_as_by_its_own_counter(mode: type[torch.no_grad]) -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    calls = [
+        lambda: layer(torch.ones(2, 5, 16)),
+        lambda: torch.nn.functional.conv1d(torch.ones(1, 4, 9), torch.ones(8, 4, 3)),
+        lambda: torch.einsum("ab,cb->ac", torch.ones(3, 4), torch.ones(5, 4)),
+    ]
+    for call in calls:
+        with mode(), sdpa_kernel(SDPBackend.MATH):
+            with FlopCounterMode(display=False) as theirs:
+                call()
+            assert count_flops(call) == theirs.get_total_flops() > 0
 
 
 def test_a_gate_is_counted_and_a_table_costs_nothing() -> None:

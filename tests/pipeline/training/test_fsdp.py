@@ -9,13 +9,9 @@ import torch
 
 from data.chunkers import make_chunker
 from pipeline.config import ConfigError, Options, load_options
-from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import setup_compute
-from pipeline.run.sharding import open_shards
 from pipeline.run.system import estimate_memory
 from pipeline.signals import TrainingInterrupted
 from pipeline.training import stages
-from pipeline.training.stages import build_trainer
 from tests.pipeline.training.test_stages import stripped, weights
 
 BLOCKS = ["model.decoder.kind=transformer", "model.main.layers=2", "model.main.dropout=0.1", "optimizer.ema=0.9"]
@@ -75,11 +71,7 @@ def test_each_device_needs_memory_for_its_share(whole: Options) -> None:
     assert alone - shared[0] == pytest.approx((alone - shared[1]) / 2, rel=0.01) and 0 < shared[1] < shared[0]
 
 
-def test_sharding_in_one_process_and_another_number_than_asked_for_are_said(
-    whole: Options, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole.launcher.shard, whole.pretrain.steps = True, 1
-    shards = open_shards(whole)
-    build_trainer(whole.pretrain, whole, shards, Checkpoints(Path(whole.runs_dir)), setup_compute(whole), lambda: False)
-    assert "launcher.shard=true has no effect in one process" in caplog.text
-    assert "ranks: 1, as torchrun was told, not launcher.processes=2" in caplog.text
+def test_sharding_in_one_process_is_said(whole: Options, caplog: pytest.LogCaptureFixture) -> None:
+    whole.launcher.shard, whole.launcher.processes, whole.pretrain.steps = True, 1, 1
+    stages.pretrain(whole)
+    assert "launcher.shard=true has no effect in one process" in caplog.text and "torchrun" not in caplog.text
