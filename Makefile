@@ -45,11 +45,11 @@ setup-peers: setup
 demo: setup
 	$(BIN)/haed run --config quickstart
 
-# A worker more than there are cores, or three more for slow tests, which wait for processes of their own; six at most. Tests of a
-# file stay together; what is slow by its nature comes first, see tests/conftest.py. The workers share the cores, so each computes with one
-# thread; what is to hold with several is tested in processes that are told how many (tests/pipeline/training/test_same_bits.py,
-# benchmarks/torture.py). Bytecode is written, whatever the environment says: some hundred processes would compile the same
-# modules.
+# A worker more than there are cores, or three more for slow tests, which wait for processes of their own; six at most. Tests of
+# a file stay together; what is slow by its nature comes first, see tests/conftest.py. The workers share the cores, so each
+# computes with one thread; what is to hold with several is tested in processes that are told how many
+# (tests/pipeline/training/test_same_bits.py, benchmarks/torture.py). Bytecode is written, whatever the environment says: some
+# hundred processes would compile the same modules.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS = $(shell echo $$(($(CORES) + $(MORE) < 6 ? $(CORES) + $(MORE) : 6)))
 TEST = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -126,7 +126,7 @@ def _check_server(instead: str = "") -> None:
         instead: what else may be done than to start it or to name another.
 
     Raises:
-        ConnectionError: nothing answers.
+        ConnectionError: nothing answers, or something else than the API of a server.
         PermissionError: it asks for another password.
     """
     from prefect.client.orchestration import get_client
@@ -140,16 +140,14 @@ def _check_server(instead: str = "") -> None:
                 f"no Prefect server answers at {client.api_url} ({trouble}). Start it, or set PREFECT_API_URL "
                 f"to another server{instead}"
             )
-        with explain_refusal(str(client.api_url)):
-            try:
+        try:
+            with explain_refusal(str(client.api_url)):
                 client.read_flows(limit=1)
-            except (ValueError, PrefectHTTPStatusError) as error:
-                if isinstance(error, PrefectHTTPStatusError) and error.response.status_code == 401:
-                    raise
-                raise ConnectionError(
-                    f"{client.api_url} answers, but not as the API of a Prefect server, whose address ends in /api "
-                    f"({type(error).__name__})"
-                ) from error
+        except (ValueError, PrefectHTTPStatusError) as error:
+            raise ConnectionError(
+                f"{client.api_url} answers, but not as the API of a Prefect server, whose address ends in /api "
+                f"({type(error).__name__})"
+            ) from error
 
 
 def _drop_tracebacks() -> None:

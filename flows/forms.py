@@ -490,15 +490,18 @@ def load_tagged_options(run: str, overrides: list[str], reader: str, **values: o
     if not unlabel_run(run):
         raise config.ConfigError(f"no run is named. Choose one of the list, or type its name; {describe_runs()}")
     fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
-    places = [word.removeprefix("runs_dir=") for word in overrides if word.startswith("runs_dir=")]
-    tag_with_runs([unlabel_run(run)], (places or ["runs"])[-1])
-    options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
+    try:
+        options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
+    except Exception:
+        places = [word.removeprefix("runs_dir=") for word in overrides if word.startswith("runs_dir=")]
+        tag_with_runs([unlabel_run(run)], (places or ["runs"])[-1])
+        raise
     tag_flow_run(options.name)
     return options
 
 
 def tag_with_runs(runs: Iterable[str], runs_dir: str) -> None:
-    """Tag the flow run with the names of runs, also if it fails later; names that are none are left out."""
+    """Tag the flow run with the names of those runs that exist."""
     names = list[str]()
     for run in runs:
         with suppress(OSError, ValueError):

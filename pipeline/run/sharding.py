@@ -105,9 +105,12 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
             yield client
 
 
+def _is_of_dask(kind: type[BaseException]) -> bool:
+    return kind.__module__.partition(".")[0] == "distributed"
+
+
 def _is_not_of_dask(record: logging.LogRecord) -> bool:
-    kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or kind.__module__.partition(".")[0] != "distributed"
+    return not (record.exc_info and record.exc_info[0] and _is_of_dask(record.exc_info[0]))
 
 
 class ClusterError(ChildProcessError):
@@ -120,7 +123,7 @@ def explain_dask_errors(address: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] != "distributed" and not isinstance(error, CancelledError):
+        if not _is_of_dask(type(error)) and not isinstance(error, CancelledError):
             raise
         why = f"the cluster was lost ({type(error).__name__})"
         if type(error).__name__ == "KilledWorker":

@@ -281,10 +281,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
     """Lock the run, check everything that could be refused, and only then write into it."""
     limits: PhaseOptions = getattr(options, phase)
     run = RunFolder.from_options(options)
-    if ranks.is_first and options.launcher.shard and ranks.size == 1:
-        log.warning("launcher.shard=true has no effect in one process. Set launcher.processes to the number of GPUs")
-    if ranks.is_first and ranks.size != (asked := options.launcher.processes):  # torchrun was called by hand
-        log.warning("ranks: %d, as torchrun was told, not launcher.processes=%d", ranks.size, asked)
+    if ranks.is_first:
+        _warn_unused_launcher_options(options, ranks.size)
     with ExitStack() as held:
         guard = held.enter_context(run.lock()) if ranks.is_first else None
         ranks.wait_for_all()
@@ -423,6 +421,14 @@ def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ran
     return vocabulary
 
 
+def _warn_unused_launcher_options(options: Options, ranks: int) -> None:
+    """Warn of options of the launcher that this number of ranks leaves without effect."""
+    if options.launcher.shard and ranks == 1:
+        log.warning("launcher.shard=true has no effect in one process. Set launcher.processes to the number of GPUs")
+    if ranks != options.launcher.processes:  # torchrun was called by hand
+        log.warning("ranks: %d, as torchrun was told, not launcher.processes=%d", ranks, options.launcher.processes)
+
+
 def build_trainer(
     limits: PhaseOptions,
     options: Options,
@@ -522,11 +528,12 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
     if other := identity_differences(checkpoint.identity, wanted):
         how = "set it back"
         if other[0].startswith("corpus="):
-            how = "its source or shards changed. Restore them"
+            advice = "Restore them"
             with suppress(OSError, ValueError):
                 if run:
                     own = run.open_corpus().location
-                    how = f"its source or shards changed. Resume with its own corpus by source.kind=shards source.path={own}"
+                    advice = f"Resume with its own corpus by source.kind=shards source.path={own}"
+            how = f"its source or shards changed. {advice}"
         instead = "use another name= for a new run" if run else "start from another run with finetune.start_from="
         raise ValueError(
             f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or {instead}"

@@ -74,9 +74,12 @@ def test_every_window_once_per_epoch_over_all_ranks(corpus: Corpus, ranks: int) 
     assert set(Counter(order[:total]).values()) == {1}
 
 
-@pytest.mark.parametrize(("workers", "ranks"), [(1, [0, 1, 2]), pytest.param(4, [2], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("workers", "ranks"),
+    [(1, [0, 1, 2]), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((2, [1]), (4, [2])))],
+)
 def test_workers_change_nothing_that_a_rank_sees(corpus: Corpus, workers: int, ranks: list[int]) -> None:
-    """With `test_every_window_once_per_epoch_over_all_ranks` this is every number of ranks with one worker, and some with four."""
+    """With `test_every_window_once_per_epoch_over_all_ranks` this is every number of ranks times every one of workers."""
     steps = loader(corpus).windows_per_epoch // 9 + 5  # into the second epoch
     for rank in ranks:
         alone = loader(corpus, rank=rank, ranks=3)
