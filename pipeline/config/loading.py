@@ -508,17 +508,17 @@ def flatten_options(options: Options) -> dict[str, Any]:
 
 
 def check_options(options: Options) -> Options:
-    """Check the options against every bound of the schema, and return them; for values set from Python or a form.
+    """Check options from Python or a form against every bound of the schema, and return them with the schema's types.
 
     Raises:
         ConfigError: naming the keys and the values that they accept.
     """
     try:
-        validate_options(dict(flatten_tree(asdict(options))))
+        checked = validate_options(dict(flatten_tree(asdict(options))))
     except InvalidOptionsError as error:
         raise _config_error(error) from None  # its own text may hold a password
-    _check_rules(options)
-    return options
+    _check_rules(checked)
+    return checked
 
 
 def _check_loaded_rules(options: Options, path: Path | None, given: Set[str], typed: Set[str]) -> None:

@@ -449,7 +449,7 @@ class Run:
         if self.chunker.name == PIXELS:
             several = [chunks] if isinstance(chunks, Text) else chunks
             chunks = [
-                parse_chunk(each, self.chunker, self.folder.open_corpus, "train") if isinstance(each, str) else each
+                parse_chunk(each, self.chunker, self.folder.open_corpus, "train")[0] if isinstance(each, str) else each
                 for each in several
             ]
         chunks = to_texts(chunks, 'run.embed(["return "])')

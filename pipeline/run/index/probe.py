@@ -42,7 +42,6 @@ from pipeline.run.run_directory import RunFolder
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger(__name__)
 OWN_QUERIES = 6
 
 
@@ -217,19 +216,26 @@ class Probe:
         return display_chunk(chunk, self._chunker.name)
 
     def _parse_chunks(self, queries: Sequence[bytes], skip_invalid: bool = False) -> list[bytes]:
-        chunks = []
+        chunks, said, cut = [], [], []
         for query in queries:
             text = query.decode(errors="surrogateescape")
             plain = unescape_query(text)
             if is_copied := plain != text and self.index.find_row(query) is None:
-                log.info("%s is read as %r: signs for white space are replaced", query.decode(errors="replace"), plain)
+                said.append(
+                    f"{query.decode(errors='replace')} is read as {plain!r}: signs for white space are replaced"
+                )
             try:
                 meant = plain.encode(errors="surrogateescape") if is_copied else query
-                chunks.append(parse_chunk(meant, self._chunker, lambda: self._corpus, self.index.meta.split))
+                chunk, note = parse_chunk(meant, self._chunker, lambda: self._corpus, self.index.meta.split)
             except ValueError as error:
                 if not skip_invalid:
                     raise
-                log.info("left out: %s", error)
+                said.append(f"left out: {error}")
+                continue
+            chunks.append(chunk)
+            cut += [note] if note else []
+        log_first(logging.INFO, said)
+        log_first(logging.WARNING, cut)
         return chunks
 
     def _embed_chunks(self, chunks: list[bytes]) -> np.ndarray:
@@ -260,11 +266,10 @@ class Probe:
         if not passages:
             return [], np.zeros((0, meta.width), np.float32)
         model = self._open_model(meta.stage)
-        for passage in passages:
-            if meta.scale is not None and len(passage) < meta.scale:
-                shown = escape_control_characters(self._display(passage))
-                few = f"{len(passage)} bytes, fewer than one group of scale {meta.scale}"
-                log.warning("%s has %s. Give more text", shown, few)
+        short = [passage for passage in passages if meta.scale is not None and len(passage) < meta.scale]
+        shown = [f"{escape_control_characters(self._display(each))} has {len(each)} bytes" for each in short]
+        few = f"fewer than one group of scale {meta.scale}. Give more text"
+        log_first(logging.WARNING, [f"{each}, {few}" for each in shown])
         return passages, np.stack([model.context(each, meta.layer, meta.scale, meta.context) for each in passages])
 
 

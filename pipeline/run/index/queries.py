@@ -74,8 +74,8 @@ def to_texts(texts: Texts, example: str) -> list[bytes]:
     return [to_bytes(text, example) for text in texts]
 
 
-def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
-    """Return the chunk that a query stands for, and log if it is truncated or would be cut by the run's chunker.
+def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> tuple[bytes, str | None]:
+    """Return the chunk that a query stands for, and a note if it is truncated or would be cut by the run's chunker.
 
     Args:
         query: a chunk of text, taken unchanged but for bytes beyond K. For pictures: a colour (`#4080c0`) for a chunk
@@ -89,7 +89,7 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
     """
     raw = to_bytes(query)
     if chunker.name == PIXELS:
-        return _parse_pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
+        return _parse_pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split), None
     if not raw:
         raise ValueError(f"the query '' is empty. A chunk has 1 to {chunker.k} bytes")
     pieces, advice = chunker.cut_text(raw), "Passages take longer texts"
@@ -97,12 +97,11 @@ def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], spl
     if len(raw) > chunker.k:
         size = f"{len(raw)} bytes, but a chunk of this run has at most {chunker.k}"
         first = f"{_show_chunk(pieces[0])}, the first of its {len(pieces)} chunks ({listed})"
-        log.warning("the query %s has %s. Using %s. %s", _show_chunk(raw), size, first, advice)
-        return pieces[0]
+        return pieces[0], f"the query {_show_chunk(raw)} has {size}. Using {first}. {advice}"
     if len(pieces) > 1:
         several = f"{len(pieces)} chunks of this run ({listed}). It is embedded as one chunk"
-        log.warning("the query %s is %s. %s", _show_chunk(raw), several, advice)
-    return raw
+        return raw, f"the query {_show_chunk(raw)} is {several}. {advice}"
+    return raw, None
 
 
 def _show_chunk(chunk: bytes) -> str:

@@ -72,6 +72,8 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
         run.sample("def ", samples=0)
     with pytest.raises(TypeError, match="must be SampleOptions, not dict"):
         run.sample("def ", options={"chunks": 3})  # type: ignore[arg-type]
+    same = SampleOptions(chunks="4", temperature="1.0", seed="7")  # type: ignore[arg-type]
+    assert run.sample("def ", 2, same) == run.sample("def ", 2, SampleOptions(chunks=4, temperature=1.0, seed=7))
     assert all(run.sample("abcdefghijkl", 2, SampleOptions(chunks=1))), "a full chunk is not what is drawn"
     with pytest.raises(ConfigError, match="chunker.kind=words has chunks of any size. Use run.sample"):
         run.complete(np.zeros((1, 12), np.uint8), 3)
