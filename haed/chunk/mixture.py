@@ -215,6 +215,45 @@ class VocabularyScorer:
             yield block
 
 
+def estimate_log_softmax(wanted: Tensor, normaliser: Tensor, correction: Tensor) -> Tensor:
+    """Estimate log q (M,) of a step's targets among all chunks from its sampled candidates.
+
+    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
+    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
+
+    Args:
+        wanted: (M,) corrected score of each target.
+        normaliser: (M,) logarithm of the sum of the exponentials of the candidates' corrected scores.
+        correction: (M,) amount that was subtracted from each target's score.
+    """
+    others = normaliser + torch.log1p(-(wanted - normaliser).exp().clamp(max=1))
+    own = wanted + correction.to(wanted.dtype)
+    return own - torch.logaddexp(others, own)
+
+
+def select_decoded(
+    targets: int, fraction: float, elsewhere: Tensor | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor | None]:
+    """Choose the chunks to decode: a mask (M,), and the inverse (M,) of the probability of choosing each.
+
+    Args:
+        targets: M.
+        fraction: share of the chunks; at least one chunk, if it is not 0.
+        elsewhere: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely,
+            there are no weights, and the mask is on the CPU.
+        generator: generator of the choice.
+    """
+    chosen = torch.zeros(targets, dtype=torch.bool)
+    if not fraction:
+        return chosen, None
+    count = max(round(targets * fraction), min(1, targets))
+    if elsewhere is not None:
+        likely = inclusion_probabilities(elsewhere, count)
+        return systematic_sample(likely, generator), 1 / likely
+    chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
+    return chosen, None
+
+
 def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
     """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
 

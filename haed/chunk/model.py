@@ -5,7 +5,7 @@ of ŷ, V vocabulary, S packed decisions.
 """
 
 import math
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Literal
 
 import torch
@@ -256,13 +256,14 @@ class HAED(SequenceModel):
             self._flops["main", context] = count_flops(self.main, inputs, starts)
         return windows * self._flops["main", context]
 
-    def chunk_flops(self, part: Literal["encoder", "decoder"], sizes: list[int]) -> int:
+    def chunk_flops(self, part: Literal["encoder", "decoder"], pieces: list[list[int]]) -> int:
         """Return the FLOPs of a forward pass of the encoder or the decoder, without padding.
 
         Args:
             part: a part that computes each chunk by itself, so that FLOPs add up.
-            sizes: number of chunks that have a token t, or take decision t, for each t.
+            pieces: number of chunks of each piece that have a token t, or take decision t, for each t.
         """
+        sizes = [sum(counts) for counts in zip_longest(*pieces, fillvalue=0)]
         shared = self._count_equal_chunks(part, 0)  # such as of a table of all symbols
         ends = [size - longer for size, longer in pairwise([*sizes, 0])]
         per_length = {length: self._count_equal_chunks(part, length) for length, count in enumerate(ends, 1) if count}

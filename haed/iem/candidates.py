@@ -43,10 +43,8 @@ from haed.options import CELLS, IEMOptions
 
 log = logging.getLogger(__name__)
 
-_ODD = (
-    0x9E3779B97F4A7C15 - (1 << 64),
-    0xC2B2AE3D27D4EB4F - (1 << 64),
-)  # factors of multiply-shift hashing (Dietzfelbinger 1997)
+# Factors of multiply-shift hashing (Dietzfelbinger 1997)
+_ODD = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))
 
 
 class CountMin:

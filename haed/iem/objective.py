@@ -20,9 +20,8 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of
 C candidates of its group of ranks, E width of an embedding.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
-from haed.chunk.mixture import ChunkVocabulary, inclusion_probabilities, mixture_log_prob, systematic_sample
+from haed.chunk.mixture import ChunkVocabulary, estimate_log_softmax, mixture_log_prob, select_decoded
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct
 from haed.distributed import Ranks, single_process
@@ -88,29 +87,6 @@ class ChunkBatch:
     decoded: int
     decoded_tokens: Tensor
     log_counts: Tensor | None
-
-
-def select_decoded(
-    targets: int, fraction: float, elsewhere: Tensor | None, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor | None]:
-    """Choose the chunks to decode: a mask (M,), and the inverse (M,) of the probability of choosing each.
-
-    Args:
-        targets: M.
-        fraction: share of the chunks; at least one chunk, if it is not 0.
-        elsewhere: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely,
-            there are no weights, and the mask is on the CPU.
-        generator: generator of the choice.
-    """
-    chosen = torch.zeros(targets, dtype=torch.bool)
-    if not fraction:
-        return chosen, None
-    count = max(round(targets * fraction), min(1, targets))
-    if elsewhere is not None:
-        likely = inclusion_probabilities(elsewhere, count)
-        return systematic_sample(likely, generator), 1 / likely
-    chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
-    return chosen, None
 
 
 @dataclass
@@ -296,7 +272,8 @@ class ChunkObjective(Objective):
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             if found is not None and correction is not None and batch.log_counts is not None:
-                scores = self._mixture_loss(losses, batch, target_log_prob(found, correction), predictions, scores)
+                known = estimate_log_softmax(found.wanted, found.normaliser, correction)
+                scores = self._mixture_loss(losses, batch, known, predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
@@ -405,11 +382,11 @@ class ChunkObjective(Objective):
         assert isinstance(batch, ChunkBatch)
         system = self.system
         forward: list[tuple[nn.Module, int]] = [
-            (system.encoder, system.chunk_flops("encoder", add_sizes(each.sizes for each in batch.encoded)))
+            (system.encoder, system.chunk_flops("encoder", [each.sizes for each in batch.encoded]))
         ]
         forward += [(system.main, system.main_flops(*piece.starts.shape)) for piece in batch.pieces]
         if self.decode_fraction:
-            sizes = add_sizes(piece.packed.sizes for piece in batch.pieces)
+            sizes = [piece.packed.sizes for piece in batch.pieces]
             forward.append((system.decoder, system.chunk_flops("decoder", sizes)))
         if batch.candidates.adjustment is not None and system.head is not None:
             forward.append((system.head, 2 * batch.targets * system.head.weight.numel()))
@@ -431,19 +408,3 @@ class ChunkObjective(Objective):
         found = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
         if found and self.candidates is not None:
             self.candidates.load_state_dict(found)
-
-
-def add_sizes(parts: Iterable[list[int]]) -> list[int]:
-    """Add lists of numbers of chunks by place, of which some may be shorter."""
-    return [sum(counts) for counts in zip_longest(*parts, fillvalue=0)]
-
-
-def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:
-    """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
-
-    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
-    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
-    """
-    others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
-    own = found.wanted + correction.to(found.wanted.dtype)
-    return own - torch.logaddexp(others, own)

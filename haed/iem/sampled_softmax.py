@@ -121,11 +121,6 @@ def _in_one(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return probabilities, top, top - probabilities.gather(1, place).log()  # the largest probability, at least 1 / C
 
 
-def _to_autocast_dtype(x: Tensor) -> Tensor:
-    """Cast float32 to autocast's type if autocast is on, whatever a layer norm or normalisation before made of it."""
-    return x.to(compute_dtype(x)) if x.dtype == torch.float32 else x
-
-
 @dataclass
 class SoftmaxLoss:
     """Result of `blockwise_cross_entropy`: scalars on the device, means over the queries, and two vectors.
@@ -173,6 +168,7 @@ def blockwise_cross_entropy(
         diagnose: also compute rank and effective number; costs some passes over the scores.
     """
     rows = block or _ROWS.get(queries.device.type, 1024)
-    narrow = _to_autocast_dtype(queries), _to_autocast_dtype(candidates)
+    # A layer norm or normalisation before may have made float32 of autocast's type.
+    narrow = [x.to(compute_dtype(x)) if x.dtype == torch.float32 else x for x in (queries, candidates)]
     loss, figures, each = _BlockwiseSoftmax.apply(*narrow, bias, target, changes, rows, diagnose)
     return SoftmaxLoss(loss, *figures.unbind(), *each.unbind())
