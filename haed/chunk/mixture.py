@@ -215,7 +215,7 @@ class VocabularyScorer:
             yield block
 
 
-def estimate_log_softmax(wanted: Tensor, normaliser: Tensor, correction: Tensor) -> Tensor:
+def target_log_prob(wanted: Tensor, normaliser: Tensor, correction: Tensor) -> Tensor:
     """Estimate log q (M,) of a step's targets among all chunks from its sampled candidates.
 
     The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
-from haed.chunk.mixture import ChunkVocabulary, estimate_log_softmax, mixture_log_prob, select_decoded
+from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob, select_decoded, target_log_prob
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, mask_decisions, previous_chunks, select_distinct
 from haed.distributed import Ranks, single_process
@@ -272,7 +272,7 @@ class ChunkObjective(Objective):
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             if found is not None and correction is not None and batch.log_counts is not None:
-                known = estimate_log_softmax(found.wanted, found.normaliser, correction)
+                known = target_log_prob(found.wanted, found.normaliser, correction)
                 scores = self._mixture_loss(losses, batch, known, predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
