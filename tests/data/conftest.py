@@ -1,6 +1,7 @@
 """What several tests of data make: corpora, tars and servers of files."""
 
 import io
+import sys
 import tarfile
 import threading
 from collections import Counter
@@ -62,11 +63,19 @@ class Files(SimpleHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    """Says nothing of clients that leave, as they may."""
+
+    def handle_error(self, *request: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*request)
+
+
 @contextmanager
 def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
     """Serves a folder, and gives its address."""
     handler.served.clear()
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    httpd = Server(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
     try:

@@ -18,7 +18,7 @@ from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
 from pipeline.commands import COMMANDS
 from pipeline.console import format_error
-from tests.pipeline.test_cli import PROGRAM, is_met
+from tests.pipeline.test_cli import PROGRAM, is_met, send_until_ended
 
 
 def main(words: list[str]) -> int:
@@ -89,8 +89,8 @@ def test_an_interrupted_command_says_so_to_programs(number: signal.Signals, tmp_
     with subprocess.Popen([*PROGRAM, *words], cwd=ROOT, text=True, **pipes) as process:
         with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
             assert is_met(process, number)
-            process.send_signal(number)
-            out, _ = process.communicate()
+            send_until_ended(process, number)
+        out = process.stdout.read()  # type: ignore[union-attr]
     assert last_error(out)["type"] == number.name and process.returncode == 128 + number == last_error(out)["exit"]
 
 
