@@ -5,9 +5,11 @@ continue or end it. So a prompt may stop in the middle of a word. When the windo
 cache is rebuilt from the newest half of it, a constant cost per chunk. A system of tokens knows no ends: K tokens are
 drawn at a time.
 
-A mixture first draws one of C + 1 outcomes. An outcome is a known chunk, with probability g · q(c) and without the
-decoder, or to spell a chunk symbol by symbol, with 1 − g. A spelled chunk may be a known one too, so both ways to it
-add up. At temperature 1 and without cut-offs both draws follow the likelihood.
+A mixture has C + 1 outcomes: a known chunk, with probability g · q(c) and without the decoder, or to spell a chunk
+symbol by symbol, with 1 − g. A spelled chunk may be a known one too, so both ways to it add up. First it is drawn
+whether the chunk is a whole one, then which, or each of its symbols. Temperature and cut-offs apply to each of these
+draws: among single chunks, all that may be spelled together would seem likelier than the likeliest. At temperature 1
+and without cut-offs the draws follow the likelihood.
 
 A prompt may end inside a chunk. Then the chunk begins with given tokens. Known chunks that do not begin with them are
 impossible, and to spell has (1 − g) · p_decoder(these tokens). The sum of these is the probability of the beginning.
@@ -386,6 +388,15 @@ class Draw:
         return torch.searchsorted(passed, share * passed[:, -1:], right=True)
 
 
+def draw_outcomes(draw: Draw, log_prob: Tensor) -> Tensor:
+    """Draw an outcome (B,) from log probabilities (B, n + 1) of n chunks, and of spelling one; −1 is to spell."""
+    whole = draw(torch.stack([log_prob[:, :-1].logsumexp(1), log_prob[:, -1]], 1)) == 0
+    rows = torch.full((len(log_prob),), -1)
+    if whole.any():
+        rows[whole] = draw(log_prob[whole.to(log_prob.device), :-1])
+    return rows
+
+
 class Sampler(ABC):
     """Continues B prompts of the same number of chunks, chunk by chunk.
 
@@ -484,8 +495,8 @@ class ChunkSampler(Sampler):
                 outcomes = _list_outcomes(
                     self.system, self.documents[row], self.prediction[row], before, opened, summoned
                 )
-                place = int(draw(outcomes.log_prob[None].float()))
-                if place < len(outcomes):
+                place = int(draw_outcomes(draw, outcomes.log_prob[None].float()))
+                if place >= 0:
                     chunk = outcomes[torch.tensor([place])]
                     drawn.tokens[row], drawn.lengths[row] = chunk.tokens[0], chunk.lengths[0]
                     for name, share in outcomes.share_of_parts(place).items():
@@ -512,14 +523,14 @@ class ChunkSampler(Sampler):
         """Draw for every sample of a model without memory a known chunk, or none where it is to be spelled."""
         system = self.system
         assert system.known is not None and system.mixture is not None
-        if draw.is_plain and not len(opened):
-            gate = system.mixture(self.prediction).double().sigmoid().cpu()
-            chance = torch.rand(len(gate), dtype=torch.float64, generator=draw.generator)
-            self._summon_chunks(drawn, (chance < gate).nonzero().squeeze(1), draw)
-            return
-        rows = draw(outcome_log_probs(system, self.prediction, self.last, opened))
-        whole = (rows < len(system.known)).nonzero().squeeze(1)
-        self._enter_chunks(drawn, whole, system.known.lexicon.chunks[rows[whole]], "known")
+        if len(opened):
+            rows = draw_outcomes(draw, outcome_log_probs(system, self.prediction, self.last, opened))
+            whole = (rows >= 0).nonzero().squeeze(1)
+            self._enter_chunks(drawn, whole, system.known.lexicon.chunks[rows[whole]], "known")
+        else:
+            gate = system.mixture(self.prediction)
+            whole = draw(torch.stack([F.logsigmoid(gate), F.logsigmoid(-gate)], 1)) == 0
+            self._summon_chunks(drawn, whole.nonzero().squeeze(1), draw)
 
     def _summon_chunks(self, drawn: Chunks, samples: Tensor, draw: Draw) -> None:
         """Draw known chunks for some samples (n,) by the IEM score."""

@@ -329,11 +329,17 @@ class SampleOptions:
     ] = 8
     chunks: Annotated[int, Field(ge=1, le=10**7, description="Length of a sample."), Unit("chunks")] = 60
     temperature: Annotated[
-        float, Field(ge=0, le=1e3, description="Sampling temperature. 0: always the likeliest token or known chunk.")
+        float,
+        Field(
+            ge=0,
+            le=1e3,
+            description="Sampling temperature. It applies to each draw: whether a chunk is a whole one or spelled, which whole "
+            "one, and each token. 0: always the likeliest.",
+        ),
     ] = 0.8
     top_k: Annotated[
         int,
-        Field(ge=0, le=10**6, description="Sample from the k likeliest tokens or known chunks. 0: from all of them."),
+        Field(ge=0, le=10**6, description="Draw from the k likeliest tokens or whole chunks. 0: from all of them."),
         Unit("tokens"),
     ] = 0
     top_p: Annotated[
@@ -341,7 +347,8 @@ class SampleOptions:
         Field(
             gt=0,
             le=1,
-            description="Sample from the likeliest tokens or known chunks that together have this probability.",
+            description="Draw from the likeliest tokens or whole chunks that together have this probability. Chunks are spelled "
+            "only where whole ones together have less.",
         ),
         Unit("probability"),
     ] = 0.95

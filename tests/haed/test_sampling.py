@@ -10,7 +10,7 @@ from torch import Tensor
 from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks, outcome_log_probs
+from haed.sampling import ChunkSampler, Draw, draw_outcomes, find_likeliest_chunks, outcome_log_probs
 from tests.haed.chunk.test_mixture import K, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows
 
@@ -80,7 +80,7 @@ def test_chunks_are_drawn_as_often_as_the_likelihood_says(way: str, monkeypatch:
         assert abs(summoned - gate) <= 4 * (gate * (1 - gate) / DRAWN) ** 0.5
 
 
-def test_temperature_and_cut_offs_apply_to_the_outcomes_and_then_to_the_symbols() -> None:
+def test_temperature_and_cut_offs_apply_to_the_gate_then_to_the_known_chunks_or_the_symbols() -> None:
     model, every = mixed()
     given = windows(1, 2, K, V)
     model.known = model.embed_vocabulary(lexicon(every))
@@ -93,31 +93,59 @@ def test_temperature_and_cut_offs_apply_to_the_outcomes_and_then_to_the_symbols(
         known, model.known = model.known, None
         spelled = likelihood(model, given, every, [])
         model.known = known
-    kept = shares**0.5 * (shares >= shares.topk(4).values[-1])
+    whole, spell = (
+        x / (shares[-1] ** 0.5 + (1 - shares[-1]) ** 0.5) for x in ((1 - shares[-1]) ** 0.5, shares[-1] ** 0.5)
+    )
+    kept = shares[:-1] ** 0.5 * (shares[:-1] >= shares[:-1].topk(4).values[-1])
     wanted = torch.zeros(len(every), dtype=torch.float64)
-    wanted[torch.arange(len(every)).flip(0)[::2][:5]] = kept[:-1] / kept.sum()
+    wanted[torch.arange(len(every)).flip(0)[::2][:5]] = whole * kept / kept.sum()
     symbols = torch.zeros_like(wanted)  # top_k=4 leaves all three symbols
     for number, (tokens, size) in enumerate(zip(every.tokens.tolist(), every.lengths.tolist(), strict=True)):
         symbols[number] = tempered(spelled, every, tokens[:size])
-    assert (kept[:-1] > 0).sum() == 3 and kept[-1] > 0
+    assert (kept > 0).sum() == 4 and 0.01 < spell < 0.99
     found = frequencies(sampler.draw_chunk(Draw(2.0, 4, generator=torch.Generator().manual_seed(0))), every)
-    assert fits(found, wanted + symbols * kept[-1] / kept.sum())
+    assert fits(found, wanted + symbols * spell)
 
 
-def test_temperature_0_takes_the_likeliest_outcome() -> None:
-    """A chunk, or to spell one, of which the likeliest symbols follow."""
+@pytest.mark.parametrize("draw", [Draw(0.0), Draw(1e-6), Draw(top_k=1), Draw(top_p=1e-6)])
+@pytest.mark.parametrize("odds", [-9.0, -0.1, 0.1, 9.0])
+def test_the_coldest_draw_takes_the_likeliest_known_chunk_where_whole_ones_are_likelier(
+    odds: float, draw: Draw
+) -> None:
+    """Even if all that may be spelled together is likelier than each of them."""
     model, every = mixed()
     model.known = model.embed_vocabulary(lexicon(every))
     assert model.mixture is not None
-    for bias in (-9.0, 9.0):
-        torch.nn.init.constant_(model.mixture.gate.bias, bias)
-        sampler = ChunkSampler(model, windows(1, 2, K, V))
-        with torch.no_grad():
-            shares = outcome_log_probs(model, sampler.prediction, sampler.last, torch.tensor([], dtype=torch.long))[0]
-        drawn, best = sampler.draw_chunk(Draw(0.0)), int(shares.argmax())
-        assert (best < 5) == (bias > 0) == bool(sampler.parts["known"])
-        if bias > 0:
-            assert drawn.tokens.tolist() == lexicon(every).chunks.tokens[[best]].tolist()
+    torch.nn.init.zeros_(model.mixture.gate.weight)
+    torch.nn.init.constant_(model.mixture.gate.bias, odds)
+    sampler, nothing = ChunkSampler(model, windows(1, 2, K, V)), torch.tensor([], dtype=torch.long)
+    with torch.no_grad():
+        shares = outcome_log_probs(model, sampler.prediction, sampler.last, nothing)[0]
+    drawn, best = sampler.draw_chunk(draw), int(shares[:-1].argmax())
+    assert (odds > 1) == (shares[best] > shares[-1])
+    assert bool(sampler.parts["known"]) == (odds > 0)
+    assert odds < 0 or drawn.tokens.tolist() == lexicon(every).chunks.tokens[[best]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("chances", "cold", "kept"),
+    [
+        ([0.3, 0.2, 0.1, 0.4], 0, {0, 1, -1}),
+        ([0.1, 0.3, 0.15, 0.45], 1, {1, 2, -1}),
+        ([0.1, 0.05, 0.05, 0.8], -1, {-1}),
+        ([0.0, 0.0, 0.0, 0.2], -1, {-1}),
+        ([0.1, 0.2, 0.1, 0.0], 1, {0, 1}),
+        ([0.5, 0.3, 0.15, 0.05], 0, {0, 1}),
+    ],
+)
+def test_an_outcome_is_drawn_after_whether_it_is_a_whole_chunk(chances: list[float], cold: int, kept: set[int]) -> None:
+    log_prob = torch.tensor([chances]).log().expand(4000, -1)
+    assert draw_outcomes(Draw(0.0), log_prob).unique().tolist() == [cold]
+    drawn = draw_outcomes(Draw(top_p=0.7, generator=torch.Generator().manual_seed(0)), log_prob)
+    assert set(drawn.tolist()) == kept
+    drawn = draw_outcomes(Draw(generator=torch.Generator().manual_seed(0)), log_prob)
+    found = torch.stack([(drawn == row).double().mean() for row in (0, 1, 2, -1)])
+    assert fits(found, torch.tensor(chances, dtype=torch.float64) / sum(chances), 4000)
 
 
 def tempered(probabilities: Tensor, every: Chunks, tokens: list[int]) -> float:
