@@ -585,7 +585,7 @@ class Trainer:
         if skipped:
             record[SKIPPED] = round(skipped * self.ranks.size)
         record |= means
-        self._check_finite(means | {"decoder": decoder})
+        self._check_finite(means | {"bits_per_token": decoder})
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
@@ -602,11 +602,14 @@ class Trainer:
         mend = "Lower optimizer.learning_rate or optimizer.clip_norm"
         if terms:
             mend = f"The loss without {', '.join(terms)} of iem.terms is finite. Mend what computes it, or leave it out"
+        again = f"{mend}, and run the same command again"
+        if saved := self.state.saved_at.step:  # whose weights may be finite, but too large to compute with
+            again += f". It continues from step {saved:,}. If it ends like this again, begin another run with name="
+        else:
+            again = f"This phase has no checkpoint yet. {again}"
         raise NonFiniteLossError(
             f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
-            f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). "
-            f"{'The last checkpoint is intact' if self.state.saved_at.step else 'This phase has no checkpoint yet'}. "
-            f"{mend}, and run the same command again"
+            f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). {again}"
         )
 
     def _write_record(self, record: Record) -> None:
@@ -628,11 +631,15 @@ class Trainer:
             score = record.get(self.validation.metric_name, -math.inf)
             self._wait_for_checkpoint()
         best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
-        score, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
-            [score, float(self.ranks.is_first and not record), best, stale, float(self.stop())]
+        undefined = math.isnan(score)
+        score, undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
+            [-math.inf if undefined else score]
+            + [float(undefined), float(self.ranks.is_first and not record), best, stale, float(self.stop())]
         )
         if interrupted:
             self._save_and_interrupt()
+        if undefined:
+            self._check_finite({f"{self.validation.metric_name} of the validation": math.nan})
         self.state.validated_at = Position(**vars(self.position))
         if self.ranks.is_first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
@@ -688,11 +695,12 @@ class Trainer:
         Args:
             best_before: the best validation before this one, and how many followed it, if this one is better; else None.
         """
-        self.state.saved_at = Position(**vars(self.position))
         weights = [local_part(x.detach()) for x in self.objective.parameters()]
         norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()] or [torch.zeros(())])
         mine = {name: float(value) for name, value in self.state.sums.items()}
-        self._check_finite(mine | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
+        shown = {"bits_per_token" if name == "decoder_nats" else name: value for name, value in mine.items()}
+        self._check_finite(shown | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
+        self.state.saved_at = Position(**vars(self.position))
         if self.ranks.is_first:
             self._wait_for_checkpoint()
         counted = [*mine.values(), float(self.data_position().skipped)]

@@ -214,7 +214,8 @@ def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.L
 def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
     with pytest.raises(
-        NonFiniteLossError, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* Lower optimizer"
+        NonFiniteLossError,
+        match=r"not finite at step 2: .*loss.*bits_per_token \(learning rate 8.6e\+29\).* Lower optimizer",
     ):
         train(options)
 
@@ -239,6 +240,32 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
     assert newest(options, "train").name == "step-00000003"
     monkeypatch.setattr(trainer.Trainer, "update", update)
     assert train(options).resumed_from == 3
+
+
+@pytest.mark.parametrize(
+    ("begin", "advice"), [(3, "continues from step 3. If it ends like this again"), (0, "has no checkpoint yet")]
+)
+def test_a_validation_that_is_no_number_ends_the_run_before_its_checkpoint(
+    options: Options, monkeypatch: pytest.MonkeyPatch, begin: int, advice: str
+) -> None:
+    """The weights and the losses so far are finite; what the model computes next is not."""
+    options.train.steps, options.validation.times = 6, 6
+    update = trainer.Trainer.update
+
+    def enlarge(self: trainer.Trainer) -> torch.Tensor:
+        norm = update(self)
+        if self.position.step == begin:
+            for parameter in self.objective.parameters():
+                parameter.data.mul_(1e30)
+        return norm
+
+    monkeypatch.setattr(trainer.Trainer, "update", enlarge)
+    with pytest.raises(NonFiniteLossError, match=f"at step {begin + 1}: .* of the validation.*{advice}"):
+        train(options)
+    run = RunFolder.find(options.name, options.runs_dir)
+    assert "nan" not in (run.path / "train" / "metrics.jsonl").read_text().lower()
+    if begin:
+        assert newest(options, "train").name == f"step-{begin:08}"
 
 
 def test_configuration_and_environment_are_written(options: Options) -> None:
