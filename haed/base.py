@@ -492,6 +492,17 @@ def length_mask(lengths: Tensor, places: int) -> Tensor:
     return torch.arange(places, device=lengths.device) < lengths[..., None]
 
 
+def check_finite(values: Tensor, name: str) -> Tensor:
+    """Return what a model has computed, unless its weights make nonsense of it.
+
+    Raises:
+        FloatingPointError: a value is infinite or no number.
+    """
+    if not values.isfinite().all():
+        raise FloatingPointError(f"the model's {name} are infinite or no numbers. Use an earlier checkpoint")
+    return values
+
+
 def to_device(value: Value, device: torch.device) -> Value:
     """Move a tensor, or all tensors in nested dataclasses, lists and tuples, to a device.
 

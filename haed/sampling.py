@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from haed.base import TokenBatch, length_mask, to_device
+from haed.base import TokenBatch, check_finite, length_mask, to_device
 from haed.chunk.memory import DocumentMemory
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED, mask_end
@@ -232,7 +232,7 @@ def find_likeliest_chunks(
         summoned = _score_known(system, prediction)
         known = None if summoned is None else summoned[0]
         outcomes = _list_outcomes(system, document, prediction[0], before, opened, known)
-    shares, whole = outcomes.log_prob, outcomes.log_prob.logsumexp(0)
+    shares, whole = outcomes.log_prob, check_finite(outcomes.log_prob.logsumexp(0), "scores")
     beam, possible = max(2 * count, _BEAM), int(shares[:-1].isfinite().sum())
     found = _beam_search(system, prediction, before, opened, beam, document)
     named = outcomes[mask_largest(shares[:-1], min(beam, possible)).nonzero().squeeze(1)]
@@ -282,6 +282,7 @@ def _beam_search(
         else:
             logits = mask_end(logits, [len(logits)] if place == 0 else [0], cut.fixed)
             spelled = spell_symbols(system, logits, [document] * len(tokens), tokens[:, :place])
+            check_finite(spelled.amax(1), "scores")
             grown = score[:, None] + spelled.double().log_softmax(1).cpu()
             ended.append((tokens, torch.full_like(tokens[:, 0], place), grown[:, -1]))
             score, best = grown[:, :-1].flatten().topk(min(beam, grown[:, :-1].numel()))
@@ -358,8 +359,7 @@ class Draw:
         """
         logits = logits.double().cpu() if logits.shape[-1] <= _MANY else logits
         largest = logits.amax(-1, keepdim=True)
-        if not largest.isfinite().all():
-            raise FloatingPointError("the model's scores are infinite or no numbers. Use an earlier checkpoint")
+        check_finite(largest, "scores")
         if self.temperature == 0:
             return logits.argmax(-1).cpu()
         if self.top_k:  # before dividing: rounding can make unequal logits equal

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from data.chunkers import Chunker
-from haed.base import SequenceModel, TokenBatch
+from haed.base import SequenceModel, TokenBatch, check_finite
 from haed.chunk.model import HAED
 from haed.registry import make_sampler
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
@@ -473,7 +473,7 @@ class Run:
     @torch.no_grad()
     def _embed_window(self, chunks: TokenBatch) -> np.ndarray:
         with self.compute.use_precision():
-            return self.system.extract_vectors(chunks, "chunks").float().cpu().numpy()
+            return check_finite(self.system.extract_vectors(chunks, "chunks").float().cpu(), "vectors").numpy()
 
     def _split_prompt(self, prompt: bytes) -> tuple[TokenBatch, Tensor]:
         """Return the window of a prompt's finished chunks, and the tokens (n,) of its open chunk; n is 0 if it has none.
@@ -543,7 +543,8 @@ class Run:
             self._warn_if_cut(text, int(lengths[: len(lengths) - seen + 1].sum()))
             window = TokenBatch.from_chunks(window.tokens[:, -seen:], window.lengths[:, -seen:])
         with self.compute.use_precision():
-            return self.system.extract_vectors(window, space, layer, scale)[-1].float().cpu().numpy()
+            vectors = self.system.extract_vectors(window, space, layer, scale)
+            return check_finite(vectors[-1].float().cpu(), "vectors").numpy()
 
     def _warn_if_cut(self, text: bytes, unread: int) -> None:
         """Warn that the main model does not read the beginning of a text, and from where it reads it."""

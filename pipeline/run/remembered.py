@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from data.corpus import Corpus
+from haed.base import check_finite
 from haed.chunk.copied import Copied
 from haed.chunk.memory import DocumentMemory, Memory, MemoryGate, Part, ReadChunks, name_parts
 from haed.chunk.model import HAED
@@ -209,7 +210,9 @@ def read_documents(
     read = []
     memory, number = start_document(), 0
     for part in cut_documents(documents, system.cut.k, system.cut.context, stride, at_once=32):
-        for document, _, chunks, scores in read_windows(part, system.score(part.windows, part.new)):
+        found = system.score(part.windows, part.new)
+        check_finite(found.joint_log_prob, "scores")
+        for document, _, chunks, scores in read_windows(part, found):
             if document != number:
                 memory, number = start_document(), document
             read.append(memory.read_chunks(chunks, scores))

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from data.corpus import Corpus
 from data.loader import Batch, Loader
-from haed.base import SequenceModel, TokenBatch
+from haed.base import SequenceModel, TokenBatch, check_finite
 from haed.chunk.memory import DocumentMemory, Memory, MemoryScores
 from haed.chunk.mixture import MixtureScores
 from haed.chunk.model import HAED
@@ -122,10 +122,10 @@ class WindowScorer:
         system = self.system
         if not isinstance(system, HAED):
             decisions = -system.decision_log_likelihood(part.windows).double().cpu()[part.new] / math.log(2)
-            return ScoredWindows(part, decisions.sum(-1), decisions)
+            return ScoredWindows(part, check_finite(decisions.sum(-1), "scores"), decisions)
         found = system.score(part.windows, part.new)
         joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint_log_prob, found.decisions))
-        scored = ScoredWindows(part, joint, decisions)
+        scored = ScoredWindows(part, check_finite(joint, "scores"), decisions)
         if found.known is not None and found.gate is not None:
             scored.known = -found.known.double().cpu() / math.log(2)
             scored.gate = found.gate.double().sigmoid().cpu()

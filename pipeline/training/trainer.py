@@ -387,20 +387,24 @@ class Trainer:
         return self.position
 
     def _take_next_step(self, batches: Iterator[object]) -> None:
-        """Read a batch and train on it. Before the first step, check that there is memory for one.
-
-        What is compiled saves less, and what is sharded is elsewhere, so these are not checked.
-        """
+        """Read a batch and train on it. Before the first step, check that there is memory for one."""
         with self._steps_before_saved():
             batch = next(batches)
             try:
-                if self.module is None and not self.options.compile and self.sharded is None:
-                    available = free_memory(self.compute.device)
-                    check_memory(self.count_memory(batch), available)
+                self._check_memory(batch)
                 self.step(batch)
             except Exception:
                 self.objective.undo_preparation()
                 raise
+
+    def _check_memory(self, batch: object) -> None:
+        """Raise ValueError before the first step if there is no memory for it.
+
+        What is compiled saves less, and what is sharded is elsewhere, so these are not checked.
+        """
+        if self.module is None and not self.options.compile and self.sharded is None:
+            available = free_memory(self.compute.device)
+            check_memory(self.count_memory(batch), available)
 
     @contextmanager
     def _steps_before_saved(self) -> Iterator[None]:
@@ -472,6 +476,7 @@ class Trainer:
         if math.isfinite(self.decoder_alone):
             self.decoder_alone = 0  # most steps are of everything
         for batch in self.prepare_batches():
+            self._check_memory(batch)
             self.step(batch)
             self.position.step += 1
             yield

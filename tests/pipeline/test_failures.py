@@ -11,13 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.filesystem import add_path_to_errors, make_folders, write_atomically
 from flows.cli import main as haed
 from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
 from pipeline.commands import COMMANDS
+from pipeline.config import Options
 from pipeline.console import format_error
+from pipeline.training import trainer
+from pipeline.training.stages import train
+from pipeline.training.trainer import Trainer
 from tests.pipeline.test_cli import PROGRAM, is_met, send_until_ended
 
 
@@ -92,6 +97,29 @@ def test_an_interrupted_command_says_so_to_programs(number: signal.Signals, tmp_
             send_until_ended(process, number)
         out = process.stdout.read()  # type: ignore[union-attr]
     assert last_error(out)["type"] == number.name and process.returncode == 128 + number == last_error(out)["exit"]
+
+
+def test_every_command_refuses_weights_that_make_nonsense(
+    options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are finite, so the checkpoint was written, but too large to compute with."""
+    options.train.steps, options.validation.times, update = 2, 0, Trainer.update
+
+    def enlarge(self: Trainer) -> torch.Tensor:
+        norm = update(self)
+        for parameter in self.objective.parameters():
+            parameter.data.mul_(1e30)
+        return norm
+
+    monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
+    monkeypatch.setattr(Trainer, "update", lambda self: (enlarge if self.position.step else update)(self))
+    train(options)
+    run = f"{options.runs_dir}/{options.name}"
+    for command in ("evaluate", "sample", "next", "index", "index --space contexts", "analyse"):
+        assert haed([*command.split(), run]) == 1, command
+        told = capsys.readouterr().err
+        assert "are infinite or no numbers. Use an earlier checkpoint" in told, command
+        assert "damaged" not in told, command
 
 
 def limited(words: list[str], cwd: Path, **limits: int) -> subprocess.CompletedProcess[str]:

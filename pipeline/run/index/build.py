@@ -16,7 +16,7 @@ import torch
 from data.corpus import Corpus
 from data.filesystem import file_lock, replace_atomically
 from data.vocabulary import count_distinct_chunks
-from haed.base import TokenBatch
+from haed.base import TokenBatch, check_finite
 from pipeline.config import ConfigError, Options
 from pipeline.run.device import release_memory
 from pipeline.run.index.chunk_index import check_chunks, known_count_threshold
@@ -224,7 +224,7 @@ def _compute_states(run: Run, windows: Sequence[Window]) -> np.ndarray:
         whole = TokenBatch.from_chunks(batch.tokens, batch.lengths)
         states = run.system.extract_vectors(whole, "contexts", limits.layer, limits.scale)
     is_new = np.concatenate([np.arange(each.begin, each.end) >= each.new for each in windows])
-    return states.float().cpu().numpy()[is_new]
+    return check_finite(states.float().cpu(), "vectors").numpy()[is_new]
 
 
 def _build_context_table(batch: Sequence[tuple[bytes, Window]], chunker: str, rows: int) -> "pyarrow.Table":

@@ -15,6 +15,7 @@ from pipeline.run.device import setup_compute
 from pipeline.run.sharding import open_shards
 from pipeline.run.system import SavedActivations, build_system, check_memory, estimate_memory
 from pipeline.training import trainer
+from pipeline.training.profile import profile_phase
 from pipeline.training.stages import build_trainer, train
 
 
@@ -56,12 +57,12 @@ def test_a_first_step_that_does_not_fit_is_refused_and_less_of_it_trains(
     train(options)
     needed = sum(counted[0].values())
     monkeypatch.setattr(trainer, "free_memory", lambda device: needed - 1)
-    options.name = "refused"
-    with pytest.raises(
-        ValueError, match=r"not enough memory: at least batch.sequences × batch.context \(.* GB\), model"
-    ):
-        train(options)
-    options.batch.pieces = 2
+    for take_step in (lambda: profile_phase(options, "train", 1), lambda: train(replace(options, name="refused"))):
+        with pytest.raises(
+            ValueError, match=r"not enough memory: at least batch.sequences × batch.context \(.* GB\), model"
+        ):
+            take_step()
+    options.name, options.batch.pieces = "pieces", 2
     train(options)
     monkeypatch.setattr(trainer, "free_memory", lambda device: needed)
     options.name, options.batch.pieces = "fits", 1
