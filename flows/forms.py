@@ -6,7 +6,6 @@ value. A submitted value counts even if it equals the schema's default. Forms li
 
 import hashlib
 import inspect
-import json
 import logging
 import re
 from collections import Counter
@@ -448,8 +447,8 @@ def load_form_options(preset: str, overrides: list[str], values: dict[str, Any])
     if not is_inner():
         kind = options.model.kind
         changed = config.diff_trees(asdict(config.load_options(preset)), asdict(options))
-        texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
-        changes = ", ".join(text for key, text in texts.items() if applies_to(key, kind))
+        texts = [f"{x.given_now} (was {config.format_value(x.was)})" for x in changed if applies_to(x.key, kind)]
+        changes = ", ".join(texts)
         log.info("preset %s %s", preset, f"with {changes}" if changes else "as it is")
     return options
 

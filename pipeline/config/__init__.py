@@ -16,6 +16,7 @@ from pipeline.config.loading import (
     dump_options,
     flatten_options,
     flatten_tree,
+    format_value,
     load_options,
     write_override,
 )

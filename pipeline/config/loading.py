@@ -697,6 +697,11 @@ def dump_options(options: Options, scheduler: bool = False) -> str:
     return f"{RESOLVED}\n{make_printable(text)}"
 
 
+def format_value(value: Any) -> str:
+    """Return a value as it is written after `key=` on the command line."""
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
 @dataclass
 class Difference:
     """A dotted key with different values in two nested dictionaries, and both values."""
@@ -704,6 +709,16 @@ class Difference:
     key: str
     was: Any
     now: Any
+
+    @property
+    def given_before(self) -> str:
+        """`key=value` with the first value."""
+        return f"{self.key}={format_value(self.was)}"
+
+    @property
+    def given_now(self) -> str:
+        """`key=value` with the second value."""
+        return f"{self.key}={format_value(self.now)}"
 
 
 def diff_trees(was: Any, now: Any, key: str = "") -> Iterator[Difference]:

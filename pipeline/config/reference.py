@@ -3,7 +3,6 @@
 `haed config` prints them as comments and searches them. `dev/generate_reference.py` writes docs/reference/options.md.
 """
 
-import json
 import re
 import textwrap
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from annotated_types import Unit
 from pydantic.fields import FieldInfo
 
 from haed.options import SYSTEMS
-from pipeline.config.loading import ConfigError, dump_options
+from pipeline.config.loading import ConfigError, dump_options, format_value
 from pipeline.config.schema import KINDS, Options, applies_to, get_option, option_names, schema_options
 
 _WIDTH = 100  # of a comment
@@ -67,11 +66,6 @@ def explain_option(key: str) -> Explanation:
 def explain_section(key: str) -> str:
     """Return the meaning of a section of options, given as a dotted key."""
     return (schema_options()[key].type.__doc__ or "").partition("\n")[0]
-
-
-def format_value(value: Any) -> str:
-    """Return a value as it is written after `key=` on the command line."""
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
 def describe_range(annotated: Any, bounds: dict[str, Any] | None = None) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup, escape
 
+from pipeline.config import format_value
 from pipeline.console import (
     STEERING,
     escape_control_characters,
@@ -150,6 +151,7 @@ def make_environment(**names: Any) -> Environment:
         "pixels": _split_pixels,
         "commands": mark_commands,
         "exact": _refer_to_characters,
+        "option": format_value,
         "probability": format_probability,
     }
     environment.globals |= names

@@ -196,11 +196,8 @@ def identity_differences(was: Identity, now: Identity) -> tuple[str, str] | None
     ][:3]
     if not differences:
         return None
-    before, after = (
-        ", ".join(f"{each.key}={'null' if value is None else value}" for each, value in values)
-        for values in ([(each, each.was) for each in differences], [(each, each.now) for each in differences])
-    )
-    return before, after
+    before, after = zip(*((each.given_before, each.given_now) for each in differences), strict=True)
+    return ", ".join(before), ", ".join(after)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from data.corpus import Corpus, Counts
 from data.parts import Listener, Mapper, ShardingProgress, write_persistently
 from data.sources.source import SPLITS, make_source
 from data.urls import is_remote
-from pipeline.config import Options
+from pipeline.config import Options, diff_trees
 from pipeline.run.metrics import StatusLine
 from pipeline.run.run_directory import RunFolder
 
@@ -189,13 +189,16 @@ def check_corpus(options: Options) -> str | None:
         return None
     if trained_on is None or present is None or present == trained_on:
         return present
-    where, other = (
-        f"source.kind={each.kind}" + (f" source.path={each.path}" if each.path else "") for each in (then.source, now)
+    before, given = (
+        {"source": asdict(x.source), "chunker": asdict(x.chunker), "shard": {"megabytes": x.shard.megabytes}}
+        for x in (then, options)
     )
-    differs = other if other != where else "the same source with other options or contents"
+    changed = list(diff_trees(before, given))[:3]
+    was, differs = (" ".join(x) for x in ([x.given_before for x in changed], [x.given_now for x in changed]))
+    if not changed:
+        was, differs = f"source.path={now.path}", "the same source with other contents"
     raise ValueError(
-        f"{run.path} was trained on another corpus: {where}, not {differs}. Use another name= for a "
-        "new run, or restore that source"
+        f"{run.path} was trained on another corpus: {was}, not {differs}. Use another name= for a new run, or restore that"
     )
 
 

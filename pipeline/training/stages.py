@@ -28,6 +28,7 @@ from pipeline.config import (
     PhaseOptions,
     check_training,
     diff_trees,
+    format_value,
     is_mixed,
     max_known_chunks,
     set_option,
@@ -93,7 +94,8 @@ def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say:
             set_option(kept, each.key, each.now)
         late = [each for each in late if each not in ends]
     for each in late if say else ():
-        log.warning("%s is finished: %s=%s has no effect, it was trained with %s", phase, each.key, each.now, each.was)
+        was = format_value(each.was)
+        log.warning("%s is finished: %s has no effect, it was trained with %s", phase, each.given_now, was)
     return kept
 
 
@@ -113,7 +115,8 @@ def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Opti
         options, late = _restore_sections(trained, options, (other,))
         for each in late:
             again = format_command(other)
-            log.info("config.yaml keeps %s=%s until %s trains with %s", each.key, each.was, again, each.now)
+            now = format_value(each.now)
+            log.info("config.yaml keeps %s until %s trains with %s", each.given_before, again, now)
     return options
 
 
@@ -138,7 +141,7 @@ def log_changed_options(state: State, options: Options, ranks: int) -> None:
     current, then = asdict(options), state["options"]
     for section in (*LATEST_FIRST, *_SHARED, "launcher", "precision", "device", "deterministic", "compile"):
         for each in diff_trees(then.get(section), current[section], section):
-            log.info("changed since the checkpoint: %s=%s (before: %s)", each.key, each.now, each.was)
+            log.info("changed since the checkpoint: %s (before: %s)", each.given_now, format_value(each.was))
     if len(state["sums"]) != ranks:
         log.info("ranks: %d (before: %d). They resume at the same place in the data", ranks, len(state["sums"]))
     if state["threads"] != torch.get_num_threads():
@@ -187,7 +190,7 @@ def check_fixed_options(phase: Phase, newest: Checkpoint, options: Options) -> N
     for name in ("start_from", "part_from", "part_to"):
         if name in now and now[name] != was[name]:
             raise ValueError(
-                f"{phase}.{name} cannot change within a phase, in which it was {was[name]} so far. Set "
+                f"{phase}.{name} cannot change within a phase, in which it was {format_value(was[name])} so far. Set "
                 f"{write_override(f'{phase}.{name}', was[name])}, or use another name= for a new run"
             )
 

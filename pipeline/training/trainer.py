@@ -637,13 +637,13 @@ class Trainer:
             self._wait_for_checkpoint()
         best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
         undefined = math.isnan(score)
-        score, undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
+        score, is_undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
             [-math.inf if undefined else score]
             + [float(undefined), float(self.ranks.is_first and not record), best, stale, float(self.stop())]
         )
         if interrupted:
             self._save_and_interrupt()
-        if undefined:
+        if is_undefined:
             self._check_finite({f"{self.validation.metric_name} of the validation": math.nan})
         self.state.validated_at = Position(**vars(self.position))
         if self.ranks.is_first:

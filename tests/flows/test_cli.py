@@ -193,5 +193,5 @@ def test_another_source_for_a_run_is_refused_before_it_is_cut(
     capsys.readouterr()
     assert main(["run", *tiny, "name=mine", f"source.path={tmp_path / 'other.txt'}"]) == 1
     said = capsys.readouterr().err
-    assert "was trained on another corpus: source.kind=text source.path=" in said and "Use another name=" in said
+    assert "was trained on another corpus: source.path=" in said and "Use another name=" in said
     assert sorted(tmp_path.glob("shards/*/manifest.json")) == made

@@ -77,7 +77,11 @@ REFUSED = {
         ["source.path={more}"],
         "changed. Resume with its own corpus by source.kind=shards source.path=/.*, or",
     ),
-    "no shards": ("pretrain", ["chunker.k=7"], "was trained on another corpus"),
+    "no shards": (
+        "pretrain",
+        ["chunker.k=7"],
+        "was trained on another corpus: chunker.k=12, not chunker.k=7. Use another name=",
+    ),
     "never": ("finetune", ["resume=never"], "resume=never, but"),
     "required": ("train", ["resume=required"], "resume=required, but"),
     "no such device": ("finetune", ["device=foo"], "device"),
@@ -87,7 +91,7 @@ REFUSED = {
     "another start": (
         "finetune",
         ["finetune.steps=99", "finetune.start_from={runs}/run"],
-        "finetune.start_from cannot change within a phase, in which it was None so far. Set finetune.start_from=null,",
+        "finetune.start_from cannot change within a phase, in which it was null so far. Set finetune.start_from=null,",
     ),
     "another part": (
         "pretrain",
