@@ -596,9 +596,10 @@ class IEMOptions:
     temperature: Annotated[
         float,
         Field(
-            gt=0,
-            le=1e3,
-            description="Initial inverse of the scale with iem.similarity=cosine. With dot, the scale begins at 1/√E.",
+            ge=2e-3,
+            le=500,
+            description="Initial inverse of the scale with iem.similarity=cosine. With dot, the scale begins at 1/√E. The "
+            "scale is bounded to 1/1,000 to 1,000, near which it hardly learns.",
         ),
     ] = 0.07
     bias: Annotated[

@@ -318,6 +318,6 @@ def mask_end(logits: Tensor, sizes: list[int], fixed: bool) -> Tensor:
 
 
 def _invert_scale(scale: float) -> float:
-    """Return the `log_scale` of a scale, or the nearest one if the scale is out of bounds or negative."""
-    share = math.log(max(scale, 1e-30)) / _SCALE_BOUND
+    """Return the `log_scale` of a positive scale, or the nearest one if the scale is out of bounds."""
+    share = math.log(scale) / _SCALE_BOUND
     return _SCALE_BOUND * math.atanh(min(max(share, -0.999), 0.999))

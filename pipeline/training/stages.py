@@ -467,6 +467,8 @@ def build_trainer(
         ranks=ranks,
         lexicon=known,
     )
+    if options.batch.pieces > 1:  # the first call imports PyTorch's compiler, a second or more that is no training
+        objective.recompute(torch.clone, torch.zeros(()), use_reentrant=False)
     if is_sharded and options.compile and ranks.is_first:
         log.warning("compile=true compiles nothing with launcher.shard=true")
     elif not is_sharded and options.compile and not objective.compile_training() and ranks.is_first:
