@@ -445,6 +445,9 @@ def make_folders(path: Path, within: Path) -> None:
             except FileExistsError:
                 if not (within / part).is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(within / part)) from None
+            except OSError as error:
+                error.filename = str(within / part)
+                raise
     finally:
         os.close(descriptor)
 
@@ -573,7 +576,12 @@ def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
     """
     check_guards(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with add_path_to_errors(path), acquire_lock(beside) as file:
+    try:
+        locked = acquire_lock(beside)
+    except OSError as error:
+        error.filename = str(path)  # which a person knows
+        raise
+    with add_path_to_errors(path), locked as file:
         try:
             file.truncate(0)
             yield file

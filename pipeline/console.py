@@ -8,6 +8,7 @@ standard streams may be closed, or their disk full.
 import errno
 import logging
 import os
+import pwd
 import re
 import resource
 import sys
@@ -105,6 +106,9 @@ def format_error(error: BaseException, command: str = "") -> str:
         path = os.fsdecode(error.filename) if named else ""
         if advice := _DISK_ADVICE.get(error.errno):
             return f"{_clean_message(path) or said}: {advice}"
+        if path and isinstance(error, PermissionError):
+            nearest, owner = _find_owner(path)
+            return f"{_clean_message(path)}: permission denied. Ask {owner}, who owns {nearest}, or copy what you need"
         if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _find_file_in_path(path)):
             return f"{_clean_message(file)} is a file, not a folder. Choose another path, or move it away"
     if is_out_of_memory(error):
@@ -122,6 +126,19 @@ def exit_on_error() -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         sys.exit(f"error: {format_error(error)}")
+
+
+def _find_owner(path: str) -> tuple[str, str]:
+    """Return the last part of a path that may be looked at, and the name or number of its owner."""
+    for each in (Path(path), *Path(path).absolute().parents):
+        try:
+            found = each.stat()
+        except OSError:
+            continue
+        with suppress(KeyError):
+            return _clean_message(str(each)), pwd.getpwuid(found.st_uid).pw_name
+        return _clean_message(str(each)), f"user {found.st_uid}"
+    return _clean_message(path), "its owner"
 
 
 def _find_file_in_path(path: str) -> str:

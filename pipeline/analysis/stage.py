@@ -4,6 +4,7 @@ It needs no index. The frequent chunks of the split are embedded again by the se
 seconds. So two checkpoints can be compared, and nothing can be stale. Whatever cannot be computed is noted.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -183,6 +184,7 @@ def analyse_run(options: Options) -> Analysis:
     Raises:
         ConfigError: the model has no chunk embeddings, or an option cannot be satisfied.
         FileExistsError: something else has the place of the analysis or of one of its files.
+        PermissionError: it may not be written.
         FileNotFoundError: no such shards or run, or nothing was trained.
         ValueError: the split has too few chunks, or a file of the run is damaged.
     """
@@ -224,7 +226,9 @@ def analyse_run(options: Options) -> Analysis:
 
 
 def _check_place(place: Path) -> None:
-    """Raise FileExistsError if something else has the place of the analysis or of one of its files."""
+    """Raise OSError if the analysis cannot be written, or something else has the place of one of its files."""
+    if not os.access(place if place.is_dir() else place.parent, os.W_OK):  # before an hour's work
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     files = [place / name for name in (RESULT, MAP, *PICTURES)]
     wrong = [place] if place.exists() and not place.is_dir() else [path for path in files if path.is_dir()]
     if wrong:

@@ -207,8 +207,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
         PermissionError: the folder may not be read.
     """
     try:
-        with explain_permission_error(folder):
-            return sorted(folder / name for name in os.listdir(folder) if name.startswith("step-"))
+        return sorted(folder / name for name in os.listdir(folder) if name.startswith("step-"))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -220,8 +219,7 @@ def resolve_pointer(folder: Path, pointer: str) -> Path | None:
         PermissionError: the pointer may not be read.
     """
     try:
-        with explain_permission_error(folder):
-            name = read_text(folder / pointer, NOTE).strip()
+        name = read_text(folder / pointer, NOTE).strip()
     except (FileNotFoundError, NotADirectoryError, CorruptFileError):
         return None
     return folder / name if name.startswith("step-") and Path(name).name == name else None
@@ -286,21 +284,6 @@ def explain_too_few_steps(folder: Path) -> str:
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a checkpoint was ever written to a folder, even if it is now damaged or missing."""
     return bool(list_checkpoints(folder)) or resolve_pointer(folder, "latest") is not None
-
-
-@contextmanager
-def explain_permission_error(path: Path) -> Iterator[None]:
-    """Add the owner of the file to the message of a PermissionError below `path`."""
-    try:
-        yield
-    except PermissionError as error:
-        owner = "somebody else"
-        for each in (*path.parents[::-1], path):  # the last one that may be looked at
-            with suppress(OSError, KeyError):
-                owner = each.owner()
-        raise PermissionError(
-            f"{error.filename}: permission denied. Its owner is {owner}: ask for permission to read it"
-        ) from error
 
 
 class CorruptCheckpointError(ValueError):
@@ -391,8 +374,7 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
 def _explain_damage(path: Path) -> Iterator[None]:
     """Turn every error of a file of a checkpoint into a CorruptCheckpointError, which says once that it is damaged."""
     try:
-        with explain_permission_error(path):
-            yield
+        yield
     except PermissionError:
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -120,6 +121,38 @@ def test_every_command_refuses_weights_that_make_nonsense(
         told = capsys.readouterr().err
         assert "are infinite or no numbers. Use an earlier checkpoint" in told, command
         assert "damaged" not in told, command
+
+
+WITHOUT_PRIVILEGES = (
+    ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"] if not os.geteuid() else []
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.geteuid() and not shutil.which("setpriv"), reason="root may read and write all files")
+def test_a_run_that_may_not_be_written_or_read_is_said_with_its_owner(run: Path) -> None:
+    vectors, owner = run / "index" / "chunks" / "vectors.faiss", run.owner()
+    for path in (run, *run.rglob("*")):
+        path.chmod(0o555)
+    try:
+        for words, place in (
+            (["index", run], run / "index" / "chunks.lock"),
+            (["report", run], run / "report.html"),
+            (["analyse", run], run / "analysis"),
+            (["finetune", run, "finetune.steps=9"], run / "lock"),
+            (["neighbours", run, "the "], vectors),
+        ):
+            if place == vectors:
+                vectors.chmod(0)
+            command = [*WITHOUT_PRIVILEGES, *PROGRAM, *map(str, words)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+            last, nearest = done.stderr.splitlines()[-1], place if place.exists() else run
+            nearest = place.parent if place.name == "chunks.lock" else nearest
+            assert done.returncode == 1
+            assert last == f"error: {place}: permission denied. Ask {owner}, who owns {nearest}, or copy what you need"
+    finally:
+        for path in (run, *run.rglob("*")):
+            path.chmod(0o755)
 
 
 def limited(words: list[str], cwd: Path, **limits: int) -> subprocess.CompletedProcess[str]:

@@ -33,7 +33,7 @@ from data.filesystem import CorruptFileError, add_path_to_errors, open_file, rep
 from data.processes import available_threads, free_memory
 from pipeline.config import IndexOptions
 from pipeline.run.files import ChecksumCache
-from pipeline.run.index.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
+from pipeline.run.index.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile, explain_damage
 from pipeline.run.metrics import ProgressCounter
 
 log = logging.getLogger(__name__)
@@ -88,10 +88,8 @@ class Vectors:
             sizes = f"has {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB of memory are free"
             log.warning("%s %s. Exact search is used, which is slower", path, sizes)
             return cls(files.vectors, meta.metric)
-        try:
+        with explain_damage(files.place, files.again):
             return cls(files.vectors, meta.metric, meta.kind, read_index(path), meta.found.effort)
-        except ValueError as error:
-            raise ValueError(f"the index in {files.place} is damaged ({error}). {files.again}") from error
 
     def __len__(self) -> int:
         return len(self.exact)

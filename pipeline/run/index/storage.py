@@ -208,6 +208,24 @@ def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> P
     return None
 
 
+@contextmanager
+def explain_damage(place: Path, again: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of an index's files into a ValueError that says `again`, but for a file that may not be read.
+
+    Args:
+        place: folder of the index.
+        again: the command that builds it again, as a sentence.
+        kinds: further classes of errors.
+    """
+    expected: tuple[type[Exception], ...] = (OSError, ValueError, *kinds)
+    try:
+        yield
+    except PermissionError:
+        raise
+    except expected as error:
+        raise ValueError(f"the index in {place} is damaged ({error}). {again}") from error
+
+
 class IndexFiles:
     """The files of an index, found and verified; errors include the command that builds them again.
 
@@ -240,10 +258,8 @@ class IndexFiles:
     def _open(self, folder: RunFolder, space: Space, digest: str | None) -> None:
         place, again = space_folder(folder, space), f"Run {index_command(folder, space)} again"
         check_index_exists(folder, space)
-        try:
+        with explain_damage(place, again):
             meta = read_as(IndexMetadata, place / META)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"the index in {place} is damaged ({error}). {again}") from error
         present = folder.select_checkpoint(meta.asked_stage)
         if meta.checkpoint != (digest or present.digest):
             why = f", since {present.fallback}" if present.fallback else ""
@@ -255,12 +271,10 @@ class IndexFiles:
                 f"the index in {place} belongs to another checkpoint ({meta.stage} step {meta.step:,}) than {wanted}. "
                 f"{again}"
             )
-        try:  # at last, as it may note what it found: what is refused changes nothing
+        with explain_damage(place, again):  # at last, as it may note what it found: what is refused changes nothing
             _check_mean(meta)
             vectors = open_vectors(place / VECTORS, meta)
             _check_sums(place, meta)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"the index in {place} is damaged ({error}). {again}") from error
         self.place, self.meta, self.vectors, self.again = place, meta, vectors, again
 
     def read_columns(self, **wanted: str) -> dict[str, np.ndarray]:
@@ -276,7 +290,7 @@ class IndexFiles:
         import pyarrow.parquet
 
         path, rows = self.place / TABLE, len(self.vectors)
-        try:
+        with explain_damage(self.place, self.again, pyarrow.ArrowException, MemoryError):
             with add_path_to_errors(path), open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
                 there = {file.schema.column(i).name: file.schema.column(i) for i in range(len(file.schema))}
                 if file.metadata.num_rows != rows:
@@ -288,8 +302,6 @@ class IndexFiles:
             columns = {name: _as_array(table[name], there[name].length) for name in wanted}
             if any(len(column) != rows for column in columns.values()):
                 raise ValueError(f"{TABLE} has the wrong number of rows")
-        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise ValueError(f"the index in {self.place} is damaged ({error}). {self.again}") from error
         return columns
 
 
