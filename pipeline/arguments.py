@@ -196,6 +196,8 @@ class _ArgumentParser(argparse.ArgumentParser):
         if word[:1] != "-":
             return f"{self.prog} takes no key=value" if equals else ""
         name = word.strip("-").replace("-", "_")
+        if not name[:1].isalpha():
+            return "put -- before a text that begins with a dash"
         at = self.typed.index(word) + 1 if word in self.typed else len(self.typed)
         if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
             value = self.typed[at]

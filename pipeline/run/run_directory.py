@@ -122,6 +122,8 @@ class RunFolder:
         Raises:
             FileNotFoundError: it does not exist, or is not a run.
         """
+        if not str(run):
+            raise FileNotFoundError(f"a run has no empty name; {describe_runs(runs_dir)}")
         run, runs_dir = Path(run).expanduser(), os.path.expanduser(runs_dir)
         for path in (run, Path(runs_dir) / run):
             if os.path.lexists(path / "config.yaml"):
@@ -130,9 +132,9 @@ class RunFolder:
             if any((path / phase / "checkpoints").is_dir() for phase in LATEST_FIRST):
                 advice = "The command with all of its options, and not with its name, writes it again"
                 raise FileNotFoundError(f"{path} has checkpoints, but no config.yaml. {advice}")
-        if run.exists():
-            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_suggest_instead(str(run))}")
         hint = describe_runs(runs_dir, str(run)) + _suggest_instead(str(run))
+        if run.exists():
+            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml; {hint}")
         raise FileNotFoundError(f"no run {str(run)!r}: it is neither a folder nor a name under {runs_dir}/; {hint}")
 
     def load_options(
@@ -489,7 +491,7 @@ def _suggest_instead(name: str) -> str:
         return f". {name} is a preset: `haed run --config {name}` makes a run of it"
     if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
         return f". Give a configuration as `--config {name}`"
-    return f". Give data as source.path={name}" if os.path.exists(name) else ""
+    return f". To train on it, use source.path={name}" if os.path.exists(name) else ""
 
 
 def describe_environment(options: Options) -> Environment:

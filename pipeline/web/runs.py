@@ -44,9 +44,10 @@ class ServedRuns:
             NotFoundError: no run has that name.
         """
         for folder in self.list_folders()[0]:
-            if folder.path.name == name:
+            if folder.path.name == name and os.path.lexists(folder.path / "config.yaml"):
                 return folder
-        raise NotFoundError(f"there is no run {name!r} in {self.place}")
+        moved = ". It was moved, renamed or removed: start again with its new place" if self.single else ""
+        raise NotFoundError(f"there is no run {name!r} in {self.place.parent if self.single else self.place}{moved}")
 
 
 # Files of a run that are served, with descriptions. Files in `analysis/` are served as well.

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,9 @@ def build_faiss_index(
         "ivfpq": f"IVF{lists},PQ{width // ALIGNED}x{8 if len(vectors) >= 10_000 else 4}",
     }
     index = faiss.index_factory(width, factory[kind])
+    clusterings = {"hnsw": (), "ivf": ("cp",), "ivfpq": ("cp", "pq.cp")}[kind]
+    for name in clusterings:  # few vectors are no reason for FAISS to warn
+        attrgetter(name)(index).min_points_per_centroid = 1
     with limit_threads(threads):
         some = np.random.default_rng(seed).permutation(len(vectors))[: max(64 * lists, 1 << 14)]
         index.train(augment_vectors(vectors[np.sort(some)], metric, longest, width))

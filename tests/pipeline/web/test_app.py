@@ -387,3 +387,11 @@ def test_neighbours_of_colours_are_drawn(pictures: Options) -> None:
         page = beside.get(f"/runs/pictures/{tool}?prompt=").text
         assert f"/runs/pictures/form/{flow}" in page and "haed " not in page
     assert "all others" in site.get("/runs/pictures/next?prompt=").text
+
+
+def test_a_run_that_is_moved_while_it_is_explored_is_said_to_be_gone(run: Path) -> None:
+    site = Site(run, single=True)
+    site.get("/runs/run/next")
+    run.rename(run.with_name("elsewhere"))
+    for address in ("/runs/run/", "/runs/run/next?prompt=a&format=json", "/runs/run/neighbours"):
+        assert "there is no run" in (said := site.get(address, 404).text) and "was moved, renamed or removed" in said

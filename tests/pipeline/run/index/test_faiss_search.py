@@ -135,6 +135,14 @@ def test_auto_takes_the_next_type_where_one_finds_too_little(tmp_path: Path, mon
         assert [path.name for path in tmp_path.iterdir()] == ["search.faiss"]
 
 
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq"])
+def test_an_index_of_few_vectors_is_built_without_a_word(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    build_faiss_index(tmp_path / "search.faiss", prepare_vectors(some(20, 16), "cosine"), "cosine", kind, 1, 0)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_one_vector_can_be_asked() -> None:
     base = prepare_vectors(some(1, 4), "cosine")
     tuned = tune_effort(Vectors(base, "cosine"), 0.99, base[:0], 0)
