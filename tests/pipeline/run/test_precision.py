@@ -25,43 +25,39 @@ CLOSE = {"abs": 1e-4, "rel": 1e-6}
 
 
 class Forced:
-    """Draws what is told, and notes the log-probability of that; a mixture is told to spell every chunk."""
+    """Draws what is told, and notes the log-probability of that: known chunks as whole ones, or every chunk spelled."""
 
     is_plain = False
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, summons: bool = False) -> None:
         tokens, lengths = run.chunker.split(TEXT)
         self.known = getattr(run.likelihood, "known", None)
         self.chunks = np.split(tokens, np.cumsum(lengths, dtype=int)[:-1])
-        self.k, self.whole = run.chunker.k, run.system.kind != "haed"
-        self.told, self.nats = self._symbols(), [0.0 for _ in self.chunks]
+        self.k, self.has_ends = run.chunker.k, run.system.kind == "haed"
+        self.rows = [
+            self._row(number) if summons and self.known is not None else -1 for number in range(len(self.chunks))
+        ]
+        self.told, self.nats = self._outcomes(), [0.0 for _ in self.chunks]
 
-    def _symbols(self) -> Iterator[tuple[int, int]]:
-        """Chunk and outcome of each draw; −2: to spell, or the known chunk."""
-        for number, chunk in enumerate(self.chunks):
+    def _outcomes(self) -> Iterator[tuple[int, int]]:
+        """Chunk and outcome of each draw: of a mixture first whether the chunk is whole (0) or spelled (1)."""
+        for number, (chunk, row) in enumerate(zip(self.chunks, self.rows, strict=True)):
             if self.known is not None:
-                yield number, -2
+                yield number, int(row < 0)
+            if row >= 0:
+                yield number, row
+                continue
             for symbol in chunk.tolist():
                 yield number, symbol
-            if not self.whole and len(chunk) < self.k:
+            if self.has_ends and len(chunk) < self.k:
                 yield number, 256
         while True:
             yield -1, 0
 
     def __call__(self, logits: Tensor) -> Tensor:
         number, outcome = next(self.told)
-        probabilities = logits.double().log_softmax(-1)[0]
-        if outcome == -2:
-            row = self._row(number)
-            self.summoned = float(probabilities[row]) if row >= 0 else -math.inf
-            self.spelled = float(probabilities[-1])
-            self.nats[number] = self.spelled
-            outcome = len(probabilities) - 1
-        elif number >= 0:
-            self.nats[number] += float(probabilities[outcome])
-            ended = outcome == 256 or len(self.chunks[number]) == self.k
-            if ended and self.known is not None:
-                self.nats[number] = float(np.logaddexp(self.summoned, self.nats[number]))
+        if number >= 0:
+            self.nats[number] += float(logits.double().log_softmax(-1)[0][outcome])
         return torch.tensor([outcome])
 
     def _row(self, number: int) -> int:
@@ -73,11 +69,14 @@ class Forced:
 
 def of_sampling(run: Run, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """Bits of the text's chunks as `run.sample` draws them."""
-    draw = Forced(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(opened, "Draw", lambda *_: draw)
-        run.sample("", options=SampleOptions(chunks=len(draw.chunks)))
-    return -np.array(draw.nats) / math.log(2)
+    ways = [Forced(run), Forced(run, summons=True)]
+    for draw in ways:
+        with monkeypatch.context() as patch:
+            patch.setattr(opened, "Draw", lambda *_, draw=draw: draw)
+            run.sample("", options=SampleOptions(chunks=len(draw.chunks)))
+    assert ways[1].known is None or max(ways[1].rows) >= 0
+    spelled, whole = (np.array(draw.nats) for draw in ways)
+    return -np.where(np.array(ways[1].rows) < 0, spelled, np.logaddexp(spelled, whole)) / math.log(2)
 
 
 def of_scoring(run: Run) -> np.ndarray:
