@@ -528,9 +528,10 @@ class PipelineResult:
     lambda result: "; ".join([format_headline_metric(result.evaluation), *result.remarks]),
 )
 def run_pipeline(form: FormSubmission) -> PipelineResult:
-    """Run all stages in order: shard, pretrain, finetune, evaluate, index, sample, report. Finished stages are skipped.
+    """Run all stages in order: shard, pretrain, finetune, evaluate, index, sample, report.
 
-    A token model is trained in a single phase, `train`, and has no index.
+    A stage whose result is up to date is skipped, but for the last two. A token model is trained in a single phase,
+    `train`, and has no index.
     """
     options = form.options
     check_all_stages(options)

@@ -506,7 +506,7 @@ COMMANDS = (
     ),
     Command(
         "pretrain",
-        "Train phase one: predict chunk embeddings, without a decoder.",
+        "Train phase one: predict chunk embeddings, which needs no decoder.",
         "haed pretrain --config quickstart pretrain.seconds=60",
         add_config_arguments,
         _make_phase_runner("pretrain"),
@@ -514,7 +514,7 @@ COMMANDS = (
     ),
     Command(
         "finetune",
-        "Train phase two: the decoder, for exact likelihood.",
+        "Train phase two: decode more chunks, for the exact likelihood.",
         "haed finetune quickstart finetune.seconds=60",
         add_config_arguments,
         _make_phase_runner("finetune"),

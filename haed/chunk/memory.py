@@ -7,7 +7,7 @@ The parts are *known* (the IEM score over the vocabulary) and *spelled* (the dec
 logit of the model's own gate, and what each part says of itself before it sees the chunk. Each p_j sums to one over what it
 knows, and so does P over all strings.
 
-The gate is linear and is fitted on held-out chunks by maximum likelihood: what memory is worth cannot be seen in
+The gate is linear and is fitted on held-out chunks by penalised maximum likelihood: what memory is worth cannot be seen in
 training, where everything was read before. Cf. Grave et al. 2017 and Khandelwal et al. 2020, who choose the weight and
 the temperature of a cache on the validation split.
 
@@ -142,7 +142,7 @@ class MemoryGate:
 
     @classmethod
     def fit(cls, features: Tensor, present: Tensor, log_prob: Tensor) -> "MemoryGate":
-        """Fit the gate by maximum likelihood.
+        """Fit the gate by penalised maximum likelihood.
 
         Args:
             features: (N, F) float64 of held-out chunks.

@@ -1,4 +1,4 @@
-"""Chunks recalled from the train split: n-grams of chunks of any order, in a suffix array.
+"""Chunks recalled from the train split: n-grams of chunks of orders up to 32, in a suffix array.
 
 The order-n distribution is interpolated by Witten and Bell (1991):
 

@@ -1,4 +1,4 @@
-"""Chunks repeated from the same document: n-grams of its chunks so far, of any order up to 8.
+"""Chunks repeated from the same document: n-grams of its chunks so far, of orders up to 8.
 
     p_n(c | h) = (count(h, c) + types(h) · p_{n−1}(c | h′)) / (count(h) + types(h))
 

@@ -176,7 +176,7 @@ class Speller:
 
     @classmethod
     def fit(cls, decisions: Tensor, counts: Tensor, spelled: Tensor) -> "Speller":
-        """Fit τ by maximum likelihood on held-out chunks.
+        """Fit τ by penalised maximum likelihood on held-out chunks.
 
         Args:
             decisions: (N, K + 1) the decoder's log p, see `SequenceModel.decision_log_likelihood`.

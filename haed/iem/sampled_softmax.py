@@ -5,8 +5,8 @@ prediction. The encoder *is* the embedding matrix. The softmax runs over sampled
 the targets and further batches of negatives.
 
 A frequent chunk is nearly always among the candidates, a rare one hardly ever except as a target. So the plain sampled
-loss learns log p(c | context)/Q(c). `haed.iem.candidates` determines the candidates of a row and corrects their scores
-for this.
+loss learns about log p(c | context)/Q(c), with Q the probability of being a candidate. `haed.iem.candidates` determines
+the candidates of a row and corrects their scores for this.
 
 The matrix of logits is never held. Blocks of queries are scored, and since the loss is a mean, their gradients are
 accumulated in the same pass. Memory is linear in queries plus candidates, and nothing is computed twice.

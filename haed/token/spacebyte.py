@@ -1,4 +1,4 @@
-"""SpaceByte: larger layers only where a word begins (Slagle 2024, "Towards Deleting Tokenization from LLMs").
+"""SpaceByte: larger layers only where a word begins (Slagle 2024).
 
 Layers with local attention run at every token. Between them, wider layers with attention to everything run only at some
 tokens. These are the tokens where the last one fed is not a letter and the one before it was, and where a document or

@@ -1,4 +1,4 @@
-"""The run folder: configuration, environment, lock, and paths of all files. See the README for its layout.
+"""The run folder: configuration, environment, lock, and paths of all files. docs/reference/file-formats.md has its layout.
 
 Every reader of a run calls `RunFolder.check_unchanged` first: configuration and corpus must be those its checkpoint was trained
 with. Every writer holds `RunFolder.lock`, and has checked before everything that could be refused.
