@@ -96,6 +96,9 @@ class Chunker(ABC):
         if not len(tokens):
             return tokens, np.zeros(0, np.uint8)
         begins = self.begins(text, starts)
+        if not isinstance(begins, np.ndarray) or begins.dtype != bool or begins.shape != tokens.shape:
+            expected = f"bool {tokens.shape}: whether each byte begins a chunk"
+            raise ValueError(f"chunker.kind={self.name}: begins returned {_describe(begins)}, expected {expected}")
         begins[starts] = True
         first = np.flatnonzero(begins)
         if self.whole and not text.isascii():
@@ -110,6 +113,22 @@ class Chunker(ABC):
         capped = np.full(int(pieces.sum()), self.k, np.uint8)
         capped[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * self.k
         return tokens, capped
+
+    def check_split(self, text: bytes, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Check what a `split` or `join` of another class made of a document.
+
+        Raises:
+            ValueError: it is not what `split` promises, or the chunks joined are not the document.
+        """
+        found = f"chunker.kind={self.name}: split returned {_describe(tokens)} and {_describe(lengths)}"
+        for values in (tokens, lengths):
+            if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
+                raise ValueError(f"{found}, expected tokens (n,) and lengths (N,), both uint8")
+        if not lengths.all() or lengths.max(initial=0) > self.k or lengths.sum(dtype=int) != len(tokens):
+            problem = f"lengths from {lengths.min(initial=255)} to {lengths.max(initial=0)} that sum to {lengths.sum(dtype=int):,}"
+            raise ValueError(f"{found}: {problem}, expected 1 to {self.k} and a sum of {len(tokens):,}")
+        if self.join(tokens, lengths) != text:
+            raise ValueError(f"chunker.kind={self.name}: the chunks of a document joined are not the document")
 
     def cut_text(self, text: bytes) -> list[bytes]:
         """Return the chunks of one document as bytes."""
@@ -132,6 +151,10 @@ class Chunker(ABC):
     def join_chunk(self, tokens: bytes) -> bytes:
         """Return the bytes of one chunk of these tokens."""
         return self.join(np.frombuffer(tokens, np.uint8), np.array([len(tokens)]))
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.100}"
 
 
 def _between_characters(tokens: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:

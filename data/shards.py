@@ -273,10 +273,15 @@ class ShardWriter:
         """Return tokens (n,), lengths (N,) and the number of chunks (D,) of each document."""
         if type(self.chunker).join is Chunker.join:  # tokens are bytes, so starts of documents are starts of chunks
             tokens, lengths = self.chunker.split(text, np.array(starts, np.int64))
+            if type(self.chunker).split is not Chunker.split:
+                self.chunker.check_split(text, tokens, lengths)
             ends = np.cumsum(lengths, dtype=np.int64)
             return tokens, lengths, np.diff(np.searchsorted(ends, starts, "right"), append=len(lengths))
         ends_of = [*starts[1:], len(text)]
-        cut = [self.chunker.split(text[a:b]) for a, b in zip(starts, ends_of, strict=True)]
+        cut = []
+        for begin, end in zip(starts, ends_of, strict=True):
+            cut.append(self.chunker.split(text[begin:end]))
+            self.chunker.check_split(text[begin:end], *cut[-1])
         counts = np.array([len(lengths) for _, lengths in cut])
         return np.concatenate([each for each, _ in cut]), np.concatenate([each for _, each in cut]), counts
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -251,6 +252,52 @@ class Nibbles(Chunker):
 
     def join(self, tokens: np.ndarray, lengths: np.ndarray) -> bytes:
         return (tokens[::2] << 4 | tokens[1::2]).tobytes()
+
+
+WRONG_BEGINS: dict[str, tuple[Callable[[np.ndarray], object], str]] = {
+    "places": (np.flatnonzero, r"begins returned int64 \(\d+,\), expected bool \(\d+,\)"),
+    "too few": (lambda mask: mask[:-1], r"begins returned bool \(\d+,\), expected bool"),
+    "too many": (lambda mask: np.append(mask, True), r"begins returned bool \(\d+,\), expected bool"),
+    "a column": (lambda mask: mask[:, None], r"begins returned bool \(\d+, 1\), expected bool"),
+    "floats": (lambda mask: mask * 1.0, "begins returned float64"),
+    "a list": (lambda mask: mask.tolist(), r"begins returned \[.*, expected bool"),
+    "nothing": (lambda mask: None, "begins returned None, expected bool"),
+}
+WRONG_SPLIT: dict[str, tuple[Callable[[np.ndarray, np.ndarray], object], str]] = {
+    "a lost chunk": (lambda tokens, lengths: (tokens, lengths[:-1]), "expected 1 to 12 and a sum of"),
+    "an empty chunk": (
+        lambda tokens, lengths: (tokens, np.append(lengths, np.uint8(0))),
+        "lengths from 0 to .*expected 1 to 12",
+    ),
+    "long chunks": (lambda tokens, lengths: (tokens[:13], np.array([13], np.uint8)), "lengths from 13 to 13"),
+    "wide lengths": (
+        lambda tokens, lengths: (tokens, lengths.astype(int)),
+        "and int64 .*expected tokens .* both uint8",
+    ),
+    "wide tokens": (lambda tokens, lengths: (tokens.astype(int), lengths), "split returned int64 .* both uint8"),
+    "other bytes": (lambda tokens, lengths: (tokens ^ 1, lengths), "joined are not the document"),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "case"), [*(("begins", case) for case in WRONG_BEGINS), *(("split", case) for case in WRONG_SPLIT)]
+)
+def test_a_chunker_of_ones_own_that_is_wrong_is_named(
+    method: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would tell: chunks in wrong places join to the same text."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("one two three, and four. " * 40)
+    spoil, message = (WRONG_BEGINS if method == "begins" else WRONG_SPLIT)[case]  # type: ignore[index]
+    right: Callable[..., Any] = getattr(WordChunker, method)
+
+    def wrong(self: Chunker, text: bytes, starts: np.ndarray = ONE) -> object:
+        found = right(self, text, starts)
+        return spoil(*found) if method == "split" else spoil(found)  # type: ignore[operator]
+
+    monkeypatch.setattr(WordChunker, method, wrong)
+    with pytest.raises(ValueError, match=f"chunker.kind=words: .*{message}"):
+        shard_source(tmp_path, tmp_path / "shards")
 
 
 class Numbers(Source):
