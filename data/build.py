@@ -74,6 +74,11 @@ def make_plan(corpora: Corpora) -> Plan:
     source_reader = make_source(source)
     kind: type[Chunker] = CHUNKERS.load_class(chunker.kind)
     inputs = list(source_reader.inputs(limit, chunker.k if kind.fixed else 1))
+    for item in inputs:
+        if not isinstance(item, Input) or not isinstance(item.splits, tuple) or not set(item.splits) <= {*SPLITS}:
+            raise TypeError(
+                f"source.kind={source.kind}: inputs yielded {item!r:.200}, expected an Input with some of {SPLITS}"
+            )
     if not inputs:
         raise ValueError(
             _explain_empty_splits(source, source_reader.record.to_manifest(), source_reader.remarks, list(SPLITS))

@@ -492,6 +492,11 @@ def length_mask(lengths: Tensor, places: int) -> Tensor:
     return torch.arange(places, device=lengths.device) < lengths[..., None]
 
 
+def describe_value(value: object) -> str:
+    """Return shape and type of a tensor, or the beginning of another value, for an error that names what made it."""
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"{value!r:.100}"
+
+
 def check_finite(values: Tensor, name: str) -> Tensor:
     """Return what a model has computed, unless its weights make nonsense of it.
 

@@ -652,16 +652,23 @@ class IEMOptions:
         return self.cells or min(max(CELLS, distinct), _MOST_CELLS)
 
     def check_terms(self) -> None:
-        """Check that packages have installed the further terms. Only training needs them.
+        """Check that packages have installed the further terms, and load them. Only training needs them.
 
         Raises:
-            ValueError: there is no term of such a name.
+            ValueError: there is no term of such a name, or it is no function.
         """
         for name in self.split_terms():
             if name not in (installed := LOSS_TERMS.list_names()):
                 known = f"expected one of {', '.join(installed)}" if installed else "no package has installed any"
                 advice = "Install the package that has it as an entry point of haed.loss_terms, or leave the term out"
                 raise ValueError(f"iem.terms: there is no term {name}; {known}. {advice}")
+            try:
+                term = LOSS_TERMS.load_class(name)
+            except (ImportError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise ValueError(f"iem.terms: {name} of haed.loss_terms cannot be loaded: {reason}") from error
+            if not callable(term):
+                raise ValueError(f"iem.terms: {name} of haed.loss_terms is {term!r:.100}, expected a function")
 
     def split_terms(self) -> dict[str, float]:
         """Return the weights of the further terms by name."""

@@ -136,7 +136,9 @@ def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, t
     ("code", "message"),
     [
         ("return None", "iem.terms: mine returned None, expected a scalar tensor"),
-        ("return inputs.keys", "iem.terms: mine returned the shape"),
+        ("return inputs.keys", ", 16) of torch."),
+        ("return inputs.keys.sum() + 0 * inputs.keys", "expected a scalar tensor with a gradient"),
+        ("return inputs.keys.sum().detach()", "iem.terms: mine returned () of torch."),
         ("return inputs.embeddings.sum() * float('nan')", "The loss without mine of iem.terms is finite. Mend what"),
     ],
 )
@@ -170,6 +172,23 @@ def test_a_term_that_there_is_not_is_refused_where_it_would_be_trained_and_nowhe
         check_training("pretrain", options)
     options.finetune.iem_weight = 0
     check_training("finetune", options)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "mine = nothing:here",
+            "iem.terms: mine of haed.loss_terms cannot be loaded: ModuleNotFoundError: No module named",
+        ),
+        ("mine = my_kind:missing", "iem.terms: mine of haed.loss_terms cannot be loaded: AttributeError"),
+        ("mine = my_kind:number", "iem.terms: mine of haed.loss_terms is 3, expected a function"),
+    ],
+)
+def test_a_term_that_cannot_be_loaded_is_named_before_anything_is_done(entry: str, message: str, place: Path) -> None:
+    add_package(place, "haed.loss_terms", entry, "number = 3\n")
+    with pytest.raises(ConfigError, match=message):
+        check_training("pretrain", load_options("quickstart", ["iem.terms=[2*mine]"]))
 
 
 def test_a_term_does_not_hide_a_metric_and_a_list_is_not_advised_as_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

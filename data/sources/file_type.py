@@ -226,6 +226,9 @@ def convert_by(command: str, path: str) -> str:
     return f"{command} < {shlex.quote(path)} > NEW"
 
 
+LEAVE_OUT = "leave it out with source.pattern="
+
+
 def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
     """Return a description of what is odd about a text that begins so, if it is not UTF-8; None: nothing.
 
@@ -234,7 +237,7 @@ def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
         is_file: it is a file of its own, not a member of a tar; then the description says what to do.
     """
     if b"\0" in head:
-        return "not text (NUL bytes)" + ("; leave it out with source.pattern=" if is_file else "")
+        return f"not text (NUL bytes){f'; {LEAVE_OUT}' if is_file else ''}"
     if _is_utf8(head):
         return None
     if not is_file:

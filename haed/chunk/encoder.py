@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from haed.base import length_mask
+from haed.base import describe_value, length_mask
 from haed.chunk.packing import Chunks, chunk_keys, pack_decisions
 from haed.layers.attention import BlockOptions
 from haed.layers.lstm import LSTMLayer, RowLinear
@@ -109,11 +109,11 @@ class Encoder(nn.Module, ABC):
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
         vector = self.embed_tokens(laid.chunks)
-        is_tensor = isinstance(vector, Tensor) and vector.is_floating_point()
+        float_type = next((x.dtype for x in self.parameters()), torch.float32)
+        is_tensor = isinstance(vector, Tensor) and vector.dtype in (torch.bfloat16, float_type)
         if not is_tensor or vector.shape != (len(laid), self.width):
-            found = f"{tuple(vector.shape)} of {vector.dtype}" if isinstance(vector, Tensor) else f"{vector!r:.100}"
             raise ValueError(
-                f"{type(self).__name__}.embed_tokens returned {found}, expected floats of the shape "
+                f"{type(self).__name__}.embed_tokens returned {describe_value(vector)}, expected {float_type} or bfloat16 of the shape "
                 f"{(len(laid), self.width)}: chunks × model.encoder.width"
             )
         if self.table is not None and laid.looked is not None:

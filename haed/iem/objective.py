@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, length_mask, to_device
+from haed.base import CompiledFunction, Objective, StepOutput, TokenBatch, describe_value, length_mask, to_device
 from haed.chunk.encoder import Embedding
 from haed.chunk.main import TransformerMain
 from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob, select_decoded, target_log_prob
@@ -364,9 +364,9 @@ class ChunkObjective(Objective):
             term = torch.zeros_like(loss)  # of a rank without chunks, where a mean is 0 / 0
             if batch.targets:
                 value = compute_term(LossTermInputs(prediction, query, keys, found.vector[:count], target))
-                if not isinstance(value, Tensor) or value.ndim:
-                    made = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.100}"
-                    raise ValueError(f"iem.terms: {name} returned {made}, expected a scalar tensor")
+                if not isinstance(value, Tensor) or value.ndim or prediction.requires_grad > value.requires_grad:
+                    made = describe_value(value)
+                    raise ValueError(f"iem.terms: {name} returned {made}, expected a scalar tensor with a gradient")
                 term = weight * value
             losses.figures[f"iem_{name}"] = term
             losses.total = losses.total + self.iem_weight * term_weight * term

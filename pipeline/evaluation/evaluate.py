@@ -18,7 +18,7 @@ import torch
 
 from data.corpus import Corpus
 from data.filesystem import encode_checked_json, write_json
-from data.sources.file_type import HEAD, check_head, detect_foreign_format
+from data.sources.file_type import HEAD, LEAVE_OUT, check_head, detect_foreign_format
 from data.sources.source import as_lf
 from data.vocabulary import Occurrences, VocabularyOverflowError, count_distinct_chunks
 from haed.chunk.mixture import ChunkVocabulary
@@ -98,12 +98,12 @@ def _read_as_source(run: Run, name: str, content: bytes) -> bytes:
     if run.of_values:
         raise ValueError(
             f"{name}: this run's model is of pictures or sound, and `--text` reads text alone. Score values in Python: "
-            "`open_run(RUN).score(values)`"
+            "`open_run(RUN).score(values.tobytes())`"
         )
     if foreign := detect_foreign_format(content[:HEAD]):
         raise ValueError(f"{name} is {foreign[0]}, not a text. Unpack it or save it as text")
     if odd := check_head(content[:HEAD], name, name):
-        log.info("%s: %s; the bytes are scored as they are", name, odd)
+        log.info("%s: %s; the bytes are scored as they are", name, odd.removesuffix(f"; {LEAVE_OUT}"))
     return as_lf(content) if run.options.source.newlines == "lf" else content
 
 

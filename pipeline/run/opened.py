@@ -268,7 +268,7 @@ class Run:
         """Return the bytes of a text; for pictures and sound, a str is refused."""
         if self.of_values and isinstance(text, str) and text:
             raise ValueError(f"this run's model is not of text. Give the values as bytes, not {text[:40]!r}")
-        return to_bytes(text, example)
+        return to_bytes(text, "run.score(values.tobytes())" if self.of_values else example)
 
     def size(self, document: bytes) -> int:
         """Return the divisor of bits: the characters of a text, or the values of a picture or a sound."""

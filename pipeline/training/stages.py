@@ -554,13 +554,12 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     then = first.state["options"]
     one, two = then["pretrain"], options.finetune
     orders = (
-        (then["seed"], then["batch"]["context"], one["part_from"], one["part_to"]),
-        (options.seed, options.batch.context, two.part_from, two.part_to),
+        (then["seed"], one["part_from"], one["part_to"]),
+        (options.seed, two.part_from, two.part_to),
     )
     if orders[0] != orders[1]:
         log.info(
-            "finetune reads its data from the beginning: seed, batch.context, part_from and part_to are "
-            "%s, but %s in phase one",
+            "finetune reads its data from the beginning: seed, part_from and part_to are %s, but %s in phase one",
             *orders[::-1],
         )
         return
