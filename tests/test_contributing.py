@@ -21,6 +21,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, check_training, dump_options, load_options
 from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
+from pipeline.training.stages import train
 from tests.conftest import mostly_nightly
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -322,3 +323,58 @@ def test_an_error_of_a_class_is_not_said_to_be_of_another_in_its_module(
     add_package(place, "haed.sources", entries, code)
     assert main(["shard", *tiny, "source.kind=mine", "chunker.kind=cut"]) == 1
     assert "(in my_kind:Mine of mine" in capsys.readouterr().err
+
+
+MAIN = """
+import torch
+from torch import nn
+from haed.chunk.main import LSTMMain
+
+class Mine(LSTMMain):
+    def step(self, inputs, cache):
+        return {step}
+
+    def parameters_by_depth(self):
+        return {parameters}
+"""
+RIGHT, ALL = "super().step(inputs, cache)", "super().parameters_by_depth()"
+
+
+@pytest.mark.parametrize(
+    ("step", "parameters", "message"),
+    [
+        (RIGHT, ALL, None),
+        (
+            f"{RIGHT}[..., :-1]",
+            ALL,
+            r"Mine returned \(1, 4, 15\) of torch.float32, expected \(1, 4, 16\): windows × chunks",
+        ),
+        (f"{RIGHT} + inputs.mean()", ALL, "Mine: a prediction depends on its own chunk or a later one"),
+        (f"{RIGHT}.flip(1)", ALL, "Mine: a prediction depends on its own chunk or a later one"),
+        (RIGHT, f"{ALL}[1:]", "in no group, which would never be trained: .*main.*parameters_by_depth"),
+    ],
+)
+def test_a_main_model_of_ones_own_is_tried_before_it_is_trained(
+    step: str, parameters: str, message: str | None, place: Path, options: Options, tiny: list[str]
+) -> None:
+    add_package(place, "haed.mains", "mine = my_kind:Mine", MAIN.format(step=step, parameters=parameters))
+    made = load_options("quickstart", [*tiny, "model.main.kind=mine", "train.steps=1", "name=mine"])
+    if message is None:
+        assert train(made).steps == 1
+        return
+    with pytest.raises(ValueError, match=message):
+        train(made)
+
+
+def test_an_encoder_of_ones_own_that_looks_at_other_chunks_is_refused(
+    place: Path, options: Options, tiny: list[str]
+) -> None:
+    code = "from haed.chunk.encoder import MLPEncoder\n\nclass Mine(MLPEncoder):\n    def embed_tokens(self, laid):\n"
+    add_package(
+        place,
+        "haed.encoders",
+        "mine = my_kind:Mine",
+        f"{code}        x = super().embed_tokens(laid)\n        return x - x.mean(0)\n",
+    )
+    with pytest.raises(ValueError, match="Mine: the vector of a chunk depends on the other chunks"):
+        train(load_options("quickstart", [*tiny, "model.encoder.kind=mine", "train.steps=1", "name=mine"]))

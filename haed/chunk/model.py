@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.base import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, count_flops, to_device
+from haed.base import (
+    ChunkingSpec,
+    ParameterGroup,
+    SequenceModel,
+    TokenBatch,
+    count_flops,
+    describe_value,
+    length_mask,
+    to_device,
+)
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
 from haed.chunk.encoder import Embedding, Encoder
 from haed.chunk.main import Main
@@ -65,6 +74,10 @@ class HAED(SequenceModel):
         self.memory: Memory | None = None
         self._flops: dict[tuple[str, int], int] = {}
         self.initialise_parameters()
+        parts = ((self.encoder, options.encoder, ENCODERS), (self.main, options.main, MAINS))
+        foreign = [part for part, of, kinds in parts if of.kind not in kinds]
+        if foreign and self.device.type != "meta":
+            self._check_parts(foreign)
 
     @torch.no_grad()
     def initialise_parameters(self) -> None:
@@ -105,6 +118,37 @@ class HAED(SequenceModel):
             nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all other parameters begin as without it
         if self.decoder.grams is not None:
             self.decoder.grams.initialise_parameters()
+
+    @torch.no_grad()
+    def _check_parts(self, parts: list[nn.Module]) -> None:
+        """Check an encoder or main model of another package on some chunks: no test of ours knows it.
+
+        Raises:
+            ValueError: a vector has another shape, or depends on what it must not see, so bits would mean nothing.
+        """
+        was_training, context = self.training, min(4, self.cut.context)
+        self.eval()
+        with torch.random.fork_rng(devices=[]):
+            rows, lengths = torch.randint(self.cut.vocabulary, (3, self.cut.k)), torch.tensor([1, self.cut.k, 1])
+            chunks = Chunks(rows.masked_fill(~length_mask(lengths, self.cut.k), 0), lengths)
+            grid = torch.randn(1, context, self.encoder.width).to(next(self.parameters()))
+        if self.encoder in parts:
+            together, alone = (self.encode(chunks[:count]).vector for count in (3, 1))
+            if not torch.allclose(together[:1], alone, 1e-3, 1e-3):
+                raise ValueError(f"{type(self.encoder).__name__}: the vector of a chunk depends on the other chunks")
+        if self.main in parts:
+            starts = torch.zeros(grid.shape[:2], dtype=torch.bool, device=grid.device)
+            found = self.main(grid, starts)
+            if found.shape != (1, context, self.width):
+                expected = f"{(1, context, self.width)}: windows × chunks × model.main.width"
+                raise ValueError(f"{type(self.main).__name__} returned {describe_value(found)}, expected {expected}")
+            for place in range(context):
+                other = torch.cat([grid[:, :place], grid[:, place:] + 1], 1)
+                if not torch.allclose(found[:, : place + 1], self.main(other, starts)[:, : place + 1], 1e-3, 1e-3):
+                    raise ValueError(
+                        f"{type(self.main).__name__}: a prediction depends on its own chunk or a later one"
+                    )
+        self.train(was_training)
 
     def compute_query(self, prediction: Tensor) -> Tensor:
         """Return the query (N, E). A chunk's score is its dot product with the chunk's key, plus the chunk's bias."""

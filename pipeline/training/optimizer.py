@@ -77,8 +77,15 @@ def make_optimizer(system: SequenceModel, rates: OptimizerOptions, layer_decay: 
         rates: peak learning rates and other options.
         layer_decay: factor of the learning rate for each step of `ParameterGroup.depth` (ELECTRA: Clark et al. 2020, appendix
             A).
+
+    Raises:
+        ValueError: a parameter is in no group.
     """
     groups: dict[tuple[float, float, bool], list[Tensor]] = {}
+    grouped = {id(parameter) for group in system.parameter_groups() for parameter in group.parameters}
+    if left_out := [name for name, parameter in system.named_parameters() if id(parameter) not in grouped]:
+        advice = "A main model lists all of its own in parameters_by_depth, and any other in parameter_groups"
+        raise ValueError(f"parameters in no group, which would never be trained: {', '.join(left_out)}. {advice}")
     for group in system.parameter_groups():
         peak = rates.main_learning_rate if group.role == "main" else rates.learning_rate
         peak = (rates.table_learning_rate if group.table else peak) * layer_decay**group.depth
