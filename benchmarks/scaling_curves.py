@@ -133,10 +133,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--system", choices=list(SYSTEMS))
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 192])
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 192], help="multiples of 64")
     parser.add_argument("--budgets", type=float, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rate", type=float, default=1.0)
     args = parser.parse_args()
+    if wrong := [width for width in args.widths if width < 64 or width % 64]:
+        parser.error(f"--widths {wrong[0]}: expected multiples of 64, the width of a head")
     if args.system is None:
         print_curves(args)
     else:

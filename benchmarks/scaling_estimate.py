@@ -21,8 +21,8 @@ while the device computes the one before, and the longer of the two counts. This
 for each other's rows of tables. Candidates are found on the device. This is sorting and hashing, not multiplying: for an
 accelerator planned on a CPU it is assumed to take a fiftieth of the time here, by the bandwidths of their memories.
 
-    python benchmarks/scaling_estimate.py RUN [--phase pretrain] [--steps 20] [--devices 1 4 16 64 256 1024] [--link 25]
-        [--rate 400] [--json] [key=value …]
+    python benchmarks/scaling_estimate.py RUN [key=value …] [--phase pretrain] [--steps 20]
+        [--devices 1 4 16 64 256 1024] [--link 25] [--rate 400] [--json]
 """
 
 import argparse

@@ -157,10 +157,26 @@ class UsageError(SystemExit):
         self.message = message
 
 
+class _StoreOnce(argparse.Action):
+    """Store the value of an argument that is given once. argparse would silently take the last of several."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        given: set[str] = getattr(namespace, "given_once", set())
+        if option_string is not None and self.dest in given:
+            parser.error(f"argument {option_string}: it was given twice. Give it once")
+        namespace.given_once = given | {self.dest}
+        setattr(namespace, self.dest, values)
+
+
 class _ArgumentParser(argparse.ArgumentParser):
     """An argument parser that escapes control characters in its messages and suggests what was meant."""
 
     typed: tuple[str, ...] = ()
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        for action in (None, "store"):
+            self.register("action", action, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, and raise.
@@ -274,7 +290,7 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
 
 
 def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
-    """Return the error message for misplaced words: blanks around `=`, misspelt options, long dashes, a second `--config`.
+    """Return the error message for misplaced words: blanks around `=`, misspelt options, long dashes.
 
     The check runs before the words are parsed. None: nothing is wrong.
     """
@@ -295,8 +311,6 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
                 )
         if word[:1] in "–—" and word.strip("–—")[:1].isalpha() and not are_queries:
             return f"{word} begins with a long dash. Use --{word.lstrip('–—')}"
-    if sum(word == "--config" or word.startswith("--config=") for word in words) > 1:
-        return "--config is given twice. Give it once"
     return None
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Unit
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, Kinds, LoaderOptions, ShardOptions, SourceOptions
 from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOptions, PartKinds
@@ -245,6 +245,12 @@ class LauncherOptions:
     ] = None
 
 
+def _check_distinct(parts: list[str]) -> list[str]:
+    if len(set(parts)) < len(parts):
+        raise ValueError("expected each part once")
+    return parts
+
+
 @dataclass(kw_only=True)
 class EvaluateOptions:
     """Options of evaluation on a whole split, and the precision in which a trained run computes."""
@@ -282,6 +288,7 @@ class EvaluateOptions:
     ] = field(default=4096, metadata=CHUNKS_ONLY)
     parts: Annotated[
         list[Literal["copied", "repeated", "recalled", "words"]],
+        AfterValidator(_check_distinct),
         Field(
             max_length=8,
             description="Parts of the likelihood that remember, if evaluate.memory is not 0. copied: chunks of the document, "

@@ -228,7 +228,7 @@ def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> 
         return
     if first.digest != newest.state["first"]["digest"]:
         log.warning(
-            "phase one was trained further, to %s. finetune continues without that. To start from it, "
+            "phase one has another checkpoint now, %s. finetune continues without that. To start from it, "
             "use another name= and finetune.start_from=%s",
             first.path,
             options.finetune.start_from or options.name,

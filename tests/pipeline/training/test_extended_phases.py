@@ -237,4 +237,6 @@ def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, cap
     options.pretrain.steps, options.finetune.steps = 8, 8
     pretrain(options)
     finetune(options)
-    assert "phase one was trained further, to " in caplog.text and "step-00000008. finetune continues" in caplog.text
+    assert (
+        "phase one has another checkpoint now, " in caplog.text and "step-00000008. finetune continues" in caplog.text
+    )
