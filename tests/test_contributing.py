@@ -378,3 +378,12 @@ def test_an_encoder_of_ones_own_that_looks_at_other_chunks_is_refused(
     )
     with pytest.raises(ValueError, match="Mine: the vector of a chunk depends on the other chunks"):
         train(load_options("quickstart", [*tiny, "model.encoder.kind=mine", "train.steps=1", "name=mine"]))
+
+
+@pytest.mark.parametrize(
+    "code", ["from haed.chunk.encoder import MLPEncoder as Mine", "class Mine:\n    options_class = int"]
+)
+def test_a_kind_with_the_options_of_another_part_is_refused(code: str, place: Path) -> None:
+    add_package(place, "haed.mains", "mine = my_kind:Mine", code)
+    with pytest.raises(ConfigError, match="model.main.kind=mine: options_class of .* inherits from MainOptions"):
+        load_options("quickstart", ["model.main.kind=mine"])

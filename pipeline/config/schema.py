@@ -655,8 +655,10 @@ def load_kind(key: str, kind: str) -> None:
         reason = f"cannot be loaded: {type(error).__name__}: {error}"
         raise ValueError(f"{key}={kind}: {describe_entry(matches[0])} {reason}") from error
     if options_class := getattr(kind_class, "options_class", None):
-        if not (isinstance(options_class, type) and is_dataclass(options_class)):
-            raise ValueError(f"{key}={kind}: options_class of {describe_entry(matches[0])} is not a dataclass")
+        base = type_of(key.rpartition(".")[0])
+        if not (isinstance(options_class, type) and is_dataclass(options_class) and issubclass(options_class, base)):
+            wrong = f"options_class of {describe_entry(matches[0])} is {options_class!r:.100}"
+            raise ValueError(f"{key}={kind}: {wrong}, expected a dataclass that inherits from {base.__name__}")
         option_classes[key, kind] = options_class
         schema_options.cache_clear()
         option_names.cache_clear()
