@@ -213,7 +213,8 @@ class _ArgumentParser(argparse.ArgumentParser):
             return f"{self.prog} takes no key=value" if equals else ""
         name = word.strip("-").replace("-", "_")
         if not name[:1].isalpha():
-            return "put -- before a text that begins with a dash"
+            takes_texts = any(action.dest == "queries" for action in self._actions)
+            return "put -- before a text that begins with a dash" if takes_texts else ""
         at = self.typed.index(word) + 1 if word in self.typed else len(self.typed)
         if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
             value = self.typed[at]

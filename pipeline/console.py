@@ -107,8 +107,7 @@ def format_error(error: BaseException, command: str = "") -> str:
         if advice := _DISK_ADVICE.get(error.errno):
             return f"{_clean_message(path) or said}: {advice}"
         if path and isinstance(error, PermissionError):
-            nearest, owner = _find_owner(path)
-            return f"{_clean_message(path)}: permission denied. Ask {owner}, who owns {nearest}, or copy what you need"
+            return f"{_clean_message(path)}: permission denied. {_advise_on_permission(path)}"
         if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _find_file_in_path(path)):
             return f"{_clean_message(file)} is a file, not a folder. Choose another path, or move it away"
     if is_out_of_memory(error):
@@ -128,17 +127,21 @@ def exit_on_error() -> Iterator[None]:
         sys.exit(f"error: {format_error(error)}")
 
 
-def _find_owner(path: str) -> tuple[str, str]:
-    """Return the last part of a path that may be looked at, and the name or number of its owner."""
-    for each in (Path(path), *Path(path).absolute().parents):
-        try:
-            found = each.stat()
-        except OSError:
-            continue
-        with suppress(KeyError):
-            return _clean_message(str(each)), pwd.getpwuid(found.st_uid).pw_name
-        return _clean_message(str(each)), f"user {found.st_uid}"
-    return _clean_message(path), "its owner"
+def _advise_on_permission(path: str) -> str:
+    """Return whom to ask, or what to do, so that a path may be used: the nearest part of it that refuses decides."""
+    try:
+        parts = [each for each in (Path(path), *Path(path).absolute().parents) if each.exists()]
+        refusing = [each for each in parts if not os.access(each, os.R_OK | os.W_OK)] or parts
+        nearest, owner = _clean_message(str(refusing[0])), refusing[0].stat().st_uid
+    except (OSError, ValueError, IndexError):
+        return "Ask its owner"
+    if owner == os.geteuid():
+        return f"{nearest} is yours: allow it with chmod"
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"user {owner}"
+    return f"Ask {name}, who owns {nearest}, or copy what you need"
 
 
 def _find_file_in_path(path: str) -> str:

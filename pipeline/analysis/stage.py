@@ -227,8 +227,10 @@ def analyse_run(options: Options) -> Analysis:
 
 def _check_place(place: Path) -> None:
     """Raise OSError if the analysis cannot be written, or something else has the place of one of its files."""
-    if not os.access(place if place.is_dir() else place.parent, os.W_OK):  # before an hour's work
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    folder = place if place.is_dir() else place.parent
+    if folder.is_dir() and not os.access(folder, os.W_OK):  # before an hour's work
+        number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number), str(place))
     files = [place / name for name in (RESULT, MAP, *PICTURES)]
     wrong = [place] if place.exists() and not place.is_dir() else [path for path in files if path.is_dir()]
     if wrong:

@@ -196,7 +196,8 @@ def check_corpus(options: Options) -> str | None:
     changed = list(diff_trees(before, given))[:3]
     was, differs = (" ".join(x) for x in ([x.given_before for x in changed], [x.given_now for x in changed]))
     if not changed:
-        was, differs = f"source.path={now.path}", "the same source with other contents"
+        was = f"source.kind={now.kind}" + (f" source.path={now.path}" if now.path else "")
+        differs = "the same source with other contents"
     raise ValueError(
         f"{run.path} was trained on another corpus: {was}, not {differs}. Use another name= for a new run, or restore that"
     )

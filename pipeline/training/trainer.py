@@ -43,7 +43,17 @@ from haed.chunk.packing import find_distinct
 from haed.distributed import copy_to_cpu, local_part, shard_like, total_norm
 from pipeline.config import Options, PhaseOptions
 from pipeline.console import is_out_of_memory
-from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State, load_weights
+from pipeline.run.checkpoints import (
+    AVERAGE,
+    MODEL,
+    TRAINING,
+    Checkpoint,
+    Checkpoints,
+    Identity,
+    State,
+    list_checkpoints,
+    load_weights,
+)
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
 from pipeline.run.system import BATCH_OPTIONS, MODEL_OPTIONS, check_memory, count_activations, free_memory
@@ -608,8 +618,12 @@ class Trainer:
         if terms:
             mend = f"The loss without {', '.join(terms)} of iem.terms is finite. Mend what computes it, or leave it out"
         again = f"{mend}, and run the same command again"
-        if saved := self.state.saved_at.step:  # whose weights may be finite, but too large to compute with
-            again += f". It continues from step {saved:,}. If it ends like this again, begin another run with name="
+        with suppress(OSError):
+            self.checkpoints.wait_until_written()
+        if saved := list_checkpoints(
+            self.checkpoints.folder
+        ):  # its weights may be finite, but too large to compute with
+            again += f". It continues from {saved[-1]}. If it ends like this again, remove that, or begin another run"
         else:
             again = f"This phase has no checkpoint yet. {again}"
         raise NonFiniteLossError(
@@ -629,22 +643,23 @@ class Trainer:
         )
         if self.validation is None or now <= last:
             return
-        record, score = {}, -math.inf
+        record, score, is_undefined = {}, -math.inf, False
         if self.ranks.is_first or self.sharded is not None:
             record = self._score(self.validation)
         if self.ranks.is_first:
             score = record.get(self.validation.metric_name, -math.inf)
+            is_undefined = bool(record) and not math.isfinite(score)
             self._wait_for_checkpoint()
         best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
-        undefined = math.isnan(score)
-        score, is_undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
-            [-math.inf if undefined else score]
-            + [float(undefined), float(self.ranks.is_first and not record), best, stale, float(self.stop())]
+        is_interrupted = self.ranks.is_first and not record
+        score, undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
+            [-math.inf if is_undefined else score, float(is_undefined), float(is_interrupted), best, stale]
+            + [float(self.stop())]
         )
         if interrupted:
             self._save_and_interrupt()
-        if is_undefined:
-            self._check_finite({f"{self.validation.metric_name} of the validation": math.nan})
+        if undefined:
+            self._check_finite({self.validation.metric_name: math.nan})
         self.state.validated_at = Position(**vars(self.position))
         if self.ranks.is_first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}

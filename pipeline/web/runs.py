@@ -46,8 +46,9 @@ class ServedRuns:
         for folder in self.list_folders()[0]:
             if folder.path.name == name and os.path.lexists(folder.path / "config.yaml"):
                 return folder
-        moved = ". It was moved, renamed or removed: start again with its new place" if self.single else ""
-        raise NotFoundError(f"there is no run {name!r} in {self.place.parent if self.single else self.place}{moved}")
+        if self.single and name == self.place.name:
+            raise NotFoundError(f"{self.place} was moved, renamed or removed. Start again with its new place")
+        raise NotFoundError(f"there is no run {name!r} {'here' if self.single else f'in {self.place}'}")
 
 
 # Files of a run that are served, with descriptions. Files in `analysis/` are served as well.

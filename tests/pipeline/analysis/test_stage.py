@@ -194,3 +194,8 @@ def test_what_cannot_be_analysed_is_said_in_a_line(
         assert main(["analyse", *words]) > 0
         error = capsys.readouterr().err
         assert expected in error and error.count("error:") == 1 and "Traceback" not in error
+
+
+def test_a_run_that_there_is_not_is_not_called_forbidden(options: Options) -> None:
+    with pytest.raises(FileNotFoundError):
+        analyse_run(options)

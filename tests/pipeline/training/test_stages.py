@@ -242,11 +242,13 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
     assert train(options).resumed_from == 3
 
 
+@pytest.mark.parametrize("part", ["", "decoder.output"])  # from NaN, or from infinite scores of one part
 @pytest.mark.parametrize(
-    ("begin", "advice"), [(3, "continues from step 3. If it ends like this again"), (0, "has no checkpoint yet")]
+    ("begin", "advice"),
+    [(3, "continues from .*step-00000003. If it ends like this again"), (0, "has no checkpoint yet")],
 )
-def test_a_validation_that_is_no_number_ends_the_run_before_its_checkpoint(
-    options: Options, monkeypatch: pytest.MonkeyPatch, begin: int, advice: str
+def test_a_validation_that_is_not_finite_ends_the_run_before_its_checkpoint(
+    options: Options, monkeypatch: pytest.MonkeyPatch, begin: int, advice: str, part: str
 ) -> None:
     """The weights and the losses so far are finite; what the model computes next is not."""
     options.train.steps, options.validation.times = 6, 6
@@ -255,15 +257,17 @@ def test_a_validation_that_is_no_number_ends_the_run_before_its_checkpoint(
     def enlarge(self: trainer.Trainer) -> torch.Tensor:
         norm = update(self)
         if self.position.step == begin:
-            for parameter in self.objective.parameters():
-                parameter.data.mul_(1e30)
+            for name, parameter in self.objective.system.named_parameters():
+                if name.startswith(part):
+                    parameter.data.mul_(1e38 if part else 1e30)
         return norm
 
     monkeypatch.setattr(trainer.Trainer, "update", enlarge)
-    with pytest.raises(NonFiniteLossError, match=f"at step {begin + 1}: .* of the validation.*{advice}"):
+    with pytest.raises(NonFiniteLossError, match=f"at step {begin + 1}: validation/bits_per_token .*{advice}"):
         train(options)
     run = RunFolder.find(options.name, options.runs_dir)
-    assert "nan" not in (run.path / "train" / "metrics.jsonl").read_text().lower()
+    recorded = (run.path / "train" / "metrics.jsonl").read_text()
+    assert "NaN" not in recorded and "Infinity" not in recorded
     if begin:
         assert newest(options, "train").name == f"step-{begin:08}"
 
