@@ -107,8 +107,8 @@ def inside(arguments: list[str]) -> int:
             return draw(drawn, torch.zeros(logits.shape))
 
     Trainer.step = watched  # type: ignore[method-assign,assignment]
-    Trainer._check_finite = lambda *_: None  # type: ignore[method-assign,assignment]
-    Evaluation.perplexity_note = ""  # type: ignore[method-assign]
+    Trainer._check_finite = lambda *_: None  # type: ignore[method-assign]
+    Evaluation.perplexity_note = ""  # type: ignore[method-assign,assignment]
     Draw.__call__ = draw_anything  # type: ignore[method-assign,assignment]
     return main(arguments)
 

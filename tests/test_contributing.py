@@ -45,6 +45,15 @@ def install(place: Path, module: str, title: str) -> None:
     (place / f"{module}.py").write_text(find_block(title, "python"))
 
 
+def forget_packages(*modules: str) -> None:
+    """Take back what packages have registered in this process."""
+    for module in modules:
+        sys.modules.pop(module, None)
+    option_classes.clear()
+    for remembered in (schema_options, option_names, warn_of_hidden_kinds):
+        remembered.cache_clear()
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Packages with the encoder, the source and the term; what they register in this process is taken back."""
@@ -53,11 +62,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     install(tmp_path / "packages", "my_terms", "a term of the loss")
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     yield
-    for module in ("my_encoder", "my_haed", "my_terms"):
-        sys.modules.pop(module, None)
-    option_classes.clear()
-    schema_options.cache_clear()
-    option_names.cache_clear()
+    forget_packages("my_encoder", "my_haed", "my_terms")
 
 
 @pytest.mark.usefixtures("installed")
@@ -250,8 +255,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of packages of other people."""
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    sys.modules.pop("my_kind", None)
-    warn_of_hidden_kinds.cache_clear()
+    forget_packages("my_kind")
 
 
 def test_a_kind_with_the_name_of_one_of_ours_is_named_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
