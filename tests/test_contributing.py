@@ -353,6 +353,7 @@ RIGHT, ALL = "super().step(inputs, cache)", "super().parameters_by_depth()"
             ALL,
             r"Mine returned \(1, 4, 15\) of torch.float32, expected \(1, 4, 16\): windows × chunks",
         ),
+        ("[]", ALL, r"Mine returned \[\], expected \(1, 4, 16\)"),
         (f"{RIGHT} + inputs.mean()", ALL, "Mine: a prediction depends on its own chunk or a later one"),
         (f"{RIGHT}.flip(1)", ALL, "Mine: a prediction depends on its own chunk or a later one"),
         (RIGHT, f"{ALL}[1:]", "in no group, which would never be trained: .*main.*parameters_by_depth"),

@@ -139,7 +139,7 @@ class HAED(SequenceModel):
         if self.main in parts:
             starts = torch.zeros(grid.shape[:2], dtype=torch.bool, device=grid.device)
             found = self.main(grid, starts)
-            if found.shape != (1, context, self.width):
+            if not isinstance(found, Tensor) or found.shape != (1, context, self.width):
                 expected = f"{(1, context, self.width)}: windows × chunks × model.main.width"
                 raise ValueError(f"{type(self.main).__name__} returned {describe_value(found)}, expected {expected}")
             for place in range(context):
