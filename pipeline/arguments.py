@@ -191,6 +191,11 @@ class _ArgumentParser(argparse.ArgumentParser):
             optional = {action.metavar for action in self._actions if action.nargs == "*"}
             message = f"{what}: {', '.join(each for each in named.split(', ') if each not in optional)}"
             message += f"; {describe_runs()}" if message.endswith(" RUN") else ""
+        elif (
+            named == "expected one argument" and (flag := what.rpartition(" ")[2].rpartition("/")[2]) in self.typed[:-1]
+        ):
+            value = self.typed[self.typed.index(flag) + 1]
+            message += f"; use {flag}={shlex.quote(value)}" if value not in self._option_string_actions else ""
         elif what == "unrecognized arguments" and (hint := self._suggest_argument(named)):
             message += f"; {hint}"
         self.print_usage(sys.stderr)

@@ -185,6 +185,7 @@ def test_all_that_is_advised_is_there() -> None:
         ("pretrain --steps 3", 2, "options have no dashes. Use pretrain.steps=3"),
         ("sample there --promt x", 2, "did you mean --prompt?"),
         ("sample there --zzz", 2, "unrecognized arguments: --zzz"),
+        ("sample there --prompt -1:0", 2, "expected one argument; use --prompt=-1:0"),
         ("neighbours there -1:0", 2, "unrecognized arguments: -1:0; put -- before a text that begins with a dash"),
         ("neighbours", 2, "the following arguments are required: RUN"),
         ("pretrain --lr 3", 2, "use optimizer.learning_rate=3"),
