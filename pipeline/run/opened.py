@@ -35,7 +35,7 @@ from pipeline.config import (
     remembered_chunks,
     requested_likelihood,
 )
-from pipeline.console import escape_control_characters
+from pipeline.console import escape_control_characters, warn_once
 from pipeline.run.checkpoints import Checkpoint, load_chosen, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MOST_WORD_BITS, MixtureParts, RememberedParts
@@ -235,8 +235,10 @@ class Run:
     @property
     def stride(self) -> int:
         """Number of chunks that each window newly scores."""
-        context = self.options.batch.context
-        return min(self.options.evaluate.stride or max(1, context // 2), context)
+        context, stride = self.options.batch.context, self.options.evaluate.stride
+        if stride is not None and stride > context:
+            warn_once(f"evaluate.stride={stride} is more than a window (batch.context={context}). Using {context}")
+        return min(stride or max(1, context // 2), context)
 
     def score(self, text: Text) -> Score:
         """Return the exact bits of one document."""

@@ -121,6 +121,16 @@ def test_a_run_reads_other_windows_than_it_was_trained_with(
             assert read.system.cut.context == context and len(read.sample("of ", 1, SampleOptions(chunks=7))[0]) > 3
 
 
+def test_a_stride_beyond_the_window_is_the_window_and_is_said(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = RunFolder(run).load_options()
+    context = options.batch.context
+    options.evaluate.stride = context
+    assert Run(RunFolder(run), options).stride == context and not caplog.text
+    options.evaluate.stride = context + 1
+    assert Run(RunFolder(run), options).stride == context
+    assert f"more than a window (batch.context={context}). Using {context}" in caplog.text
+
+
 def test_memory_follows_the_text_not_the_context() -> None:
     documents = [(np.ones(n, np.uint8), np.ones(n, np.uint8)) for n in (3, 7, 2)]
     (batch,) = cut_documents(documents, 3, 60_000, 30_000, at_once=16)
