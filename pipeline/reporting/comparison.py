@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from data.filesystem import write_atomically
 from pipeline.config import PHASES, ConfigError, Options, applies_to, applies_to_part, check_output_folder, flatten_tree
-from pipeline.console import markdown_text
+from pipeline.console import markdown_text, warn_once
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import count_parameters, phase_metrics
-from pipeline.run.checkpoints import read_phase_one_cost, read_position
+from pipeline.run.checkpoints import read_newest_state, read_phase_one_cost, read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import CORPUS, RunFolder
@@ -273,6 +273,11 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
                 last = record
         for key in totals:
             totals[key] += max(record.get(key, 0.0) for record in [*records, *costs])
+    place, records = where[phases[-1]], metrics.get(phases[-1], [])
+    done = max((x["step"] for x in records if any(key.startswith("validation/") for key in x)), default=0)
+    state = read_newest_state(place / "checkpoints")
+    if state and (step := state["validated_at"]["step"]) > done:
+        warn_once(f"{place}/metrics.jsonl ends before the validation of step {step:,}, so an older one is compared")
     present = folder.select_checkpoint() if folder.is_trained() else None
     if present is not None:
         folder.check_unchanged(of=present)  # a process reads the options of a run only once

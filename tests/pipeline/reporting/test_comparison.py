@@ -313,3 +313,16 @@ def test_a_column_is_one_line_of_the_list(run: Path, monkeypatch: pytest.MonkeyP
     for text, cell in ((format_comparison(found), expected), (format_markdown(found), markdown_text(expected))):
         assert "steps a second" in text and cell in text
     assert column.format_cell(replace(found.rows[0], seconds=0.0)) == "–"
+
+
+def test_a_validation_that_the_metrics_lack_is_said(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a power cut, which leaves a part of the last line."""
+    options, path = RunFolder(run).load_options(), run / "finetune" / "metrics.jsonl"
+    options.runs_dir = str(run.parent)
+    (before,) = compare(options, "run").rows
+    assert before.validation is not None and "metrics.jsonl ends before" not in caplog.text
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(b"validation/")])
+    (after,) = compare(options, "run").rows
+    assert after.validation != before.validation
+    assert f"{path} ends before the validation of step 4, so an older one is compared" in caplog.text
