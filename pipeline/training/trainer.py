@@ -620,9 +620,8 @@ class Trainer:
         again = f"{mend}, and run the same command again"
         with suppress(OSError):
             self.checkpoints.wait_until_written()
-        if saved := list_checkpoints(
-            self.checkpoints.folder
-        ):  # its weights may be finite, but too large to compute with
+        if saved := list_checkpoints(self.checkpoints.folder):
+            # Its weights may be finite, but too large to compute with.
             again += f". It continues from {saved[-1]}. If it ends like this again, remove that, or begin another run"
         else:
             again = f"This phase has no checkpoint yet. {again}"

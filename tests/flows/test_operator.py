@@ -37,7 +37,7 @@ def test_what_was_typed_counts_even_if_it_is_the_default_and_the_log_says_so(sta
     assert "heads: 4" in written and "similarity: dot" in written
     lines = call(standing.address, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"})
     began = next(line["message"] for line in lines if line["name"].startswith("flows"))
-    assert began.startswith("preset quickstart with ") and 'iem.similarity="dot" (was "cosine")' in began
+    assert began.startswith("preset quickstart with ") and "iem.similarity=dot (was cosine)" in began
 
 
 def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Served, tmp_path: Path) -> None:
