@@ -493,12 +493,12 @@ def length_mask(lengths: Tensor, places: int) -> Tensor:
 
 
 def describe_value(value: object) -> str:
-    """Return shape and type of a tensor, or the beginning of another value, for an error that names what made it."""
+    """Return the shape and type of a tensor, or the beginning of another value, for an error message."""
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"{value!r:.100}"
 
 
 def check_finite(values: Tensor, name: str) -> Tensor:
-    """Return what a model has computed, unless its weights make nonsense of it.
+    """Return values that a model computed, after checking that all of them are finite.
 
     Raises:
         FloatingPointError: a value is infinite or no number.

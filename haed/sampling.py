@@ -388,9 +388,14 @@ class Draw:
         return torch.searchsorted(passed, share * passed[:, -1:], right=True)
 
 
+def draw_whole(draw: Draw, whole: Tensor, spelled: Tensor) -> Tensor:
+    """Draw whether each chunk is a whole one (B,), from the log probabilities (B,) of that and of spelling it."""
+    return draw(torch.stack([whole, spelled], 1)) == 0
+
+
 def draw_outcomes(draw: Draw, log_prob: Tensor) -> Tensor:
     """Draw an outcome (B,) from log probabilities (B, n + 1) of n chunks, and of spelling one; −1 is to spell."""
-    whole = draw(torch.stack([log_prob[:, :-1].logsumexp(1), log_prob[:, -1]], 1)) == 0
+    whole = draw_whole(draw, log_prob[:, :-1].logsumexp(1), log_prob[:, -1])
     rows = torch.full((len(log_prob),), -1)
     if whole.any():
         rows[whole] = draw(log_prob[whole.to(log_prob.device), :-1])
@@ -529,7 +534,7 @@ class ChunkSampler(Sampler):
             self._enter_chunks(drawn, whole, system.known.lexicon.chunks[rows[whole]], "known")
         else:
             gate = system.mixture(self.prediction)
-            whole = draw(torch.stack([F.logsigmoid(gate), F.logsigmoid(-gate)], 1)) == 0
+            whole = draw_whole(draw, F.logsigmoid(gate), F.logsigmoid(-gate))
             self._summon_chunks(drawn, whole.nonzero().squeeze(1), draw)
 
     def _summon_chunks(self, drawn: Chunks, samples: Tensor, draw: Draw) -> None:

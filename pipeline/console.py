@@ -128,7 +128,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 def _advise_on_permission(path: str) -> str:
-    """Return whom to ask, or what to do, so that a path may be used: the nearest part of it that refuses decides."""
+    """Return advice on a path that may not be used: the nearest part of it that refuses, and whom to ask."""
     try:
         parts = [each for each in (Path(path), *Path(path).absolute().parents) if each.exists()]
         refusing = [each for each in parts if not os.access(each, os.R_OK | os.W_OK)] or parts

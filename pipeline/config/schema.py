@@ -354,8 +354,8 @@ class SampleOptions:
         Field(
             gt=0,
             le=1,
-            description="Draw from the likeliest tokens or whole chunks that together have this probability. So the less likely "
-            "of a whole chunk and a spelled one is left out where the other has as much.",
+            description="Draw from the likeliest tokens or whole chunks that together have this probability. Where whole "
+            "chunks have as much, none is spelled, and the reverse.",
         ),
         Unit("probability"),
     ] = 0.95

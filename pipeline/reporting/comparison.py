@@ -273,11 +273,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
                 last = record
         for key in totals:
             totals[key] += max(record.get(key, 0.0) for record in [*records, *costs])
-    place, records = where[phases[-1]], metrics.get(phases[-1], [])
-    done = max((x["step"] for x in records if any(key.startswith("validation/") for key in x)), default=0)
-    state = read_newest_state(place / "checkpoints")
-    if state and (step := state["validated_at"]["step"]) > done:
-        warn_once(f"{place}/metrics.jsonl ends before the validation of step {step:,}, so an older one is compared")
+    _warn_missing_validation(where[phases[-1]], metrics.get(phases[-1], []))
     present = folder.select_checkpoint() if folder.is_trained() else None
     if present is not None:
         folder.check_unchanged(of=present)  # a process reads the options of a run only once
@@ -305,6 +301,16 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
             row.scoring = (*windows, evaluation.precision)
             row.stale = evaluation.checkpoint != folder.select_checkpoint(options.evaluate.stage).digest
     return row, points
+
+
+def _warn_missing_validation(folder: Path, records: list[Record]) -> None:
+    """Warn if the records of a phase's metrics end before its last validation, as after a power cut."""
+    steps = [record["step"] for record in records if any(key.startswith("validation/") for key in record)]
+    validated = read_newest_state(folder / "checkpoints").get("validated_at", {}).get("step", 0)
+    if validated > max(steps, default=0):
+        warn_once(
+            f"{folder}/metrics.jsonl ends before the validation of step {validated:,}, so an older one is compared"
+        )
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:

@@ -82,11 +82,12 @@ def make_optimizer(system: SequenceModel, rates: OptimizerOptions, layer_decay: 
         ValueError: a parameter is in no group.
     """
     groups: dict[tuple[float, float, bool], list[Tensor]] = {}
-    grouped = {id(parameter) for group in system.parameter_groups() for parameter in group.parameters}
+    parts = system.parameter_groups()
+    grouped = {id(parameter) for part in parts for parameter in part.parameters}
     if left_out := [name for name, parameter in system.named_parameters() if id(parameter) not in grouped]:
         advice = "A main model lists all of its own in parameters_by_depth, and any other in parameter_groups"
         raise ValueError(f"parameters in no group, which would never be trained: {', '.join(left_out)}. {advice}")
-    for group in system.parameter_groups():
+    for group in parts:
         peak = rates.main_learning_rate if group.role == "main" else rates.learning_rate
         peak = (rates.table_learning_rate if group.table else peak) * layer_decay**group.depth
         for parameter in group.parameters:

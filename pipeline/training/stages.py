@@ -352,15 +352,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
     remark = explain_too_few_steps(checkpoints.folder)
     if remark and ranks.is_first and not done:
         log.warning("%s", remark)
+    newest_path = str(checkpoints.latest_path())
     return TrainingResult(
-        str(run.path),
-        phase,
-        str(checkpoints.latest_path()),
-        position.step,
-        position.seconds,
-        position.epochs,
-        resumed,
-        remark,
+        str(run.path), phase, newest_path, position.step, position.seconds, position.epochs, resumed, remark
     )
 
 

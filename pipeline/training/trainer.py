@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from haed.fsdp import ShardedModule
 
 SKIPPED = "skipped_windows"
+_RECORDED_AS = {"decoder_nats": "bits_per_token"}  # sums that metrics show under another name
 
 
 @dataclass
@@ -600,7 +601,7 @@ class Trainer:
         if skipped:
             record[SKIPPED] = round(skipped * self.ranks.size)
         record |= means
-        self._check_finite(means | {"bits_per_token": decoder})
+        self._check_finite(means | {"decoder_nats": decoder})
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
@@ -610,7 +611,7 @@ class Trainer:
 
     def _check_finite(self, figures: dict[str, float]) -> None:
         """Raise NonFiniteLossError naming the metrics that are NaN or infinite."""
-        wrong = [name for name, value in figures.items() if not math.isfinite(value)]
+        wrong = [_RECORDED_AS.get(name, name) for name, value in figures.items() if not math.isfinite(value)]
         if not wrong:
             return
         terms = [name for name in self.options.iem.split_terms() if f"iem_{name}" in wrong and "iem" not in wrong]
@@ -717,8 +718,7 @@ class Trainer:
         weights = [local_part(x.detach()) for x in self.objective.parameters()]
         norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()] or [torch.zeros(())])
         mine = {name: float(value) for name, value in self.state.sums.items()}
-        shown = {"bits_per_token" if name == "decoder_nats" else name: value for name, value in mine.items()}
-        self._check_finite(shown | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
+        self._check_finite(mine | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
         self.state.saved_at = Position(**vars(self.position))
         if self.ranks.is_first:
             self._wait_for_checkpoint()
