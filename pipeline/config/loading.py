@@ -358,9 +358,10 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         except CorruptFileError as error:
             raise ConfigError(str(error)) from error
         except yaml.YAMLError as error:
-            signs = " Quote text that has special characters." if word.partition("=")[2][:1] == "[" else ""
-            why = getattr(error, "problem", None) or "it is not valid YAML"
-            raise ConfigError(f'{shorten_text(word)}: {why}.{signs} Write a list as [1, 2] or ["a", "b"]') from None
+            key, _, value = word.partition("=")
+            if value.lstrip()[:1] in ("[", "{"):
+                why = f"{getattr(error, 'problem', None) or 'it is not valid YAML'}. Quote text that has special characters."
+                raise ConfigError(f'{shorten_text(word)}: {why} Write a list as [1, 2] or ["a", "b"]') from None
         values |= _flatten_sections({key: value})
     return values
 

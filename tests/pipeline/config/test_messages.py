@@ -88,6 +88,8 @@ ALL = (*COMMANDS, *MORE)
         ("optimizer.learning_rate=nan", "must be a finite number"),
         ("optimizer.learning_rate=-inf", "must be a finite number"),
         ("sample.prompts=[echo ${HOME}]", 'Write a list as [1, 2] or ["a", "b"]'),
+        ("source.include=*.py", "there is no option source.include: use source.pattern=*.py"),
+        ("seed=*5", "seed=*5: is not a whole number"),
         ("sample.prompts=def", 'expected a list, such as [a, b]. Write \'sample.prompts=["def"]\''),
         ("source.offsets=5,9", "Write 'source.offsets=[5,9]'"),
         ("precision=16", "Write precision=bf16"),
