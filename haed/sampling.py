@@ -318,6 +318,7 @@ def spell_symbols(
 
 
 _MANY = 1024  # more outcomes stay on their device, in their own precision
+_COOLEST = 0.5  # at a lower temperature most proposals are in vain
 _COLDEST = 1e-30  # a smaller temperature is 0 in float32, and 0 / 0 is not 0
 
 
@@ -349,7 +350,12 @@ class Draw:
     @property
     def is_plain(self) -> bool:
         """True if outcomes are drawn with their own probabilities, without temperature or cut-offs."""
-        return self.temperature == 1 and not self.top_k and self.top_p >= 1
+        return self.temperature == 1 and not self.cuts_off
+
+    @property
+    def cuts_off(self) -> bool:
+        """True if unlikely outcomes are never drawn."""
+        return self.top_k > 0 or self.top_p < 1
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Draw outcomes (B,) from logits (B, n).
@@ -543,8 +549,8 @@ class ChunkSampler(Sampler):
         if len(samples) and known is not None and mixture is not None:
             query = self.system.compute_query(self.prediction[samples.to(self.device)])
             rows = torch.full_like(samples, -1)
-            if draw.is_plain and len(known) >= LEAST:
-                rows = _prepare_rejection(self.system).draw_rows(query, draw.generator)
+            if not draw.cuts_off and draw.temperature >= _COOLEST and len(known) >= LEAST:
+                rows = _prepare_rejection(self.system).draw_rows(query, draw.generator, draw.temperature)
             left = rows < 0
             if left.any():
                 rows[left] = draw(known.score_queries(query[left.to(self.device)], mixture.prior))

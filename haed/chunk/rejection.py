@@ -49,13 +49,13 @@ class RejectionSampler:
         left = (vectors - along @ self.directions.t()).norm(dim=1, keepdim=True)
         return torch.cat([along, left, self.rounding**0.5 * vectors.norm(dim=1, keepdim=True)], 1)
 
-    def bound_scores(self, queries: Tensor) -> Tensor:
-        """Return upper bounds (N, C) of the scores of all chunks."""
+    def bound_scores(self, queries: Tensor, scale: float = 1.0) -> Tensor:
+        """Return upper bounds (N, C) of the scores of all chunks, with `scale` times the bias."""
         with torch.autocast(queries.device.type, enabled=False):
-            return torch.addmm(self.bias, self._project(queries.to(self.bias.dtype)), self.columns)
+            return torch.addmm(self.bias, self._project(queries.to(self.bias.dtype)), self.columns, beta=scale)
 
     @torch.no_grad()
-    def draw_rows(self, queries: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw_rows(self, queries: Tensor, generator: torch.Generator | None, temperature: float = 1.0) -> Tensor:
         """Return the row (N,) of a chunk for each query, −1 where no proposal was accepted, on the CPU.
 
         Those need the scores of all chunks. Whether a query is one of them does not depend on what it would draw.
@@ -63,17 +63,19 @@ class RejectionSampler:
         Args:
             queries: (N, E).
             generator: random generator, on the CPU.
+            temperature: divides the scores. The lower it is, the fewer proposals are accepted.
         """
+        scale = 1 / temperature
         rows = torch.full((len(queries),), -1)
         for some in torch.arange(len(queries)).split(_AT_ONCE):
-            wide = queries[some.to(queries.device)].to(self.bias.dtype)
-            bounds = self.bound_scores(wide)
+            wide = queries[some.to(queries.device)].to(self.bias.dtype) * scale
+            bounds = self.bound_scores(wide, scale)
             passed = (bounds - bounds.amax(1, keepdim=True)).exp_().cumsum(1, dtype=torch.float64)
             for _ in range(_ROUNDS):
                 chance = torch.rand(2, len(some), _PROPOSED, dtype=torch.float64, generator=generator).to(wide.device)
                 place = torch.searchsorted(passed, chance[0] * passed[:, -1:], right=True)
                 place = place.clamp(max=len(self.keys) - 1)  # beyond the last, if a bound is infinite or no number
-                score = (self.keys[place].to(wide.dtype) * wide[:, None]).sum(2) + self.bias[place]
+                score = (self.keys[place].to(wide.dtype) * wide[:, None]).sum(2) + self.bias[place] * scale
                 accepted = (chance[1].log() < score - bounds.gather(1, place)) & passed[:, -1:].isfinite()
                 drawn = place.gather(1, accepted.int().argmax(1, keepdim=True)).squeeze(1)  # the first accepted
                 rows[some] = drawn.where(accepted.any(1), -1).cpu()

@@ -80,7 +80,12 @@ def test_chunks_are_drawn_as_often_as_the_likelihood_says(way: str, monkeypatch:
         assert abs(summoned - gate) <= 4 * (gate * (1 - gate) / DRAWN) ** 0.5
 
 
-def test_temperature_and_cut_offs_apply_to_the_gate_then_to_the_known_chunks_or_the_symbols() -> None:
+@pytest.mark.parametrize(("way", "top_k"), [("few outcomes", 4), ("many outcomes", 4), ("by rejection", 0)])
+def test_temperature_and_cut_offs_apply_to_the_gate_then_to_the_known_chunks_or_the_symbols(
+    way: str, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(f"haed.{name}", value)
     model, every = mixed()
     given = windows(1, 2, K, V)
     model.known = model.embed_vocabulary(lexicon(every))
@@ -96,14 +101,15 @@ def test_temperature_and_cut_offs_apply_to_the_gate_then_to_the_known_chunks_or_
     whole, spell = (
         x / (shares[-1] ** 0.5 + (1 - shares[-1]) ** 0.5) for x in ((1 - shares[-1]) ** 0.5, shares[-1] ** 0.5)
     )
-    kept = shares[:-1] ** 0.5 * (shares[:-1] >= shares[:-1].topk(4).values[-1])
+    number_kept = top_k or len(shares) - 1
+    kept = shares[:-1] ** 0.5 * (shares[:-1] >= shares[:-1].topk(number_kept).values[-1])
     wanted = torch.zeros(len(every), dtype=torch.float64)
     wanted[torch.arange(len(every)).flip(0)[::2][:5]] = whole * kept / kept.sum()
     symbols = torch.zeros_like(wanted)  # top_k=4 leaves all three symbols
     for number, (tokens, size) in enumerate(zip(every.tokens.tolist(), every.lengths.tolist(), strict=True)):
         symbols[number] = tempered(spelled, every, tokens[:size])
-    assert (kept > 0).sum() == 4 and 0.01 < spell < 0.99
-    found = frequencies(sampler.draw_chunk(Draw(2.0, 4, generator=torch.Generator().manual_seed(0))), every)
+    assert (kept > 0).sum() == number_kept and 0.01 < spell < 0.99
+    found = frequencies(sampler.draw_chunk(Draw(2.0, top_k, generator=torch.Generator().manual_seed(0))), every)
     assert fits(found, wanted + symbols * spell)
 
 

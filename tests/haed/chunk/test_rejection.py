@@ -51,19 +51,22 @@ def test_no_score_exceeds_its_bound(name: str, directions: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("proposed", mostly_nightly([256, 1], 1))
+@pytest.mark.parametrize("temperature", mostly_nightly([1.0, 0.5, 3.0], 1.0, 0.5))
 @pytest.mark.parametrize("name", CASES)
 def test_accepted_chunks_follow_the_softmax_over_all_scores(
-    name: str, proposed: int, monkeypatch: pytest.MonkeyPatch
+    name: str, proposed: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if so few are proposed that none is accepted for many queries; with directions that leave much out."""
     monkeypatch.setattr("haed.chunk.rejection._PROPOSED", proposed)
     monkeypatch.setattr("haed.chunk.rejection._DIRECTIONS", 8)
     keys, bias, queries = make_case(name)
-    sampler, wanted = RejectionSampler(keys, bias, queries), score_exactly(keys, bias, queries).softmax(1)
-    rows = sampler.draw_rows(queries.repeat_interleave(DRAWN, 0), torch.Generator().manual_seed(1)).split(DRAWN)
+    sampler, scores = RejectionSampler(keys, bias, queries), score_exactly(keys, bias, queries)
+    wanted, generator = (scores / temperature).softmax(1), torch.Generator().manual_seed(1)
+    rows = sampler.draw_rows(queries.repeat_interleave(DRAWN, 0), generator, temperature).split(DRAWN)
     for drawn, probability in zip(rows, wanted, strict=True):
         accepted = drawn[drawn >= 0]
-        assert len(accepted) > DRAWN / 50 and (len(accepted) < DRAWN or proposed > 1 or name not in ("usual", "peaked"))
+        assert len(accepted) > (DRAWN / 50 if temperature >= 1 or proposed > 1 else 0)
+        assert len(accepted) < DRAWN or proposed > 1 or temperature > 1 or name not in ("usual", "peaked")
         assert fits(torch.bincount(accepted, minlength=len(keys)) / len(accepted), probability, len(accepted))
 
 

@@ -27,7 +27,7 @@ CLOSE = {"abs": 1e-4, "rel": 1e-6}
 class Forced:
     """Draws what is told, and notes the log-probability of that: known chunks as whole ones, or every chunk spelled."""
 
-    is_plain = False
+    is_plain, cuts_off = False, True
 
     def __init__(self, run: Run, summons: bool = False) -> None:
         tokens, lengths = run.chunker.split(TEXT)
