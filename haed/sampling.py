@@ -23,7 +23,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -271,7 +270,7 @@ def _beam_search(
 ) -> Chunks:
     """Return the chunks with a given beginning that are likeliest to be spelled, at most `beam`, by a beam search."""
     cut = system.cut
-    decoder: Any = system.decoder  # each decoder has a state of its own kind
+    decoder = system.decoder
     state = decoder.initial_state(prediction, to_device(before, system.device))
     tokens, score = torch.zeros(1, cut.k, dtype=torch.long), torch.zeros(1, dtype=torch.float64)
     symbol, ended = torch.full((1,), cut.vocabulary), []
@@ -567,7 +566,7 @@ class ChunkSampler(Sampler):
         cut, batch = self.system.cut, len(rows)
         tokens = torch.zeros(batch, cut.k, dtype=torch.long)
         lengths = torch.full((batch,), cut.k)
-        decoder: Any = self.system.decoder  # each decoder has a state of its own kind
+        decoder = self.system.decoder
         state = decoder.initial_state(self.prediction[rows.to(self.device)], to_device(self.last[rows], self.device))
         open_rows, symbol = torch.arange(batch), torch.full((batch,), cut.vocabulary)
         for position in range(cut.k):

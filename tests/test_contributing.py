@@ -356,6 +356,7 @@ RIGHT, ALL = "super().step(inputs, cache)", "super().parameters_by_depth()"
         ("[]", ALL, r"Mine returned \[\], expected \(1, 4, 16\)"),
         (f"{RIGHT} + inputs.mean()", ALL, "Mine: a prediction depends on its own chunk or a later one"),
         (f"{RIGHT}.flip(1)", ALL, "Mine: a prediction depends on its own chunk or a later one"),
+        ("super().step(inputs, {})", ALL, "Mine: `step` with a cache predicts otherwise than `forward`"),
         (RIGHT, f"{ALL}[1:]", "in no group, which would never be trained: .*main.*parameters_by_depth"),
     ],
 )
@@ -369,6 +370,47 @@ def test_a_main_model_of_ones_own_is_tried_before_it_is_trained(
         return
     with pytest.raises(ValueError, match=message):
         train(made)
+
+
+DECODER = """
+import torch
+from haed.chunk.decoder import TransformerDecoder
+
+class Mine(TransformerDecoder):
+    def forward(self, context, packed):
+        return {forward}
+
+    def step(self, state, symbol):
+        return {step}
+"""
+PACKED, STEP = "super().forward(context, packed)", "super().step(state, symbol)"
+
+
+@pytest.mark.parametrize(
+    ("forward", "step", "message"),
+    [
+        (PACKED, STEP, None),
+        (f"{PACKED}[:, 1:]", STEP, r"Mine returned .*, expected \(\d+, 257\): decisions × \(symbols, and the end"),
+        ("None", STEP, r"Mine returned None, expected"),
+        (f"{PACKED} + packed.targets[:, None].float() * torch.arange(257)", STEP, "Mine: `step` gives other logits"),
+        (f"{PACKED} - {PACKED}.mean(0)", STEP, "Mine: `step` gives other logits"),
+        (f"{PACKED} - {PACKED}.mean(0)", f"{STEP} - {STEP}.mean(0)", "Mine: `step` gives other logits"),
+        (PACKED, f"{STEP}[:, :-1]", "Mine: `step` gives other logits"),
+        ("super().forward(context[packed.order], packed)", STEP, "Mine: `step` gives other logits"),
+    ],
+)
+def test_a_decoder_of_ones_own_is_tried_before_it_is_trained(
+    forward: str, step: str, message: str | None, place: Path, options: Options, tiny: list[str]
+) -> None:
+    add_package(place, "haed.decoders", "mine = my_kind:Mine", DECODER.format(forward=forward, step=step))
+    words = [*tiny, "model.decoder.kind=mine", "train.steps=1", "name=mine"]
+    if message is None:
+        assert train(load_options("quickstart", words)).steps == 1
+        fixed = [*tiny, "chunker.kind=fixed"]
+        assert main(["shard", *fixed]) == main(["train", *fixed, *words[-3:-1], "name=fixed"]) == 0
+        return
+    with pytest.raises(ValueError, match=message):
+        train(load_options("quickstart", words))
 
 
 def test_an_encoder_of_ones_own_that_looks_at_other_chunks_is_refused(

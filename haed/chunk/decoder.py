@@ -6,8 +6,9 @@ symbols: the vocabulary and "the chunk ends here", which is impossible before th
 Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,10 +46,11 @@ class DecoderState:
             self.recent = torch.cat([self.recent[:, 1:], symbol[:, None].cpu()], 1)
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, ABC):
     """Base class of the decoders, with an optional table of n-grams that end in the chunk or in the one before.
 
-    The constructor takes (options, W, V, K).
+    `forward` scores all decisions of chunks at once, `step` one after the other with a state, as in sampling. Both must
+    give the same logits. The constructor takes (options, W, V, K).
 
     Attributes:
         options_class: dataclass of its options, with those of its own kind.
@@ -64,6 +66,21 @@ class Decoder(nn.Module):
         self.vocabulary = vocabulary
         self.grams = Grams(options.grams, layer, vocabulary + 1) if options.grams.rows else None
         self.sees_before = options.previous or self.grams is not None
+
+    @abstractmethod
+    def forward(self, context: Tensor, packed: Packed) -> Tensor:
+        """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+
+    @abstractmethod
+    def initial_state(self, context: Tensor, before: Chunks) -> Any:
+        """Return the state, such as a `DecoderState`, before the first token of chunks with ŷ (N, W).
+
+        `before` are the chunks before, of length 0 for none. The state has `select_rows(rows)`, which keeps some chunks.
+        """
+
+    @abstractmethod
+    def step(self, state: Any, symbol: Tensor) -> Tensor:
+        """Feed `symbol` (N,), at first V, to every chunk, update `state` and return logits (N, V + 1) of the next."""
 
     def pack_chunks(self, chunks: Chunks, before: Chunks, fixed: bool, sizes: list[int] | None = None) -> Packed:
         """Lay out chunks and their n-gram look-ups; see `haed.chunk.packing.pack_decisions`."""
@@ -126,7 +143,7 @@ class LSTMDecoder(Decoder):
         return self.input(self.dropout(self.tokens.weight))
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
-        """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        """See `Decoder.forward`."""
         dtype = compute_dtype(context)
         x, logits = F.embedding(packed.inputs, self.gate_table()).to(dtype), None
         if self.grams is not None and packed.looked is not None:
@@ -139,11 +156,11 @@ class LSTMDecoder(Decoder):
         return self.output(x) if logits is None else self.output(x) + logits
 
     def initial_state(self, context: Tensor, before: Chunks) -> LSTMState:
-        """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
+        """See `Decoder.initial_state`."""
         return LSTMState(self.context(context), self.recent_tokens(before))
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
-        """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
+        """See `Decoder.step`."""
         state.append_symbol(symbol, is_first=not state.layers)
         seen, logits = self.ngram_terms(state.recent)
         x = self.input(self.tokens(symbol)) + state.context + seen  # few symbols: the whole table would cost more
@@ -197,7 +214,7 @@ class TransformerDecoder(Decoder):
         self.output = RowLinear(width, vocabulary + 1)
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
-        """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        """See `Decoder.forward`."""
         places = self.position_terms(context[packed.order])
         parts = [
             self.positions.weight[t] + places[:size, min(t, places.shape[1] - 1)] for t, size in enumerate(packed.sizes)
@@ -230,11 +247,11 @@ class TransformerDecoder(Decoder):
         return caches
 
     def initial_state(self, context: Tensor, before: Chunks) -> TransformerState:
-        """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
+        """See `Decoder.initial_state`."""
         return TransformerState(self.position_terms(context), self.recent_tokens(before), self.create_cache(before))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
-        """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
+        """See `Decoder.step`."""
         place = state.cache[0].seen
         context = state.context[:, min(place, state.context.shape[1] - 1)]
         state.append_symbol(symbol, is_first=place == 0)

@@ -22,7 +22,7 @@ from haed.base import (
     length_mask,
     to_device,
 )
-from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
+from haed.chunk.decoder import Decoder, LSTMDecoder
 from haed.chunk.encoder import Embedding, Encoder
 from haed.chunk.main import Main
 from haed.chunk.memory import Memory
@@ -33,6 +33,7 @@ from haed.layers.transformer import scale_residual_init
 from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
 
 _SCALE_BOUND = math.log(1000)
+_CLOSE = 1e-3, 1e-3  # relative and absolute: results of other shapes differ by their rounding
 _EMBEDDED = 1 << 13  # known chunks at a time
 
 
@@ -68,13 +69,17 @@ class HAED(SequenceModel):
         self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
         self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
         make_decoder = DECODERS.load_class(options.decoder.kind)
-        self.decoder: LSTMDecoder | TransformerDecoder = make_decoder(options.decoder, width, cut.vocabulary, cut.k)
+        self.decoder: Decoder = make_decoder(options.decoder, width, cut.vocabulary, cut.k)
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: VocabularyScorer | None = None
         self.memory: Memory | None = None
         self._flops: dict[tuple[str, int], int] = {}
         self.initialise_parameters()
-        parts = ((self.encoder, options.encoder, ENCODERS), (self.main, options.main, MAINS))
+        parts = (
+            (self.encoder, options.encoder, ENCODERS),
+            (self.main, options.main, MAINS),
+            (self.decoder, options.decoder, DECODERS),
+        )
         foreign = [part for part, of, kinds in parts if of.kind not in kinds]
         if foreign and self.device.type != "meta":
             self._check_parts(foreign)
@@ -121,34 +126,72 @@ class HAED(SequenceModel):
 
     @torch.no_grad()
     def _check_parts(self, parts: list[nn.Module]) -> None:
-        """Check an encoder or main model of another package on some chunks: no test of ours knows it.
+        """Check the parts of other packages on some chunks: no test of ours knows them.
 
         Raises:
-            ValueError: a vector has another shape, or depends on what it must not see, so bits would mean nothing.
+            ValueError: a result has another shape, depends on what it must not see, so bits would mean nothing, or
+                differs between training and sampling.
         """
-        was_training, context = self.training, min(4, self.cut.context)
+        was_training = self.training
         self.eval()
         with torch.random.fork_rng(devices=[]):
             rows, lengths = torch.randint(self.cut.vocabulary, (3, self.cut.k)), torch.tensor([1, self.cut.k, 1])
             chunks = Chunks(rows.masked_fill(~length_mask(lengths, self.cut.k), 0), lengths)
-            grid = torch.randn(1, context, self.encoder.width).to(next(self.parameters()))
+            grid = torch.randn(1, min(4, self.cut.context), self.encoder.width).to(next(self.parameters()))
+            predictions = torch.randn(3, self.width).to(grid)
         if self.encoder in parts:
             together, alone = (self.encode(chunks[:count]).vector for count in (3, 1))
-            if not torch.allclose(together[:1], alone, 1e-3, 1e-3):
+            if not torch.allclose(together[:1], alone, *_CLOSE):
                 raise ValueError(f"{type(self.encoder).__name__}: the vector of a chunk depends on the other chunks")
         if self.main in parts:
-            starts = torch.zeros(grid.shape[:2], dtype=torch.bool, device=grid.device)
-            found = self.main(grid, starts)
-            if not isinstance(found, Tensor) or found.shape != (1, context, self.width):
-                expected = f"{(1, context, self.width)}: windows × chunks × model.main.width"
-                raise ValueError(f"{type(self.main).__name__} returned {describe_value(found)}, expected {expected}")
-            for place in range(context):
-                other = torch.cat([grid[:, :place], grid[:, place:] + 1], 1)
-                if not torch.allclose(found[:, : place + 1], self.main(other, starts)[:, : place + 1], 1e-3, 1e-3):
-                    raise ValueError(
-                        f"{type(self.main).__name__}: a prediction depends on its own chunk or a later one"
-                    )
+            self._check_main(grid)
+        if self.decoder in parts:
+            self._check_decoder(predictions, chunks)
         self.train(was_training)
+
+    def _check_main(self, grid: Tensor) -> None:
+        """Check the main model on vectors (1, T, E); see `_check_parts`."""
+        name, context = type(self.main).__name__, grid.shape[1]
+        starts = torch.zeros(grid.shape[:2], dtype=torch.bool, device=grid.device)
+        found = self.main(grid, starts)
+        if not isinstance(found, Tensor) or found.shape != (1, context, self.width):
+            expected = f"{(1, context, self.width)}: windows × chunks × model.main.width"
+            raise ValueError(f"{name} returned {describe_value(found)}, expected {expected}")
+        for place in range(context):
+            other = torch.cat([grid[:, :place], grid[:, place:] + 1], 1)
+            if not torch.allclose(found[:, : place + 1], self.main(other, starts)[:, : place + 1], *_CLOSE):
+                raise ValueError(f"{name}: a prediction depends on its own chunk or a later one")
+        inputs, cache = torch.cat([self.main.start.expand(1, 1, -1), grid[:, :-1]], 1), self.main.create_cache()
+        steps = [self.main.step(inputs[:, place : place + 1], cache) for place in range(context)]
+        if not torch.allclose(found, torch.cat(steps, 1), *_CLOSE):
+            raise ValueError(
+                f"{name}: `step` with a cache predicts otherwise than `forward`, so samples would not follow the likelihood"
+            )
+
+    def _check_decoder(self, predictions: Tensor, chunks: Chunks) -> None:
+        """Check the decoder on ŷ (3, W) and three chunks; see `_check_parts`."""
+        name, before = type(self.decoder).__name__, chunks[torch.tensor([1, 2, 0])]
+        before.tokens[2], before.lengths[2] = 0, 0
+        packed = to_device(self.decoder.pack_chunks(chunks, before, self.cut.fixed), self.device)
+        found, expected = self.decoder(predictions, packed), (len(packed.targets), self.cut.vocabulary + 1)
+        if not isinstance(found, Tensor) or found.shape != expected:
+            raise ValueError(
+                f"{name} returned {describe_value(found)}, expected {expected}: decisions × (symbols, and the end of a chunk)"
+            )
+        for number in range(3):
+            own, rows = packed.order[packed.chunk] == number, torch.tensor([number, number - 1])
+            state = self.decoder.initial_state(predictions[rows], to_device(before[rows], self.device))
+            steps = []
+            for place, symbol in enumerate(packed.inputs[own]):
+                if place == 1:
+                    state.select_rows(torch.tensor([True, False], device=self.device))
+                steps.append(self.decoder.step(state, symbol.expand(1 if place else 2))[:1])
+            together = torch.cat(steps)
+            if together.shape != found[own].shape or not torch.allclose(found[own], together, *_CLOSE):
+                raise ValueError(
+                    f"{name}: `step` gives other logits than `forward`. Each decision may depend on earlier symbols of its "
+                    "own chunk and on the chunk before, or samples would not follow the likelihood"
+                )
 
     def compute_query(self, prediction: Tensor) -> Tensor:
         """Return the query (N, E). A chunk's score is its dot product with the chunk's key, plus the chunk's bias."""
