@@ -18,7 +18,7 @@ from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.reporting.run_state import count_parameters, phase_metrics
 from pipeline.run.checkpoints import read_newest_state, read_phase_one_cost, read_position
-from pipeline.run.files import CorpusRecord, Evaluation, read_as
+from pipeline.run.files import CorpusRecord, Evaluation, format_number, read_as
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import CORPUS, RunFolder
 from pipeline.suggestions import name_flows
@@ -401,7 +401,7 @@ def format_comparison(comparison: Comparison) -> str:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return format_number(value)
     return f"{value:,}" if type(value) is int else "–" if value is None else str(value)
 
 

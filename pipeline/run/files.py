@@ -349,6 +349,11 @@ class RememberedParts:
         return ", ".join(f"{name} {100 * share:.1f} %" for name, share in self.shares.items())
 
 
+def format_number(value: float) -> str:
+    """Return a number with four digits, or with all before the point."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:,.4g}"
+
+
 @dataclass
 class HeadlineMetric:
     """A metric's value, its unit, and the unit it is averaged over."""
@@ -459,8 +464,8 @@ class Evaluation:
         alone = ""
         if self.remembered is not None:
             by_model = self.word_perplexity_alone
-            alone = f", {'–' if by_model is None else f'{by_model:,.4g}'} by the model alone"
-        return f"perplexity of words {self.word_perplexity:,.4g}{alone}"
+            alone = f", {'–' if by_model is None else format_number(by_model)} by the model alone"
+        return f"perplexity of words {format_number(self.word_perplexity)}{alone}"
 
     @property
     def likelihood_note(self) -> str:

@@ -86,7 +86,7 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
-    """Patches beside words; not where one was evaluated by an earlier version, nor on another split."""
+    """Patches beside words; not where one has no digest of its text, nor on another split."""
     options.evaluate.baselines = False
     patches = replace(options, name="patches", chunker=replace(options.chunker, kind="fixed", k=4))
     patches.train = replace(options.train, steps=6)  # of smaller steps: about as many FLOPs
