@@ -75,6 +75,33 @@ def test_batches_of_python_2(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate(list(read_rows(str(tmp_path / "data_batch_1"), 256))), PLANES)
 
 
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_batches_in_column_order(tmp_path: Path, protocol: int) -> None:
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": np.asfortranarray(PLANES), "mean": 1.5}, protocol))
+    assert np.array_equal(np.concatenate(list(read_rows(str(tmp_path / "data_batch_1"), 7))), PLANES)
+
+
+class Called:
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return np.ndarray, self.arguments
+
+
+@pytest.mark.parametrize("offset", [-(1 << 19), -24, 0])
+def test_no_function_of_numpy_is_called_by_a_pickle(tmp_path: Path, offset: int) -> None:
+    """`ndarray` takes an offset before its buffer, and a buffer for pointers to objects."""
+    memory = Called((4, 3072), np.dtype("u1"), bytearray(32), offset)
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": memory}, 5))
+    with pytest.raises(ValueError, match="expected an array 'data'"):
+        list(read_rows(str(tmp_path / "data_batch_1"), 256))
+    pointers = pickle.dumps(Called((1,), np.dtype("O"), bytearray(b"A" * 8)), 5)[11:-1]
+    (tmp_path / "data_batch_1").write_bytes(b"\x80\x05" + 2 * pointers + b"K\0K\0s.")
+    with pytest.raises(ValueError, match="does not support item assignment"):
+        list(read_rows(str(tmp_path / "data_batch_1"), 256))
+
+
 class Malicious:
     def __reduce__(self) -> tuple[object, ...]:
         import os
