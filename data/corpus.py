@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple, TypedDict, cast
+from typing import IO, Annotated, Any, NamedTuple, cast
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from data.chunkers import Chunker, make_chunker
 from data.filesystem import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
@@ -25,7 +26,6 @@ from data.urls import check_folder, check_url, is_remote
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 FORMAT = 3  # of shards and manifests
-_PartShards = Annotated[int, Field(ge=0, lt=10**6, strict=True)]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Manifest(TypedDict, total=False):
     words: dict[str, Any]
     form: dict[str, int]
     statistics: dict[str, Any]
-    parts: list[dict[str, int]]
+    parts: list[dict[str, Annotated[int, Field(ge=0, lt=10**6)]]]
     shards: list[dict[str, Any]]
 
 
@@ -92,6 +92,7 @@ class Corpus:
         try:
             if manifest["format"] != FORMAT:
                 raise ValueError(f"{where} has format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
+            TypeAdapter(Manifest).validate_python(manifest, strict=True)
             self.digest: str = manifest["digest"]
             self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
             # A chunker that is not installed is no error: its documents can be read without it.
@@ -101,10 +102,9 @@ class Corpus:
             if not is_valid or (unknown and kind in CHUNKERS):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
-            self.chunker_version = int(manifest["chunker_version"])
-            self.form = TypeAdapter(dict[str, int]).validate_python(manifest.get("form", {}))
+            self.chunker_version, self.form = manifest["chunker_version"], manifest.get("form", {})
             self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
-            self.parts = TypeAdapter(list[dict[str, _PartShards]]).validate_python(manifest["parts"])
+            self.parts = manifest["parts"]
             shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
             self.shards = TypeAdapter(list[Shard]).validate_python(shards)
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]

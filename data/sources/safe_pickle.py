@@ -137,8 +137,9 @@ def _main(path: str, seconds: int) -> None:
         batch = _BatchUnpickler(file, encoding="bytes").load()
     if not isinstance(batch, dict):
         raise ValueError(f"expected a dictionary, got {type(batch).__name__}")
+    data: Any = batch.get("data", batch.get(b"data"))
     try:
-        rows, width, content = batch.get("data", batch.get(b"data")).read_rows()
+        rows, width, content = data.read_rows()
     except (AttributeError, TypeError, ValueError):
         raise ValueError("expected an array 'data' (N, D) of uint8") from None
     sys.stdout.buffer.write(_HEAD.pack(rows, width))

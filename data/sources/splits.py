@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from data.options import SourceOptions
 

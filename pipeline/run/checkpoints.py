@@ -26,14 +26,16 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
+from typing_extensions import TypedDict
 
 from data.filesystem import (
     NOTE,
@@ -54,7 +56,7 @@ from data.filesystem import (
 from data.processes import free_memory
 from pipeline.config import Options, applies_to, diff_trees
 from pipeline.console import warn_once
-from pipeline.run.files import ChecksumCache
+from pipeline.run.files import ChecksumCache, describe_mistake, type_adapter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,14 +69,28 @@ _REPLACED = ".replaced.partial"  # ends the name of a checkpoint while another o
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Amount = Annotated[float, Field(ge=0, lt=1e300)]  # not infinite, nor NaN
+
+
 class Identity(TypedDict):
     """Everything that must match for a checkpoint to fit a run: options by section, and the digest of the corpus."""
 
     model: dict[str, Any]
-    iem: dict[str, str]
+    iem: dict[str, Any]
     batch: dict[str, int]
     chunker: dict[str, Any]
     corpus: str
+
+
+class PhaseOne(TypedDict, total=False):
+    """The digest of the phase-one checkpoint that a phase two began with, and what phase one had cost by then."""
+
+    digest: str
+    step: _Amount
+    seconds: _Amount
+    epoch: _Amount
+    flops: _Amount
 
 
 class State(TypedDict, total=False):
@@ -91,24 +107,23 @@ class State(TypedDict, total=False):
         validated_at: position of the last validation.
         stale: number of validations since the best one.
         best: metric of the best validation, or None.
-        first: of phase two, the digest of the phase-one checkpoint that it began with, and what phase one had cost by
-            then, see `read_position`; else empty.
+        first: of phase two, what it began with; else empty.
     """
 
-    step: int
+    step: _Count
     sha256: dict[str, str]
     digest: str
     identity: Identity
     options: dict[str, Any]
     threads: int
-    phase: dict[str, float]
+    phase: dict[str, _Amount]
     loader: dict[str, int]
     negatives: dict[str, int] | None
     sums: list[dict[str, float]]
-    validated_at: dict[str, Any]
-    stale: int
+    validated_at: dict[str, _Amount]
+    stale: _Count
     best: float | None
-    first: dict[str, Any]
+    first: PhaseOne
 
 
 @dataclass
@@ -153,7 +168,7 @@ class Checkpoint:
 
 
 def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
-    """Read the state.json of a checkpoint, and check its digest and that it has these keys.
+    """Read the state.json of a checkpoint, and check its digest, its types, and that it has these keys.
 
     Raises:
         FileNotFoundError: there is no state.json.
@@ -164,6 +179,10 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
     verify_checksums(state, where, "digest")
     if missing := [key for key in keys if key not in state]:
         raise CorruptFileError(f"{where} is damaged or of another version. It lacks {', '.join(missing)}")
+    try:
+        type_adapter(State).validate_python(state, strict=True)
+    except ValidationError as error:
+        raise CorruptFileError(f"{where} is damaged: {describe_mistake(error)}") from error
     return cast(State, state)
 
 
@@ -235,8 +254,9 @@ def read_newest_state(folder: Path) -> State:
 
 def read_phase_one_cost(folder: Path) -> dict[str, float]:
     """Return what phase one had cost when the phase two in a folder began, as `read_position`; empty if unknown."""
-    first = read_newest_state(folder).get("first")
-    return {name: value for name, value in first.items() if name != "digest"} if isinstance(first, dict) else {}
+    first: dict[str, Any] = dict(read_newest_state(folder).get("first", {}))
+    first.pop("digest", None)
+    return first
 
 
 def read_position(folder: Path) -> dict[str, float]:
@@ -356,18 +376,15 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
         PermissionError: a file may not be read.
     """
     with _explain_damage(path):
-        state: Any = read_state(path, ("step", "identity", "options", "sha256", "digest"))
-        sums: Mapping[str, str] = state["sha256"]
+        state = read_state(path, ("step", "identity", "options", "sha256", "digest"))
+        sums = state["sha256"]
         cache = ChecksumCache(path.parent)
         for name in names or [AVERAGE if AVERAGE in sums else MODEL]:
             if name in FILES and name in sums:
                 read_metadata(path / name)  # a file that goes on behind its tensors is not hashed, which takes long
                 if cache.compute_sha256(f"{path.name}/{name}", fresh) != sums[name]:
                     raise CorruptFileError(f"the checksum of {name} does not match")
-        for key, kind in (("step", int), ("identity", dict), ("options", dict)):
-            if not isinstance(state[key], kind):
-                raise CorruptFileError(f"{key} in {STATE} has the wrong type")
-        return cast(State, state)
+        return state
 
 
 @contextmanager

@@ -67,10 +67,14 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     try:
         return cast(T, type_adapter(cast(Any, kind)).validate_python(content))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        problem = f"{place} {first['msg'].lower()}{advice and f'. {advice}'}"
+        problem = f"{describe_mistake(error)}{advice and f'. {advice}'}"
         raise ValueError(f"{path} is damaged or of another version: {problem}") from error
+
+
+def describe_mistake(error: ValidationError) -> str:
+    """Return the first mistake as its place and what is wrong."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])} {first['msg'].lower()}"
 
 
 @dataclass

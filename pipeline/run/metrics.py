@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeGuard, cast
 
 from data.filesystem import (
     MANY,
@@ -220,11 +220,17 @@ def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
         )
     record = parse_json(begin + b"}", where)
     values = record.values() if isinstance(record, dict) else ()
-    if "step" not in record or not all(value is None or isinstance(value, int | float) for value in values):
+    step = record.get("step") if isinstance(record, dict) else None
+    if not _is_number(step) or not 0 <= step < 2**63 or not all(value is None or _is_number(value) for value in values):
         raise CorruptFileError(
             f"{where} is damaged: it has no step or no figures. Delete the line to continue without it"
         )
     return cast(Record, record)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value of JSON is a number that a float can hold, if only as infinite or NaN."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
 def read_metrics(path: Path) -> list[Record]:

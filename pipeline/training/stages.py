@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -38,6 +38,7 @@ from pipeline.run.checkpoints import (
     Checkpoint,
     Checkpoints,
     Identity,
+    PhaseOne,
     State,
     explain_too_few_steps,
     has_checkpoint,
@@ -307,7 +308,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         elif first is not None:
             check_same_identity(first, trainer.identity)
             restore_learning(trainer.learner, first)
-            trainer.first = {"digest": first.digest, **read_position(first.path.parent)}
+            trainer.first = cast(PhaseOne, {"digest": first.digest, **read_position(first.path.parent)})
             _continue_reading(trainer, first, options)
         ranks.wait_for_all()
         noted = options

@@ -28,7 +28,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ from pipeline.run.checkpoints import (
     Checkpoint,
     Checkpoints,
     Identity,
+    PhaseOne,
     State,
     list_checkpoints,
     load_weights,
@@ -143,7 +144,7 @@ def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: 
     learner.loader.skipped = skipped if ranks.is_first else 0  # records have the sum over ranks
     state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
     state.sums.pop(SKIPPED, None)
-    state.validated_at = Position(**saved["validated_at"])
+    state.validated_at = Position(**cast(Any, saved["validated_at"]))
     if saved["best"] is not None:
         if saved["options"]["validation"]["windows"] == options.validation.windows:
             state.best, state.stale = saved["best"], saved["stale"]
@@ -338,7 +339,7 @@ class Trainer:
         self.keep: Callable[[], object] = lambda: None
         self._data_position: DataPosition | None = None  # up to the last step, if reading the next batch failed
         # Of phase two: the digest of the phase-one checkpoint that it began with, and what phase one had cost by then.
-        self.first: dict[str, Any] = {}
+        self.first: PhaseOne = {}
         self._best_before = (math.inf, 0)  # best and stale, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
         self._share = 1.0  # of the peak learning rates, in the last step
