@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -303,6 +303,17 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
     return parsed
 
 
+class _RegularInfo(tarfile.TarInfo):
+    """A header of a tar as we write them: of a regular file, without further headers, which may take long to read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type != tarfile.REGTYPE:
+            raise tarfile.ReadError(f"a member is of type {found.type!r}, no regular file")
+        return found
+
+
 def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
     """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
 
@@ -312,7 +323,7 @@ def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[S
     parts: dict[str, Any] = {}
     end = at = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:", tarinfo=_RegularInfo) as tar:
             while (member := tar.next()) is not None:
                 name = member.name.split(".", 2)[1]
                 body = memoryview(content)[member.offset_data : member.offset_data + member.size]

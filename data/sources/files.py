@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Self
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -27,6 +27,12 @@ else:
     from backports import zstd
 
 BLOCK = 1 << 20
+# Types of headers that describe the next one: its long name, or further attributes.
+_DESCRIBING = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_LARGEST_HEADER = 1 << 14
 _TAR_BLOCK = 1 << 14  # `tarfile` copies the rest of its buffer at each read
 LARGEST_DOCUMENT = 64 << 20  # bytes of a document that must fit into memory: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
@@ -466,6 +472,20 @@ class Member(NamedTuple):
     size: int
 
 
+class _BoundedInfo(tarfile.TarInfo):
+    """A header of a tar. One that describes another, such as its long name, is refused if it is large.
+
+    `tarfile` reads it whole, however large it is, and before Python 3.11.10 in a time that grows with its square.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _DESCRIBING and found.size > _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header has {found.size:,} bytes, more than {_LARGEST_HEADER:,}")
+        return found
+
+
 def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
     """Yield the regular files of a tar, compressed or not. The content of each is valid until the next is requested.
 
@@ -482,7 +502,7 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
     try:
         with open_stream(path, expansion) as stream:
             whole: Any = _Tail(stream)
-            with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
+            with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK, tarinfo=_BoundedInfo) as tar:
                 for member in tar:
                     if member.issparse():  # a kilobyte may expand to any number of zeros
                         raise ValueError(
@@ -502,6 +522,8 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
                         )
             if any(whole.tail):
                 raise ValueError(f"{path} was truncated: the tar has no end")
+    except RecursionError as error:
+        raise ValueError(f"{path} cannot be read: it has headers of headers without end") from error
     except tarfile.TarError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 

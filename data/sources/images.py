@@ -43,6 +43,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length: TEM and RST0 to RST7
 _COEFFICIENTS = 64
+_MOST_SCANS = 100  # encoders write about ten, and each is a pass over the whole picture
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 # A decoder that has no data left goes on with zeros. What begins with a one decodes otherwise; in a progressive file one bit
 # may stand for a whole scan's end, so there two more are tried. None has 0xff, which begins a marker.
@@ -383,7 +384,7 @@ def check_jpeg(content: bytes) -> Jpeg:
     frame: _Frame | None = None
     left: dict[int, list[int | None]] = {}  # by component, missing bits of each coefficient
     parts: list[bytes | None] = [content[:2]]  # None: where other bytes go
-    at, interval = 2, 0
+    at, interval, scans = 2, 0, 0
     while True:
         match = _MARKER.search(content, at)
         marker = match[1][0] if match else _EOI
@@ -404,7 +405,9 @@ def check_jpeg(content: bytes) -> Jpeg:
             elif marker == _DRI:
                 interval = int.from_bytes(body[:2], "big")
             elif marker == _SOS and frame:
-                components = _read_scan(frame, body, left)
+                components, scans = _read_scan(frame, body, left), scans + 1
+                if scans > _MOST_SCANS:
+                    raise ValueError(f"it has more than {_MOST_SCANS} scans. Convert it into PNG")
                 stretches, at = _read_data(content, end)
                 _check_restarts(stretches, frame.count_units(components), interval)
                 parts += [part for data, restart in stretches for part in (data, None, restart)]
@@ -436,6 +439,9 @@ def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) ->
         first, last, precision = 0, _COEFFICIENTS - 1, 0
     for component in components:
         for coefficient in range(first, last + 1):
+            missing = left[component][coefficient]
+            if missing is not None and precision >= missing:
+                raise ValueError("it is damaged: a scan repeats another one")
             left[component][coefficient] = precision
     return components
 

@@ -88,7 +88,7 @@ def make_row(folder: RunFolder) -> RunRow:
     try:
         row = RunRow(folder.path.name, determine_state(folder), _shorten_evaluation(evaluation_status(folder)))
         settings = read_settings(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a stranger's files hold
         return RunRow(folder.path.name, damaged_state(folder), EvaluationStatus(None, [format_error(error)]))
     if "model.kind" in settings:
         row.preset, changed = find_nearest_preset(settings)

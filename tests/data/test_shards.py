@@ -128,3 +128,14 @@ def test_a_forged_array_allocates_nothing(tmp_path: Path, header: str) -> None:
     shard = Shard("x.tar", "train", 1, 1, 1, 1, 1, len(content), hashlib.sha256(content).hexdigest())
     with pytest.raises(CorruptShardError, match="its header says|damaged at byte 0"):
         read_shard(tmp_path / "x.tar", content, shard)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE])
+def test_a_shard_has_regular_files_alone(kind: bytes, tmp_path: Path) -> None:
+    """Headers that describe others may take a time to read that grows with their square."""
+    head = tarfile.TarInfo("000000.tokens.npy")
+    head.type, head.size = kind, 1 << 20
+    content = head.tobuf() + (1 << 20) * b"1" + bytes(1024)
+    shard = Shard("x.tar", "train", 1, 1, 1, 1, 1, len(content), hashlib.sha256(content).hexdigest())
+    with pytest.raises(CorruptShardError, match="is damaged at byte 0: .* no regular file"):
+        read_shard(tmp_path / "x.tar", content, shard)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from data.options import SourceOptions
-from data.sources.images import ImageSource, _row_bytes
+from data.sources.images import ImageSource, _row_bytes, check_jpeg
 from tests.data.sources.test_images import sharded
 
 GENERATOR = np.random.default_rng(0)
@@ -128,6 +128,18 @@ def test_a_jpeg_that_breaks_off_and_still_ends_validly_is_refused(
                 assert "cannot be read as a picture" in str(error)
             else:
                 assert cut < 5, "the data of a quarter of the picture were missing"
+
+
+def test_a_jpeg_that_repeats_a_scan_or_has_very_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a pass over the whole picture, so a small file would take long."""
+    for progressive in (False, True):
+        whole = jpeg(progressive=progressive)
+        scan, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
+        with pytest.raises(ValueError, match="a scan repeats another one"):
+            check_jpeg(whole[:end] + whole[scan:])
+    monkeypatch.setattr("data.sources.images._MOST_SCANS", 3)
+    with pytest.raises(ValueError, match="more than 3 scans"):
+        check_jpeg(whole)
 
 
 def test_a_progressive_jpeg_without_its_last_scans_is_refused() -> None:

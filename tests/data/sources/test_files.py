@@ -91,6 +91,34 @@ def test_a_tar_with_holes_is_refused(tmp_path: Path) -> None:
         list(iterate_members(str(tmp_path / "a.tar"), 250))
 
 
+def describing(kind: bytes, content: bytes) -> bytes:
+    """A header that describes the next one."""
+    head = tarfile.TarInfo("long")
+    head.type, head.size = kind, len(content)
+    return head.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize(
+    ("content", "times", "message"),
+    [(b"1" * 100_000, 1, "a header has 100,000 bytes"), (b"12 path=name\n", 3000, "headers of headers without end")],
+)
+def test_headers_that_take_long_to_read_are_refused(
+    kind: bytes, content: bytes, times: int, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.tar").write_bytes(times * describing(kind, content) + tar_of(("a.txt", b"a")))
+    with pytest.raises(ValueError, match=f"a.tar cannot be read: .*{message}"):
+        list(iterate_members(str(tmp_path / "a.tar"), 250))
+
+
+def test_long_names_are_read_in_every_format(tmp_path: Path) -> None:
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+            member = tarfile.TarInfo(name := "é" * 2000)
+            tar.addfile(member)
+        assert [member.name for member in iterate_members(str(tmp_path / "a.tar"), 250)] == [name]
+
+
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
 @pytest.mark.parametrize(
     ("content", "message"),
