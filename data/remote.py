@@ -21,8 +21,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
+from urllib.parse import urljoin, urlsplit
 
 from data.filesystem import (
     MANY,
@@ -35,7 +37,7 @@ from data.filesystem import (
 )
 from data.shards import CorruptShardError, Shard
 from data.sources.files import read_blocks
-from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
+from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls, show_url
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,6 +45,11 @@ ATTEMPTS = 8
 _NO_KEYS = ("NoCredentialsError", "NoAuthTokenError")  # of botocore, which is imported for s3:// alone
 _ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
+_SLOWEST, _SLOW_AFTER = (
+    1000,
+    60.0,
+)  # bytes a second, after so many seconds: a server that drips would hold a command for ever
+_NO_ANSWERS = ("TooManyRedirects", "NonHttpUrlRedirectClientError", "InvalidUrlRedirectClientError")  # of aiohttp
 # Disk errors: full, quota exceeded, file too large, read-only, broken.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that are worth a retry
@@ -187,6 +194,7 @@ class RemoteFolder:
 
             # trust_env: credentials of ~/.netrc, and proxies of the environment.
             options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(**_TIMEOUTS), "trust_env": True}}
+            options["get_client"] = _make_client
             options["encoded"] = self.url.isascii()  # it is passed on unchanged
             self._how = {"block_size": 0, "size": 1}  # one response, read as a stream, whatever its length
         try:
@@ -253,9 +261,40 @@ class RemoteFolder:
 
     def _read_blocks(self, name: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most one more than the limit."""
-        path = f"{self.path}/{name}"
+        path, began, size = f"{self.path}/{name}", time.monotonic(), 0
         with open_file(path) if self._is_local else closing(self.files.open(path, "rb", **self._how)) as file:
-            yield from read_blocks(file, limit + 1)
+            for block in read_blocks(file, limit + 1):
+                yield block
+                size += len(block)
+                seconds = time.monotonic() - began
+                if seconds > _SLOW_AFTER and size < _SLOWEST * seconds:
+                    raise TimeoutError(f"{size:,} bytes came in {seconds:.0f} s")
+
+
+async def _make_client(**settings: Any) -> Any:
+    """Return a session of aiohttp, made in each process: its traces cannot be sent to another one."""
+    import aiohttp
+
+    return aiohttp.ClientSession(trace_configs=[_log_redirects()], **settings)
+
+
+@cache
+def _log_redirects() -> Any:
+    """Return a trace of aiohttp that logs each server to which another one redirects, once, before it is asked."""
+    import aiohttp
+
+    known = set[tuple[str, str]]()
+
+    async def log_address(session: Any, context: Any, redirect: Any) -> None:
+        address = urljoin(str(redirect.url), redirect.response.headers.get("Location", ""))
+        places = urlsplit(str(redirect.url)).netloc, urlsplit(address).netloc
+        if places[0] != places[1] and places not in known:
+            known.add(places)
+            log.info("%s redirects to %s", show_url(str(redirect.url)), show_url(address))
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(log_address)
+    return trace
 
 
 class _WrongContentError(OSError):
@@ -285,7 +324,7 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
             refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
-            refused = refused or type(error).__name__ == "TooManyRedirects"  # of aiohttp, without a status
+            refused = refused or type(error).__name__ in _NO_ANSWERS  # without a status
             if attempt == ATTEMPTS or refused:
                 # Not `from error`: its own message has not been redacted.
                 raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {_describe_error(error)}") from None

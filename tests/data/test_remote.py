@@ -137,6 +137,55 @@ def test_redirects_are_followed(corpus: Corpus, tmp_path: Path) -> None:
         assert remote.read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
 
 
+def test_a_redirect_to_another_server_is_logged_once_before_it_is_asked(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with serving(corpus.folder, Files) as other:
+
+        class Away(Files):
+            def do_GET(self) -> None:
+                self.send_response(302)
+                self.send_header("Location", f"{other}{self.path}?signature=secret")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with serving(corpus.folder, Away) as url:
+            remote = Corpus.open(url, options(tmp_path))
+            for each in remote.shards_of("train"):
+                remote.read(each)
+    lines = [line for line in caplog.messages if "redirects" in line]
+    assert lines == [f"{url}/manifest.json redirects to {other}/manifest.json?***"]
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "http://"])
+def test_a_redirect_that_is_no_http_is_not_tried_again(address: str, corpus: Corpus, tmp_path: Path) -> None:
+    class Odd(Files):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", address)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with serving(corpus.folder, Odd) as url, pytest.raises(OSError, match=r"attempts: 1\): "):
+        Corpus.open(url, options(tmp_path))
+
+
+def test_a_server_that_drips_is_given_up(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drip(Files):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(1000):
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+
+    monkeypatch.setattr("data.remote._SLOW_AFTER", 0.3)
+    monkeypatch.setattr("data.remote.ATTEMPTS", 2)
+    with serving(corpus.folder, Drip) as url, pytest.raises(OSError, match=r"attempts: 2\): .* bytes came in 0 s"):
+        Corpus.open(url, options(tmp_path))
+
+
 def test_redirects_that_lead_in_a_circle_are_not_tried_again(corpus: Corpus, tmp_path: Path) -> None:
     class Circle(Files):
         asked = 0
