@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import pickle
 import re
 import shutil
@@ -19,11 +20,12 @@ from hypothesis import strategies as st
 
 import data.remote
 from data.corpus import Corpus
-from data.filesystem import write_json
+from data.filesystem import CorruptFileError, write_json
 from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
 from pipeline.run.checkpoints import CorruptCheckpointError
 from pipeline.run.checkpoints import load_checkpoint as load_checkpoint
+from pipeline.run.metrics import encode_record, read_metrics
 from tests.conftest import Listener, write_state
 
 PWNED = Path("pwned")
@@ -178,6 +180,8 @@ CASES |= {
     "manifest: an unknown chunker": ("corpus/manifest.json", with_key("os", "chunker", "kind"), CAT),
     "manifest: chunks that are too long": ("corpus/manifest.json", with_key(256, "chunker", "k"), CAT),
     "manifest: another option": ("corpus/manifest.json", with_key(1, "chunker", "q"), CAT),
+    "manifest: no files": ("corpus/manifest.json", with_key(math.inf, "splits", "files"), CAT),
+    "manifest: names that are none": ("corpus/manifest.json", with_key([1], "splits", "files", "train"), CAT),
     "tar: empty": (TRAIN_TAR, replaced(b""), CAT),
     "tar: half": (TRAIN_TAR, cut(0.5), CAT),
     "tar: a bit": (TRAIN_TAR, flipped(700), CAT),
@@ -234,6 +238,50 @@ def test_a_line_or_two_of_error(
     assert "--debug prints the traceback" not in lines[-1] and not PWNED.exists()
     assert pattern != "config.yaml" or pattern in lines[-1] or case == "config: path as name"
     assert {path for path in tmp_path.parent.glob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (["step"], ""),
+        (["step"], 1e400),
+        (["phase"], {"seconds": math.inf}),
+        (["phase", "seconds"], math.inf),
+        (["phase", "flops"], [1]),
+        (["first", "step"], "many"),
+        (["first", "flops"], 10**400),
+        (["validated_at"], [[]]),
+        (["validated_at", "step"], [1]),
+        (["best"], "low"),
+        (["identity"], 1),
+        (["options"], []),
+    ],
+)
+def test_a_state_of_other_types_is_a_damaged_checkpoint(
+    keys: list[str],
+    value: Any,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for path in tmp_path.glob("runs/run/*/checkpoints/*/state.json"):
+        with_key(value, *keys)(path)
+        write_state(path, json.loads(path.read_text()))
+    shutil.copytree("runs/run", "runs/other")
+    for command in (EVALUATE, FINETUNE, REPORT, ["compare", "runs/run", "runs/other"], ["profile", "runs/run"]):
+        status, said = main(command), capsys.readouterr().err
+        assert "--debug prints the traceback" not in said
+        assert (status, "is damaged: " in said) == (1, True) or command[0] in ("report", "compare", "profile")
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", None), ("step", math.inf), ("bits", 10**400), ("bits", "low")])
+def test_figures_that_no_float_holds_are_a_damaged_line(name: str, value: Any, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(encode_record({"step": 1, "bits": 1.0} | {name: value}))
+    with pytest.raises(CorruptFileError, match="metrics.jsonl, line 1 is damaged"):
+        read_metrics(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("address", ["dask://HOST::file:///any", "http://me:pw@HOST/x"])

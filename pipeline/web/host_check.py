@@ -12,6 +12,7 @@ anything else.
 """
 
 import ipaddress
+import re
 import socket
 import wsgiref.headers
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]+))(?::[0-9]{1,5})?")
 _ELSEWHERE = ("cross-site", "same-site")  # same-site: this host with another port, or a sibling domain
 # Added to every response that lacks them: other sites may not frame or embed it, browsers may not guess its type.
 _PROTECTING = {
@@ -81,10 +83,9 @@ class AllowedHosts:
         return None if is_link else "other sites may not embed these pages"
 
     def _is_ours(self, header: str) -> bool:
-        bracketed = header.startswith("[")
-        name = header[1:].partition("]")[0] if bracketed else header.partition(":")[0]
-        name = name.lower().rstrip(".")
-        return name in self._names or (self._any_address and _is_address(name))
+        match = _HOST.fullmatch(header)
+        name = (match[1] or match[2]).lower().rstrip(".") if match else ""
+        return bool(name) and (name in self._names or (self._any_address and _is_address(name)))
 
 
 def _is_address(name: str) -> bool:
