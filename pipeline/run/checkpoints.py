@@ -20,6 +20,7 @@ takes seconds, so `ChecksumCache` keeps them in `.checked` beside the checkpoint
 Files of tensors are never memory-mapped: if a mapped file is truncated while it is read, the process ends with SIGBUS.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -66,6 +67,8 @@ STATE = "state.json"
 MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
 FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
 _REPLACED = ".replaced.partial"  # ends the name of a checkpoint while another of its step takes its place
+# Errors of a file that is missing, no file, or on a broken disk; None is of our own.
+_OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, None)
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
@@ -107,6 +110,7 @@ class State(TypedDict, total=False):
         validated_at: position of the last validation.
         stale: number of validations since the best one.
         best: metric of the best validation, or None.
+        share: share of the peak learning rates in the last step.
         first: of phase two, what it began with; else empty.
     """
 
@@ -123,6 +127,7 @@ class State(TypedDict, total=False):
     validated_at: dict[str, _Amount]
     stale: _Count
     best: float | None
+    share: _Amount
     first: PhaseOne
 
 
@@ -389,12 +394,15 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Turn every error of a file of a checkpoint into a CorruptCheckpointError, which says once that it is damaged."""
+    """Turn every error of a file of a checkpoint into a CorruptCheckpointError, which says once that it is damaged.
+
+    An OSError that may pass, such as of too many open files or of a server of files, is no damage.
+    """
     try:
         yield
-    except PermissionError:
-        raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno not in _OF_DAMAGE:
+            raise
         why = str(error) if isinstance(error, CorruptFileError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError) and error.filename is not None:
             why = f"{os.fsdecode(error.filename)} is missing"
@@ -418,6 +426,11 @@ def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
         raise ValueError(
             f"{checkpoint.path} does not fit the model of config.yaml, or the code of the model was changed: {reason}"
         ) from error
+
+
+def _had_best_validation(state: State) -> bool:
+    """Return whether the validation at a checkpoint was the best so far."""
+    return state["best"] is not None and not state["stale"] and state["validated_at"]["step"] == state["step"]
 
 
 class Checkpoints:
@@ -508,17 +521,30 @@ class Checkpoints:
                 with suppress(OSError):  # another rank has just done it
                     replaced.rename(path)
 
-    def restore_pointers(self, newest: Checkpoint) -> None:
-        """Point `latest` to the checkpoint that a training resumes from, and `best` too if its validation was the best.
+    def find_best(self, newest: Checkpoint) -> Path | None:
+        """Return the checkpoint that `best` should name when a training resumes from `newest`; None if that is lost.
 
-        A kill or a full disk between a checkpoint and its pointers leaves both at earlier ones, or absent. In any other
-        case `best` stays, as it may be a user's choice.
+        A kill or a full disk between a checkpoint and its pointers leaves both at earlier ones, or absent. Else `best`
+        stays, as it may be a user's choice, unless it is missing or later than `newest`: another checkpoint will have its
+        name. Then it is the latest one that had the best validation.
         """
-        state, latest = newest.state, resolve_pointer(self.folder, "latest")
-        is_best = state["best"] is not None and not state["stale"] and state["validated_at"]["step"] == newest.step
-        is_behind = latest.is_dir() and latest < newest.path if latest else not (self.folder / "best").exists()
-        if is_best and is_behind:
-            self.set_pointer("best", newest.path)
+        chosen, latest = resolve_pointer(self.folder, "best"), resolve_pointer(self.folder, "latest")
+        if chosen is not None and chosen <= newest.path and chosen.is_dir():
+            is_behind = latest is not None and latest.is_dir() and latest < newest.path
+            return newest.path if is_behind and _had_best_validation(newest.state) else chosen
+        for path in reversed(list_checkpoints(self.folder)):
+            with suppress(OSError, ValueError):
+                state = newest.state if path == newest.path else read_state(path)
+                if path <= newest.path and _had_best_validation(state) and state["best"] == newest.state["best"]:
+                    return path
+        return None
+
+    def restore_pointers(self, newest: Checkpoint) -> None:
+        """Point `latest` to the checkpoint that a training resumes from, and `best` to what `find_best` returns."""
+        if (best := self.find_best(newest)) is not None:
+            self.set_pointer("best", best)
+        else:
+            (self.folder / "best").unlink(missing_ok=True)
         self.set_pointer("latest", newest.path)
 
     def set_pointer(self, pointer: str, path: Path) -> None:
@@ -610,13 +636,14 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
 
     Raises:
         FileNotFoundError: there is no such file.
-        CorruptFileError: it is no file of tensors, or does not fit into memory.
+        CorruptFileError: it is no file of tensors.
+        MemoryError: it does not fit into the free memory.
         OSError: it cannot be read.
     """
     with add_path_to_errors(path), open_file(path) as file:
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if size > free:
-            raise CorruptFileError(f"{path} has {size / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory are free")
+            raise MemoryError(f"{path} has {size / 1e9:,.1f} GB, but only {free / 1e9:,.1f} GB of memory are free")
     with _open_tensors(path, "pt") as tensors:
         content: dict[str, Tensor] = tensors.get_tensors()
         return content

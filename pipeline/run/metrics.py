@@ -8,9 +8,10 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeGuard, cast
 
@@ -20,9 +21,9 @@ from data.filesystem import (
     add_path_to_errors,
     is_still,
     make_folders,
+    open_file,
     open_own,
     parse_json,
-    read_bytes,
     write_atomically,
 )
 from pipeline.config import PhaseOptions
@@ -101,6 +102,7 @@ class RunSummary:
         options: every option that is set, by its dotted key.
         metrics: final metrics of the checkpoint: those of its validation, and of an evaluation such as `test/bits_per_char`.
         checkpoint: digest of the checkpoint, empty before there is one.
+        evaluated: digest of the checkpoint that was evaluated, if the metrics have its results; else empty.
         samples: samples of the checkpoint, as Markdown.
         report: the report, if it is new.
     """
@@ -109,6 +111,7 @@ class RunSummary:
     metrics: Record = field(default_factory=dict)
     step: int = 0
     checkpoint: str = ""
+    evaluated: str = ""
     samples: list[str] = field(default_factory=list)
     report: Path | None = None
 
@@ -135,16 +138,22 @@ class Metrics:
     Args:
         folder: the phase's folder.
         step: step from which the phase is resumed; later records are dropped.
+        validated: step of the last validation before it; later validations, which are repeated, are dropped.
         trackers: given every record. Whoever opened them closes them.
         listeners: called with every record, and after every step with the position.
     """
 
     def __init__(
-        self, folder: Path, step: int, trackers: Sequence[Tracker] = (), listeners: Sequence[Listener] = ()
+        self,
+        folder: Path,
+        step: int,
+        trackers: Sequence[Tracker] = (),
+        listeners: Sequence[Listener] = (),
+        validated: float = math.inf,
     ) -> None:
         make_folders(folder, within=folder.parent)
         path = folder / "metrics.jsonl"
-        _cut_back(path, step)
+        _cut_back(path, step, validated)
         self._lines, self._trackers, self._listeners = AppendOnlyLog(path), trackers, listeners
 
     def write_record(self, record: Record) -> None:
@@ -240,7 +249,7 @@ def read_metrics(path: Path) -> list[Record]:
         CorruptFileError: a line, named in the message, or the file is damaged.
         OSError: the file cannot be read.
     """
-    return [parse_record(line, path, number) for number, line in enumerate(_read_lines(path), 1)]
+    return [parse_record(line, path, number) for number, line in enumerate(_read_lines(path, MANY), 1)]
 
 
 def read_newest_step(path: Path) -> int:
@@ -252,18 +261,22 @@ def read_newest_step(path: Path) -> int:
     return int(max(steps))
 
 
-def _read_lines(path: Path) -> list[bytes]:
-    """Return the finished lines of a file; none if there is no file."""
-    try:
-        *lines, last = read_bytes(path, MANY, path.parent.parent).split(b"\n")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    is_begun = last[:1] in (b"", b"{") and len(last) < _LONGEST and not _FINISHED.search(last)
-    return lines if is_begun else [*lines, last]  # which is damaged, or lacks but its end
+def _read_lines(path: Path, most: float = math.inf) -> Iterator[bytes]:
+    """Yield the finished lines of a file of at most so many bytes; none if there is no file."""
+    with suppress(FileNotFoundError, NotADirectoryError), open_file(path, path.parent.parent) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            advice = "A training can still be resumed; a higher log_steps writes less"
+            raise CorruptFileError(f"{path} has more than {most:,} bytes, too many to be shown. {advice}")
+        for line in iter(partial(file.readline, _LONGEST), b""):
+            is_begun = line[:1] == b"{" and len(line) < _LONGEST and not _FINISHED.search(line)
+            if line[-1:] == b"\n" or not is_begun:  # else it is damaged, or lacks but its end
+                yield line.removesuffix(b"\n")
 
 
-def _cut_back(path: Path, step: int) -> None:
+def _cut_back(path: Path, step: int, validated: float) -> None:
     """Drop the records after `step`, which may be damaged: they were not synced if the machine lost power.
+
+    Also drop validations after the step `validated`, which a checkpoint does not know, so they are repeated.
 
     Raises:
         CorruptFileError: a record up to `step` is damaged.
@@ -275,10 +288,12 @@ def _cut_back(path: Path, step: int) -> None:
         except CorruptFileError as error:
             damaged = damaged or error
             continue
+        is_known = record["step"] <= validated or not any(name.startswith("validation/") for name in record)
         if record["step"] <= step:
             if damaged is not None:
                 raise damaged
-            kept.append(line + b"\n")
+            if is_known:
+                kept.append(line + b"\n")
     if damaged is not None:
         log.warning("%s. This line and the lines after it are ignored", damaged)
     if path.exists():

@@ -54,7 +54,7 @@ class TensorBoard:
         if phase is not None:
             folder = run.phase_folder(phase) / "tensorboard"
             make_folders(folder, within=run.path)
-            self._log = AppendOnlyLog(folder / _name_event_file())
+            self._log = AppendOnlyLog(folder / _name_event_file(folder))
             self._records = RecordWriter(self._log)
             _add_event(self._records, Event(file_version="brain.Event:2"))
             _add_event(self._records, Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
@@ -84,7 +84,7 @@ class TensorBoard:
         try:
             make_folders(folder, within=self.run.path)
             before = list(folder.glob("events.out.tfevents.*"))
-            write_atomically(folder / _name_event_file(), content.getvalue())
+            write_atomically(folder / _name_event_file(folder), content.getvalue())
             for file in before:
                 file.unlink(missing_ok=True)
         except OSError as error:
@@ -101,8 +101,13 @@ class TensorBoard:
             self._records.flush()
 
 
-def _name_event_file() -> str:
-    return f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+def _name_event_file(folder: Path) -> str:
+    """Return a name that follows those in the folder, in whose order TensorBoard reads them, even if the clock went back."""
+    numbers = [time.time()]
+    for file in folder.glob("events.out.tfevents.*"):
+        if match := re.match(r"\d+(\.\d{1,6})?(?=\.)", file.name.removeprefix("events.out.tfevents.")):
+            numbers.append(float(match[0]) + 1e-5)
+    return f"events.out.tfevents.{max(numbers):.6f}.{socket.gethostname()}.{os.getpid()}"
 
 
 def _scalars(values: Mapping[str, float], step: int) -> Any:
@@ -169,11 +174,14 @@ class MLflow:
         """Log options, final metrics, the checkpoint and the report. An option that changed becomes a tag."""
         from mlflow.entities import Param, RunTag
 
-        there = self._client.get_run(self._open()).data.params
+        data = self._client.get_run(self._open()).data
         options = {name: str(value)[:_LONGEST] for name, value in summary.options.items()}
-        tags = {name: value for name, value in options.items() if there.get(name, value) != value}
+        now = dict.fromkeys(data.params, "null") | options
+        before = {name: data.tags.get(name, value) for name, value in data.params.items()}
+        tags = {name: value for name, value in now.items() if before.get(name, value) != value}
         tags |= {"checkpoint": summary.checkpoint} if summary.checkpoint else {}
-        params = [Param(name, value) for name, value in options.items() if name not in there]
+        tags |= {"evaluated_checkpoint": summary.evaluated} if summary.evaluated else {}
+        params = [Param(name, value) for name, value in options.items() if name not in data.params]
         self._client.log_batch(self._open(), params=params, tags=[RunTag(*each) for each in tags.items()])
         # MLflow shows the value of the largest step, and phase two may have fewer steps than phase one.
         earlier = [
@@ -238,6 +246,8 @@ class WeightsAndBiases:
         run = self._open()
         run.config.update(summary.options, allow_val_change=True)
         run.summary.update(summary.metrics)
+        if summary.evaluated:
+            run.summary.update({"evaluated_checkpoint": summary.evaluated})
         if summary.checkpoint:  # a tag has at most 64 characters
             others = [tag for tag in run.tags or () if not tag.startswith("checkpoint:")]
             run.tags = (*others, f"checkpoint:{summary.checkpoint[:12]}")
@@ -348,6 +358,7 @@ def summarise_run(options: Options, report: Path | None = None) -> RunSummary:
             if found.remembered is not None:
                 figures[f"{found.headline.unit.replace('/', '_per_')}_without_memory"] = found.alone.value
             summary.metrics |= {f"{found.split}/{name}": value for name, value in figures.items() if value is not None}
+            summary.evaluated = found.checkpoint
     return summary
 
 

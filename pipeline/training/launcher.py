@@ -28,6 +28,7 @@ from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+_KILLED = "exitcode: -9"
 _OTHER_ENDED = "ends because another rank has ended"
 _LAUNCHED = "HAED_LAUNCHED"
 _RECORD = '{"step": '  # begins a line that `print_record` prints
@@ -163,12 +164,18 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
                 for thread in threads:  # until the ranks have saved: their output needs a reader
                     thread.join()
         tell()
-    if stopping.is_set():
-        saved = next((line for line in reversed(log_lines) if "saved" in line), "stopped")
-        raise TrainingInterrupted(saved.removesuffix(RESUME_ADVICE))
     if process.returncode:
+        if stopping.is_set() and not any(_KILLED in line for line in log_lines):
+            raise TrainingInterrupted(_explain_stop(list(log_lines)))
         raise _explain_failure(process.returncode, list(log_lines))
     return TrainingResult(**json.loads(result))
+
+
+def _explain_stop(log_lines: list[str]) -> str:
+    """Return what the ranks said when they were told to stop: that a checkpoint could not be written before all else."""
+    lines = [line.removesuffix(RESUME_ADVICE) for line in log_lines if line.endswith(RESUME_ADVICE)]
+    lines = [line for line in lines if _OTHER_ENDED not in line]
+    return min(lines, key=lambda line: line.startswith("saved step"), default="stopped")
 
 
 def _explain_failure(status: int, log_lines: list[str]) -> Exception:

@@ -4,6 +4,8 @@ A phase with a checkpoint is resumed. If it is finished, it keeps the options it
 from the checkpoint's are logged.
 """
 
+import hashlib
+import json
 import logging
 import math
 from contextlib import ExitStack, suppress
@@ -295,6 +297,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         corpus = open_shards(options)
         newest = checkpoints.load_newest()
         identity = make_identity(options, corpus.digest)
+        _check_ranks_agree(ranks, newest, identity)
         if newest is not None:
             check_same_identity(newest, identity, run)
         _check_identity(run, identity, phase)
@@ -333,7 +336,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if ranks.is_first:
             listeners: list[Listener] = [print_record] if is_launched() else [progress, listener]
             trackers = held.enter_context(open_trackers(noted, phase, resumed))
-            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners)
+            validated = trainer.state.validated_at.step
+            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners, validated)
         ranks.wait_for_all()  # with patience: others may begin with an exchange that has less of it
         try:
             position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
@@ -382,11 +386,26 @@ def check_identity(options: Options, digest: str) -> None:
     _check_identity(RunFolder.from_options(options), make_identity(options, digest))
 
 
+def _check_ranks_agree(ranks: Ranks, newest: Checkpoint | None, identity: Identity) -> None:
+    """Raise ValueError if the ranks would go on from different checkpoints, with other models, or on other corpora."""
+    known = json.dumps([newest and newest.digest, identity], sort_keys=True)
+    number = int(hashlib.sha256(known.encode()).hexdigest()[:12], 16)  # exact in float64
+    highest, lowest = ranks.max_over_ranks([number, -number])
+    if highest != -lowest:
+        raise ValueError(
+            "the processes would not resume from the same checkpoint, or have other options or another corpus. Is the "
+            "folder of the run shared by all machines? See the messages above, and run the same command again"
+        )
+
+
 def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
     """Restore a trainer from its checkpoint, without validations that were of another loss."""
     options, limits = trainer.options, trainer.phase
     check_fixed_options(phase, newest, options)
     trainer.state, trainer.first = restore_checkpoint(trainer.learner, newest, options), newest.state["first"]
+    if math.isfinite(trainer.state.best) and trainer.checkpoints.find_best(newest) is None:
+        trainer.state.best, trainer.state.stale = math.inf, 0
+        log.info("the checkpoint with the best validation is gone, so earlier validations are not compared")
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
     # A phase is validated by the loss of its decoder, and of its mixture, if it has them.
     was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))

@@ -91,6 +91,7 @@ class PhaseProgress:
         sums: sums of metrics since the last record, by name.
         stale: number of validations since the best one.
         best: metric of the best one: bits per token, or nats per chunk for a phase one that decodes nothing.
+        share: share of the peak learning rates in the last step.
     """
 
     position: Position = field(default_factory=Position)
@@ -98,6 +99,7 @@ class PhaseProgress:
     validated_at: Position = field(default_factory=Position)
     stale: int = 0
     best: float = math.inf
+    share: float = 1.0
     saved_at: Position = field(default_factory=Position)
 
     def has_converged(self, limits: PhaseOptions) -> bool:
@@ -139,7 +141,7 @@ def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: 
     saved, ranks = checkpoint.state, learner.objective.ranks
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
-    state = PhaseProgress(Position(saved["step"], **saved["phase"]))
+    state = PhaseProgress(Position(saved["step"], **saved["phase"]), share=saved["share"])
     skipped = sum(int(each[SKIPPED]) for each in saved["sums"])
     learner.loader.skipped = skipped if ranks.is_first else 0  # records have the sum over ranks
     state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
@@ -342,7 +344,6 @@ class Trainer:
         self.first: PhaseOne = {}
         self._best_before = (math.inf, 0)  # best and stale, should the checkpoint that is being written be lost
         self._is_updating = False  # weights are changed, but the step is not complete
-        self._share = 1.0  # of the peak learning rates, in the last step
         # A profile puts its clock here, and at `SequenceModel.mark`.
         self.end_part: Callable[[str], None] = lambda part: None
 
@@ -372,8 +373,7 @@ class Trainer:
         self._validate_if_due()  # one that was interrupted
         with closing(self.prepare_batches()) as batches:
             while not self.state.is_finished(self.phase):
-                began = time.perf_counter()
-                self._take_next_step(batches)
+                began = self._take_next_step(batches)
                 end_interruptible()  # from the first step on there is something to save
                 if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                     self.compute.wait_for_device()  # what is queued belongs to the time
@@ -398,23 +398,33 @@ class Trainer:
             self._finish_saving()
         return self.position
 
-    def _take_next_step(self, batches: Iterator[object]) -> None:
-        """Read a batch and train on it. Before the first step, check that there is memory for one."""
+    def _take_next_step(self, batches: Iterator[object]) -> float:
+        """Read a batch, train on it, and return when this began.
+
+        Before the first step, check that there is memory for one, and wrap the module. That takes no time of the phase:
+        DistributedDataParallel imports PyTorch's compiler.
+        """
+        began = time.perf_counter()
         with self._steps_before_saved():
             batch = next(batches)
             try:
-                self._check_memory(batch)
+                if self.module is None:
+                    paused = time.perf_counter()
+                    self._check_memory(batch)
+                    self._set_trainable_parameters()
+                    began += time.perf_counter() - paused
                 self.step(batch)
             except Exception:
                 self.objective.undo_preparation()
                 raise
+        return began
 
     def _check_memory(self, batch: object) -> None:
         """Raise ValueError before the first step if there is no memory for it.
 
         What is compiled saves less, and what is sharded is elsewhere, so these are not checked.
         """
-        if self.module is None and not self.options.compile and self.sharded is None:
+        if not self.options.compile and self.sharded is None:
             available = free_memory(self.compute.device)
             check_memory(self.count_memory(batch), available)
 
@@ -488,7 +498,8 @@ class Trainer:
         if math.isfinite(self.decoder_alone):
             self.decoder_alone = 0  # most steps are of everything
         for batch in self.prepare_batches():
-            self._check_memory(batch)
+            if self.module is None:
+                self._check_memory(batch)
             self.step(batch)
             self.position.step += 1
             yield
@@ -543,9 +554,9 @@ class Trainer:
 
     def update(self) -> Tensor:
         """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
-        self._share = learning_rate_share(self.position, self.phase, self.options.optimizer)
+        self.state.share = learning_rate_share(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
-            group["lr"] = group["peak"] * self._share
+            group["lr"] = group["peak"] * self.state.share
         for table in self.tables:
             table.grad = self.ranks.average_sparse_gradient(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
@@ -606,7 +617,7 @@ class Trainer:
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
-        record["learning_rate"] = self.options.optimizer.learning_rate * self._share
+        record["learning_rate"] = self.options.optimizer.learning_rate * self.state.share
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
 
@@ -629,7 +640,7 @@ class Trainer:
             again = f"This phase has no checkpoint yet. {again}"
         raise NonFiniteLossError(
             f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
-            f"(learning rate {self.options.optimizer.learning_rate * self._share:.2g}). {again}"
+            f"(learning rate {self.options.optimizer.learning_rate * self.state.share:.2g}). {again}"
         )
 
     def _write_record(self, record: Record) -> None:
@@ -763,6 +774,7 @@ class Trainer:
             "validated_at": vars(state.validated_at),
             "stale": state.stale,
             "best": state.best if math.isfinite(state.best) else None,
+            "share": state.share,
             "first": self.first,
         }
 

@@ -282,8 +282,10 @@ def test_an_index_of_another_run_or_checkpoint_is_not_asked(run: Path, whole: Pa
     stale = f"belongs to another checkpoint .*Run `haed index {run.parent}/"
     with pytest.raises(ValueError, match=rf"{stale}other` again"):
         find_neighbours(other, ["def "])
-    (run / "finetune" / "checkpoints" / "best").unlink()
+    (best := run / "finetune" / "checkpoints" / "best").unlink()
     finetune(options)
+    assert best.read_text() == "step-00000004\n"  # which had the best validation
+    best.write_text("step-00000008\n")
     with pytest.raises(
         ValueError, match=rf"\(finetune step 4\) .*step-00000008.*\)\. .*{stale.split('.*')[1]}run` again"
     ):
