@@ -10,23 +10,26 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams import metadata
 from tensorboard.util.tensor_util import make_ndarray
 
 from pipeline.cli import main
 from pipeline.console import warn_once
-from pipeline.run.metrics import read_metrics
+from pipeline.run.metrics import RunSummary, read_metrics
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.trackers import BackgroundTracker, MLflow, publish_results, summarise_run
+from pipeline.run.trackers import BackgroundTracker, MLflow, TensorBoard, publish_results, summarise_run
 from pipeline.training.stages import pretrain
 from tests.flows.api import PATIENCE, call, clean_environment, until
 
@@ -72,6 +75,45 @@ def test_tensorboard_has_options_figures_and_samples(run: Path) -> None:
     publish_results(pretrain_only)
     _, figures, samples = read_summary(run)  # none of them is of that checkpoint
     assert set(figures) == {"validation/bits_per_token", "validation/standard_error"} and not samples
+
+
+def test_tensorboard_reads_files_in_their_order_even_if_the_clock_went_back(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = TensorBoard(RunFolder(run), "finetune")
+    first.write_record({"step": 1, "loss": 2.0})
+    first.close(True)
+    now = time.time()
+    monkeypatch.setattr("pipeline.run.trackers.time.time", lambda: now - 3600)
+    second = TensorBoard(RunFolder(run), "finetune", 1)
+    second.write_record({"step": 2, "loss": 1.0})
+    second.close(True)
+    read = EventAccumulator(str(run / "finetune" / "tensorboard"))
+    read.Reload()
+    assert [event.step for event in read.Scalars("loss")][-2:] == [1, 2]
+
+
+@needs_mlflow
+def test_an_option_that_is_set_back_is_set_back_in_mlflow(run: Path) -> None:
+    class Client:
+        params, tags = {"seed": "0", "name": "run", "finetune.seconds": "5"}, dict[str, str]()
+
+        def get_run(self, _: str) -> Any:
+            return SimpleNamespace(data=self)
+
+        def log_batch(self, _: str, params: Any = (), tags: Any = (), metrics: Any = ()) -> None:
+            self.tags |= {tag.key: tag.value for tag in tags}
+
+        def get_metric_history(self, *_: Any) -> list[Any]:
+            return []
+
+    tracker = object.__new__(MLflow)
+    tracker._client, tracker._opened = (client := Client()), "known"
+    for seed in (0, 1, 0):
+        client.tags["mlflow.user"] = "me"
+        tracker.write_summary(RunSummary({"seed": seed, "name": "run"}))
+        assert client.tags.get("seed", "0") == str(seed) and client.tags["finetune.seconds"] == "null"
+    assert "name" not in client.tags
 
 
 @pytest.mark.slow

@@ -1,23 +1,29 @@
 """Training in two processes of torchrun (gloo): launched, interrupted, resumed, failed."""
 
 import json
+import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from pipeline.config import Options, dump_options
+from pipeline.run.checkpoints import Checkpoint, make_identity
 from pipeline.signals import Interrupt, TrainingInterrupted
-from pipeline.training import stages
+from pipeline.training import launcher, stages
 from pipeline.training.launcher import choose_backends
-from tests.flows.api import PATIENCE
+from pipeline.training.stages import _check_ranks_agree
+from tests.flows.api import PATIENCE, until
 from tests.pipeline.run.test_metrics import Terminal
 from tests.pipeline.training.test_stages import stripped, weights
 
@@ -108,6 +114,61 @@ def test_ranks_that_hang_end_with_a_signal_that_insists(together: Options) -> No
         stages.pretrain(together, hang)
     assert not find_below("pretrain")
     assert time.monotonic() - asked[0] < PATIENCE
+
+
+@pytest.mark.nightly
+def test_ctrl_c_says_if_the_ranks_could_save_nothing(together: Options, tmp_path: Path) -> None:
+    together.pretrain.steps, together.checkpoint.every_steps = 100_000, None
+    config = tmp_path / "options.yaml"
+    config.write_text(dump_options(together))
+    command = [sys.executable, "-m", "pipeline", "pretrain", "--config", str(config)]
+    metrics = Path(together.runs_dir) / together.name / "pretrain" / "metrics.jsonl"
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (24 << 10, 24 << 10))
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limit_files) as process:
+        until(PATIENCE, lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGINT
+    assert re.search(r"the checkpoint of step \d+ could not be written to .*; there is no earlier one", said), said
+    assert "saved step" not in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["saved step 9 of pretrain. Run the same command to resume"] * 2, "saved step 9 of pretrain"),
+        (
+            [
+                "the checkpoint of step 9 could not be written to x; there is no earlier one. Run the same command to resume",
+                "saved step 9 of pretrain. Run the same command to resume",
+            ],
+            "the checkpoint of step 9 could not be written to x; there is no earlier one",
+        ),
+        (["W1130 Sending process 1 closing signal SIGTERM"], "stopped"),
+        ([], "stopped"),
+    ],
+)
+def test_what_ranks_say_that_are_stopped(lines: list[str], said: str) -> None:
+    assert launcher._explain_stop(lines) == said
+
+
+def test_ranks_with_different_checkpoints_do_not_go_on(options: Options) -> None:
+    identity = make_identity(options, "corpus")
+    first, second = (Checkpoint(Path("x"), {"step": 4, "digest": digest}) for digest in ("a", "b"))
+    for of_first, of_second, agree in ((first, first, True), (first, second, False), (first, None, False)):
+        told: list[list[float]] = []
+
+        def exchange(values: list[float], told: list[list[float]] = told) -> list[float]:
+            told.append(values)
+            return [max(each) for each in zip(*told, strict=True)]
+
+        ranks: Any = SimpleNamespace(max_over_ranks=exchange)
+        _check_ranks_agree(ranks, of_first, identity)
+        with nullcontext() if agree else pytest.raises(ValueError, match="would not resume from the same checkpoint"):
+            _check_ranks_agree(ranks, of_second, identity)
 
 
 @pytest.mark.nightly

@@ -1,6 +1,8 @@
 """Training: exact resumption, phase two from phase one, and what is refused."""
 
+import errno
 import json
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -356,6 +358,95 @@ def test_a_kill_between_a_checkpoint_and_its_pointers_loses_no_best_one(options:
     best.write_text(before.name)  # somebody's choice
     pretrain(options)
     assert best.read_text() == before.name
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_best_names_no_checkpoint_that_is_made_again(how: str, options: Options) -> None:
+    """The one that had the best validation before is kept, and is the best until a validation is better."""
+    options.pretrain.steps, options.validation.times, options.checkpoint.keep = 4, 2, 2
+    pretrain(options)
+    last = newest(options, "pretrain")
+    best = last.with_name("best")
+    assert best.read_text() == "step-00000004\n"
+    shutil.rmtree(last) if how == "removed" else flip_bit(last / "model.safetensors", -1)
+    options.pretrain.steps, options.validation.times = 16, 8
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 3.0
+    options.optimizer.warmup_steps = 0  # so training goes on, but worse
+    pretrain(options)
+    assert best.read_text() == "step-00000002\n" and (last.parent / "step-00000002").is_dir()
+
+
+def test_without_the_best_checkpoint_the_next_validation_counts(options: Options) -> None:
+    options.pretrain.steps, options.validation.times, options.checkpoint.keep = 4, 2, 1
+    pretrain(options)
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 3.0
+    options.optimizer.warmup_steps, options.pretrain.steps, options.validation.times = 0, 8, 4
+    pretrain(options)
+    last = newest(options, "pretrain")
+    best = last.with_name("best")
+    shutil.rmtree(last.parent / best.read_text().strip())
+    options.pretrain.steps, options.validation.times = 16, 8
+    pretrain(options)
+    assert int(best.read_text().strip().removeprefix("step-")) > 8
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EMFILE, "memory"])
+def test_an_error_that_may_pass_is_no_damage(
+    error: int | str, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options.pretrain.steps, options.checkpoint.every_steps = 4, 2
+    pretrain(options)
+    read = checkpoints.read_tensors
+
+    def fail(path: Path) -> dict[str, torch.Tensor]:
+        if isinstance(error, int):
+            raise OSError(error, "for a moment", str(path))
+        monkeypatch.setattr(checkpoints, "free_memory", lambda: 1000.0)
+        return read(path)
+
+    options.pretrain.steps = 6
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints, "read_tensors", fail)
+        with pytest.raises((OSError, MemoryError), match="for a moment|of memory are free"):
+            pretrain(options)
+    monkeypatch.undo()
+    assert pretrain(options).resumed_from == 4
+
+
+def test_a_validation_that_no_checkpoint_knows_is_not_written_twice(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was interrupted, was made when training resumed, and then the process was killed."""
+    options.pretrain.steps, options.validation.times, options.log_steps = 8, 2, 100
+    asked = iter([False] * 3)
+    with pytest.raises(TrainingInterrupted):
+        pretrain(options, lambda: next(asked, True))
+    assert newest(options, "pretrain").name == "step-00000004"
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Checkpoints, "save", kill)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(options)
+    pretrain(options)
+    path = newest(options, "pretrain").parent.parent / "metrics.jsonl"
+    assert [x["step"] for x in read_metrics(path) if "validation/bits_per_token" in x] == [4, 8]
+
+
+def test_a_record_after_resuming_has_the_learning_rate_of_its_steps(options: Options) -> None:
+    options.pretrain.steps, options.pretrain.patience, options.validation.times, options.log_steps = 60, 1, 20, 100
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 3.0
+    options.optimizer.warmup_steps, options.optimizer.schedule = 0, "linear"  # it gets worse, and soon
+    last = pretrain(options).steps
+    assert last < 60  # patience ended it
+    whole, heard = stripped(options, "pretrain"), [0.0]
+    options.name = "again"
+    with pytest.raises(TrainingInterrupted, match=f"saved step {last}"):
+        pretrain(options, lambda: heard[-1] == last - 1, lambda record: heard.append(record["step"]))
+    pretrain(options)
+    assert stripped(options, "pretrain") == whole
 
 
 def test_a_damaged_checkpoint_does_not_take_the_place_of_earlier_steps(options: Options) -> None:
