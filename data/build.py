@@ -120,6 +120,7 @@ def make_plan(corpora: Corpora) -> Plan:
     head: Manifest = {
         "digest": folder.name.rpartition("-")[2],
         "source": asdict(source) | ({"path": "-"} if corpora.piped else {}),
+        "place": corpora.place,
         "chunker": asdict(chunker),
         "chunker_version": kind.version,
         "megabytes": corpora.options.megabytes,
@@ -150,11 +151,11 @@ def _stamp_inputs(inputs: list[Input]) -> str:
 
 def _note_change(head: Manifest, shards_dir: Path) -> None:
     """Add a note if the last corpus of the same path was split differently, so that documents have changed splits."""
-    path, by = head["source"]["path"], head["splits"]["by"]
-    for folder, earlier in islice(iterate_manifests(shards_dir), _EARLIER) if path not in (None, "-") else ():
+    by = head["splits"]["by"]
+    for folder, earlier in islice(iterate_manifests(shards_dir), _EARLIER) if head["place"] is not None else ():
         with suppress(KeyError, TypeError, AttributeError):  # it cannot be compared
-            source, before = earlier["source"], earlier["splits"]["by"]
-            if source["kind"] != head["source"]["kind"] or Path(source["path"] or "").resolve() != Path(path).resolve():
+            before = earlier["splits"]["by"]
+            if (earlier["source"]["kind"], earlier["place"]) != (head["source"]["kind"], head["place"]):
                 continue
             if before != by:
                 head["splits"]["notes"].append(
@@ -200,6 +201,8 @@ def finish_corpus(work: Plan) -> Corpus:
     part_shards = [each.shards_by_name for each in records]
     shards: list[Shard] = []
     for name, (at, name_there) in locate_shards(parts).items():
+        if (work.folder / name).is_dir():
+            raise ValueError(f"{work.folder / name} is a folder, where a shard belongs. Remove it")
         if (work.parts[at].folder / name_there).is_file():  # else an interrupted `finish_corpus` moved it
             os.replace(work.parts[at].folder / name_there, work.folder / name)
         shards.append(replace(part_shards[at][name_there], file=name))
@@ -265,10 +268,10 @@ def _explain_empty_splits(
                 f"{where}: {patterns} match every document, so nothing is left for training. Change the patterns "
                 "so that some documents match neither"
             )
-        return (
-            f"{where}: every document fell to valid or test, so nothing is left for training. Add documents, "
-            f"or assign them with {patterns}"
-        )
+        advice = "Raise source.offsets=" if options.offsets else "Lower source.valid_percent="
+        if splits["by"] != "offsets":
+            advice = f"Add documents, or assign them with {patterns}"
+        return f"{where}: every document fell to valid or test, so nothing is left for training. {advice}"
     names = [name for files in train.values() for name in files["names"]]
     found = some_of(names, sum(files["count"] for files in train.values())) or "it: the source listed no inputs"
     why = [f"{remark}: {number:,}" for remark, number in sorted(remarks.items())]

@@ -176,6 +176,12 @@ class Corpora:
             "format": FORMAT,
         }
 
+    @property
+    def place(self) -> str | None:
+        """The path of the source relative to the corpora, which may be moved together; None if it has none."""
+        path = None if self.piped else self.source.path
+        return None if path in (None, "-") else os.path.relpath(str(path), self.shards_dir)
+
     def _request_keys(self) -> list[str]:
         """Return the keys of these options in the notes.
 
@@ -186,7 +192,7 @@ class Corpora:
             places = [path]
         else:
             absolute = os.path.abspath(str(path))
-            places = [absolute, os.path.relpath(absolute, os.path.abspath(self.shards_dir)), os.path.realpath(absolute)]
+            places = [absolute, self.place, os.path.realpath(absolute)]
         settings = self._digest_settings() | {"format": None, "files": [self.source.pattern, self.source.follow_links]}
         return list(dict.fromkeys(_hash_settings(settings, place) for place in places))
 
@@ -197,7 +203,10 @@ class Corpora:
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 source = restore_options(manifest["source"], SourceOptions, SOURCES)
                 chunker = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
-                if (source, chunker, manifest["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
+                if (source, chunker, manifest["megabytes"]) != (wanted, self.chunker, self.options.megabytes):
+                    continue
+                # A relative path may be another one in another folder.
+                if wanted.path in (None, "-") or os.path.isabs(wanted.path) or manifest["place"] == self.place:
                     yield folder
 
     def _read_notes(self) -> dict[str, list[str]]:
@@ -229,8 +238,11 @@ class Corpora:
 
 def iterate_manifests(shards_dir: Path) -> Iterator[tuple[Path, Any]]:
     """Yield the folders of corpora with their manifests, the newest first. Manifests that cannot be read are skipped."""
-    paths = shards_dir.glob(f"*/{MANIFEST}")
-    for path in sorted(paths, key=lambda each: each.lstat().st_mtime_ns, reverse=True):
+    times = []
+    for path in shards_dir.glob(f"*/{MANIFEST}"):
+        with suppress(OSError):  # it may be removed meanwhile
+            times.append((path.lstat().st_mtime_ns, path))
+    for _, path in sorted(times, reverse=True):
         with suppress(OSError, ValueError):
             yield path.parent, read_json(path, MANY)
 

@@ -43,6 +43,7 @@ class Manifest(TypedDict, total=False):
 
     digest: str
     source: dict[str, Any]
+    place: str | None
     chunker: dict[str, Any]
     chunker_version: int
     megabytes: int

@@ -218,7 +218,7 @@ def read_statistics(part: Part, split: str) -> Statistics:
         CorruptFileError: they are not what was written.
     """
     path = part.folder / f"{split}-statistics.npz"
-    content = io.BytesIO(read_bytes(path, MANY))
+    content = io.BytesIO(read_bytes(path, max(MANY, path.stat().st_size)))  # it has 8 bytes for each document
     try:
         with np.load(content, allow_pickle=False) as arrays:
             return Statistics.from_arrays(dict(arrays))

@@ -1,4 +1,6 @@
-"""Statistics of a corpus in bounded memory: lengths of chunks and documents, distinct chunks and their frequencies.
+"""Statistics of a corpus: lengths of chunks and documents, distinct chunks and their frequencies, in bounded memory.
+
+Of each document 8 bytes are kept, by which documents that two splits share are found.
 
 Chunks are counted by 64-bit hashes. Up to 2^16 distinct chunks the counts are exact. Beyond, two sets are kept. The
 chunks with the smallest hashes are a uniform sample of the distinct chunks. Their number and the tail of the
@@ -156,7 +158,7 @@ class Statistics:
         # Tokens of a document that an earlier part began, and of the last one, which a later part may continue.
         self._head, self._last = 0, 0
         self._waiting: list[np.ndarray] = []
-        self._hashes: list[bytes] = []  # of the documents' bytes
+        self._hashes = bytearray()  # of the documents' bytes, 8 of each
         self._ends_hashed = False  # the last document is one of them
 
     def count_chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -178,13 +180,13 @@ class Statistics:
 
     def add_hash(self, digest: bytes) -> None:
         """Add the hash of a document's bytes, of 8 bytes."""
-        self._hashes.append(digest)
+        self._hashes += digest
         self._ends_hashed = True
 
     @property
     def hashes(self) -> np.ndarray:
         """Hash of each document (D,), uint64, without those that parts share."""
-        return np.frombuffer(b"".join(self._hashes), np.uint64)
+        return np.frombuffer(bytes(self._hashes), np.uint64)
 
     def _end_document(self) -> None:
         if self._last:
@@ -205,7 +207,7 @@ class Statistics:
         self.lengths += other.lengths
         self.documents += other.documents
         if other._head and self._ends_hashed:  # the last document goes on there
-            self._hashes[-1] = self._hashes[-1][:-8]
+            del self._hashes[-8:]
             self._ends_hashed = False
         if other._ends_hashed:
             self._hashes += other._hashes
@@ -238,7 +240,7 @@ class Statistics:
         """Restore statistics from the result of `to_arrays`."""
         restored = cls()
         restored.lengths, restored.documents = arrays["lengths"], arrays["documents"]
-        restored._hashes = [arrays["hashes"].tobytes()]
+        restored._hashes = bytearray(arrays["hashes"].tobytes())
         restored._ends_hashed = len(arrays["hashes"]) > 0
         restored.shortest, restored.longest, restored._head, restored._last = (int(x) for x in arrays["ends"])
         restored.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))

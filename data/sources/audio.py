@@ -124,6 +124,7 @@ class AudioSource(MediaSource):
             frames = frames[: len(frames) // width * width]
             yield frames, _convert_samples(frames, sound.coding, notes)
         _check_length(sound.stated, size, left)
+        _check_rest(file, sound.bytes % 2)
         self.remarks.update(notes)
 
     def _read_flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
@@ -278,6 +279,18 @@ def _check_length(stated: int, size: int, left: int) -> None:
         raise ValueError(
             f"its header says {stated:,} bytes, but it has {size:,}: it has more than one recording, or is incomplete"
         )
+
+
+def _check_rest(file: IO[bytes], padding: int) -> None:
+    """Raise ValueError if another chunk of sound follows, which would be lost."""
+    file.read(padding)
+    while len(head := file.read(8)) == 8:
+        kind, left = struct.unpack("<4sI", head)
+        if kind == b"data":
+            raise ValueError(f"its sound is in several parts (data chunks): {_ADVICE}")
+        left += left % 2
+        while left > 0 and (block := file.read(min(left, BLOCK))):
+            left -= len(block)
 
 
 def _convert_samples(frames: bytes, coding: str, notes: set[str]) -> np.ndarray:

@@ -65,8 +65,11 @@ _MOST_NAMES = 100_000  # maximum number of names that braces may expand to
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
 ANY = "**/*"  # the default pattern
 NOTES = ".sources.json"  # a file in a folder of corpora
-# Files in the folder of a run, and of a comparison.
-MADE = [{"config.yaml", "corpus.json"}, {"comparison.html", "comparison.png"}]
+# Files in the folder of a run, of a corpus, and of a comparison.
+MADE = [
+    *({"config.yaml", "corpus.json"}, {"config.yaml", "lock"}),
+    *({"manifest.json", "train-00000.tar"}, {"comparison.html", "comparison.png"}),
+]
 LINKS = "links to folders or out of the folder (source.follow_links=true follows them)"
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 
@@ -316,8 +319,7 @@ def is_compressed(path: str) -> bool:
 
 def is_tar(path: str) -> bool:
     """Return if a file is a tar, compressed or not, by its suffix."""
-    name = path.lower()
-    return name.endswith((".tar", ".tgz", ".txz")) or name.rpartition(".")[0].endswith(".tar")
+    return path.lower().endswith((".tar", ".tgz", ".txz", *(f".tar{suffix}" for suffix in _SINGLE)))
 
 
 def open_stream(path: str, expansion: int) -> IO[bytes]:

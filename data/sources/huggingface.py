@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
+from glob import has_magic
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
@@ -52,6 +53,10 @@ class DatasetsSource(Source):
                 f"source.path={path} is a file, but source.kind=datasets reads a folder. Put it into one of its own, "
                 "and give that. Texts, also JSON lines, need none: see source.kind=text and source.kind=jsonl"
             )
+        if os.path.exists(path):
+            path = os.path.abspath(path)  # `datasets` has loaders called json, csv and so on
+            if has_magic(path):
+                raise ValueError(f"source.path={path}: datasets takes *, ? and [ for patterns. Rename the folder")
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
         stamp = tuple(stamp_file(str(each)) for each in there)
         try:
@@ -231,7 +236,7 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
         return dict(datasets.load_dataset(path, config, **settings))
     except datasets.exceptions.DataFilesNotFoundError as error:
         raise ValueError(others) from error
-    except (ValueError, datasets.exceptions.DatasetsError) as error:
+    except (ValueError, FileNotFoundError, StopIteration, datasets.exceptions.DatasetsError) as error:
         if str(error) == others:
             raise
         raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error

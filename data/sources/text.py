@@ -174,7 +174,14 @@ class TextSource(Texts):
             left = len(window[:left].rstrip())  # nothing but blanks is no text for the next split
         near = min(left, room // 2 + 1)
         blank = _BLANK.search(window)
-        return blank.end() if blank and blank.end() < near else _after_line(window, near)
+        return self.after_crlf(
+            blank.end() if blank and blank.end() < near else _after_line(window, near), window, before
+        )
+
+    def after_crlf(self, cut: int, window: bytes, before: bytes) -> int:
+        """Return the place of a cut, or behind it if it is within a CRLF that becomes LF; see `find_cut`."""
+        last = window[cut - 1 : cut] if cut else before
+        return cut + (self.options.newlines == "lf" and last == b"\r" and window[cut : cut + 1] == b"\n")
 
     def _split_parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
         """Yield split, start and end of the parts of a plain file."""
@@ -323,7 +330,7 @@ class Enwik8Source(TextSource):
 
     def find_cut(self, window: bytes, left: int, room: int, before: bytes) -> int:
         """Return 0, as the cut is exactly at the target; 1 within a CRLF that becomes LF."""
-        return int(self.options.newlines == "lf" and before == b"\r" and window[:1] == b"\n")
+        return self.after_crlf(0, window, before)
 
 
 class _Documents(Texts):
