@@ -201,10 +201,8 @@ def finish_corpus(work: Plan) -> Corpus:
     part_shards = [each.shards_by_name for each in records]
     shards: list[Shard] = []
     for name, (at, name_there) in locate_shards(parts).items():
-        if (work.folder / name).is_dir():
-            raise ValueError(f"{work.folder / name} is a folder, where a shard belongs. Remove it")
         if (work.parts[at].folder / name_there).is_file():  # else an interrupted `finish_corpus` moved it
-            os.replace(work.parts[at].folder / name_there, work.folder / name)
+            _move_shard(work.parts[at].folder / name_there, work.folder / name)
         shards.append(replace(part_shards[at][name_there], file=name))
     totals = {split: Statistics() for split in SPLITS}
     for split, total in totals.items():
@@ -534,9 +532,16 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
             )
     for name in names:
         at, name_there = places[name]
-        os.replace(work.parts[at].folder / name_there, work.folder / name)
+        _move_shard(work.parts[at].folder / name_there, work.folder / name)
     sync_folder(work.folder)
     remove_folder(work.folder / "parts")
+
+
+def _move_shard(made: Path, path: Path) -> None:
+    try:
+        os.replace(made, path)
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder, where a shard belongs. Remove it") from None
 
 
 def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.corpora import NOTES, Corpora
+from data.corpora import NOTES, Corpora, iterate_manifests
 from data.filesystem import write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from tests.data.conftest import shard_source as sharded
@@ -92,3 +92,63 @@ def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
     monkeypatch.chdir(project)
     assert asked("texts", Path("shards")).find_last_corpus() == first.folder
     assert asked("other", Path("shards")).find_last_corpus() is None
+
+
+def test_a_relative_path_in_another_folder_is_another_source(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Projects may share a folder of corpora."""
+    other = tmp_path / "project"
+    shutil.copytree(texts, other / "texts")
+    (other / "texts" / "train.txt").write_bytes(b"of another project\n" * 100)
+    monkeypatch.chdir(tmp_path)
+    corpus = sharded(Path("texts"), tmp_path / "shards")
+    for notes in (True, False):
+        if not notes:
+            (tmp_path / "shards" / NOTES).unlink()
+        monkeypatch.chdir(tmp_path)
+        assert asked("texts", tmp_path / "shards").find_last_corpus() == corpus.folder
+        monkeypatch.chdir(other)
+        assert asked("texts", tmp_path / "shards").find_last_corpus() is None
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("shards", "texts"):
+        shutil.move(tmp_path / name, moved / name)
+    monkeypatch.chdir(moved)
+    assert asked("texts", moved / "shards").find_last_corpus() == moved / "shards" / corpus.folder.name
+
+
+def test_only_a_corpus_of_the_same_place_was_split_in_another_way(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "texts").mkdir(parents=True)
+    shutil.move(texts, tmp_path / "b" / "texts") if (tmp_path / "b").mkdir() is None else None
+    (tmp_path / "a" / "texts" / "one.txt").write_bytes(b"a text to cut\n" * 500)
+    for name in "ab":
+        monkeypatch.chdir(tmp_path / name)
+        corpus = sharded(Path("texts"), tmp_path / "shards")
+        assert not any("was split in another way" in note for note in corpus.manifest["splits"]["notes"])
+    (tmp_path / "b" / "texts" / "valid.txt").unlink()
+    (tmp_path / "b" / "texts" / "test.txt").unlink()
+    (tmp_path / "b" / "texts" / "train.txt").rename(tmp_path / "b" / "texts" / "one.txt")
+    corpus = sharded(Path("texts"), tmp_path / "shards")
+    assert any("was split in another way (stated, now cut)" in note for note in corpus.manifest["splits"]["notes"])
+
+
+def test_a_corpus_that_is_removed_while_others_are_listed_is_passed_over(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = sharded(texts, tmp_path / "shards")
+    gone = tmp_path / "shards" / "gone" / "manifest.json"
+    listed = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [gone, *listed(path, pattern)])
+    assert [folder for folder, _ in iterate_manifests(tmp_path / "shards")] == [corpus.folder]
+
+
+def test_a_folder_in_the_place_of_a_shard_is_named(texts: Path, tmp_path: Path) -> None:
+    corpus = sharded(texts, tmp_path / "shards")
+    shard = corpus.folder / "valid-00000.tar"
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(ValueError, match="valid-00000.tar is a folder, where a shard belongs. Remove it"):
+        sharded(texts, tmp_path / "shards")

@@ -2,6 +2,7 @@ import io
 import struct
 import tarfile
 import wave
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -275,6 +276,22 @@ def test_what_cannot_be_read_is_named_and_has_advice(tmp_path: Path, content: by
     (tmp_path / "train.wav").write_bytes(content)
     with pytest.raises(ValueError, match=f"train.wav: train.wav cannot be read as WAV: .*{message}"):
         sharded(tmp_path / "train.wav", tmp_path / "shards")
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_wav_whose_sound_is_in_parts_is_refused(odd: bool, tmp_path: Path) -> None:
+    """The second part would be lost. Other chunks behind the sound are passed over."""
+    whole = bytearray(wav(np.zeros(1001 if odd else 1000, np.uint8), width=1)) + bytes(odd)
+    for extra, message in (
+        (b"LIST\x03\0\0\0abc\0", None),
+        (b"LIST\x03\0\0\0abc\0data\x02\0\0\0ab", "in several parts"),
+    ):
+        content = whole + extra
+        content[4:8] = (len(content) - 8).to_bytes(4, "little")
+        (tmp_path / "train.wav").write_bytes(content)
+        with pytest.raises(ValueError, match=message) if message else nullcontext():
+            corpus = sharded(tmp_path / "train.wav", tmp_path / "shards", valid_percent=0)
+            assert corpus.split_counts("train").tokens == len(whole) - 44 - odd
 
 
 @pytest.mark.parametrize("packed", [False, True])

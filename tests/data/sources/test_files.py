@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from data.options import SourceOptions
-from data.sources.files import BLOCK, LINKS, LeftOut, iterate_members, list_files, open_stream, zstd
+from data.sources.files import BLOCK, LINKS, LeftOut, is_tar, iterate_members, list_files, open_stream, zstd
 from data.sources.source import make_source
 from tests.data.conftest import tar_of
 from tests.data.sources.test_audio import wav
@@ -96,6 +96,21 @@ def describing(kind: bytes, content: bytes) -> bytes:
     head = tarfile.TarInfo("long")
     head.type, head.size = kind, len(content)
     return head.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("a.tar", True),
+        ("a.TAR.GZ", True),
+        ("a.tgz", True),
+        ("a.tar.zst", True),
+        ("a.tar.txt", False),
+        ("tar.gz", False),
+    ],
+)
+def test_a_tar_is_known_by_its_suffix(name: str, is_one: bool) -> None:
+    assert is_tar(name) == is_one
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -229,11 +244,13 @@ def test_links_that_lead_out_are_followed_only_when_asked(linked: Path) -> None:
 def test_runs_in_the_folder_of_the_source_are_no_part_of_it(tmp_path: Path) -> None:
     """As after `haed run source.path=.`."""
     (tmp_path / "runs" / "mine" / "logs").mkdir(parents=True)
-    for name in ("a.txt", "runs/mine/config.yaml", "runs/mine/corpus.json", "runs/mine/logs/log.txt"):
+    (tmp_path / "runs" / "begun").mkdir()
+    run = ("config.yaml", "corpus.json", "logs/log.txt")
+    for name in ("a.txt", *(f"runs/mine/{file}" for file in run), "runs/begun/config.yaml", "runs/begun/lock"):
         (tmp_path / name).write_text("x")
     left: LeftOut = {}
     assert [file.name for file in list_files(str(tmp_path), "**/*", "text", left_out=left)] == ["a.txt"]
-    assert left == {"made by haed": ["runs/mine/"]}
+    assert sorted(left["made by haed"]) == ["runs/begun/", "runs/mine/"]
 
 
 def test_comparisons_of_runs_are_no_part_of_it(tmp_path: Path) -> None:

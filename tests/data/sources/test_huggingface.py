@@ -252,3 +252,20 @@ def test_splits_are_selected_by_their_names(tmp_path: Path) -> None:
     assert corpus.manifest["splits"]["left_out"]["of other names than source.pattern"]["names"] == ["unsupervised"]
     with pytest.raises(ValueError, match="no split matches source.pattern=x. Its splits are train, test, unsupervised"):
         sharded(tmp_path / "saved", tmp_path / "shards", pattern="x")
+
+
+def test_a_folder_with_the_name_of_a_loader_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("json", "other"):
+        Path(name).mkdir()
+        Path(name, "a.jsonl").write_text("".join(f'{{"text": "{name} {number}"}}\n' for number in range(6)))
+    corpus = sharded(Path("json"), tmp_path / "shards", valid_percent=0)
+    assert list(corpus.iterate_originals("train")) == [f"json {number}".encode() for number in range(6)]
+
+
+@pytest.mark.parametrize(("name", "message"), [("set[1]", "takes .* for patterns. Rename the folder"), ("a\nb", "a.b")])
+def test_a_folder_whose_name_datasets_cannot_read_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        sharded(tmp_path / name, tmp_path / "shards")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.corpora import NOTES
 from data.corpus import Corpus
 from data.options import ChunkerOptions
 from data.sources.files import zstd
@@ -367,6 +368,9 @@ def test_shards_in_the_folder_of_the_source_are_not_read(tmp_path: Path) -> None
     again = sharded(folder, tmp_path / "shards", valid_percent=1)
     assert again.split_counts("train").documents == first.split_counts("train").documents == 2
     assert again.manifest["splits"]["left_out"] == {"made by haed": {"count": 1, "names": ["shards/"]}}
+    (tmp_path / "shards" / NOTES).unlink()  # as may be done
+    again = sharded(folder, tmp_path / "shards", valid_percent=2)
+    assert again.split_counts("train").documents == 2
 
 
 def test_the_record_is_bounded_and_counts_what_it_does_not_name() -> None:

@@ -335,6 +335,17 @@ def test_ends_of_lines_become_lf_and_copies_are_found(tmp_path: Path, suffix: st
     assert joined(kept, "train") == LINES + AS_CRLF + AS_CR
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("lines", range(25, 36))
+@pytest.mark.parametrize("head", ["word\r\n" * 40, "word\r\n" * 41 + "a", "\r\n" * 7])
+def test_no_cut_makes_two_line_ends_of_one(head: str, lines: int, suffix: str, tmp_path: Path) -> None:
+    """Wherever it falls, also if nothing but blanks is left behind it."""
+    content = (head + "\r\n" * lines).encode()
+    (tmp_path / f"one.txt{suffix}").write_bytes(COMPRESS[suffix](content))
+    found = documents(source("text", tmp_path, newlines="lf"))
+    assert b"".join(joined(found, split) for split in ("train", "valid", "test")) == content.replace(b"\r\n", b"\n")
+
+
 @pytest.mark.parametrize("kind", ["fixed", "words"])
 def test_ends_of_lines_change_no_chunk(tmp_path: Path, kind: str) -> None:
     """Also where chunks have a fixed size, and where a file is cut into many ranges."""
