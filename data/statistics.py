@@ -9,10 +9,13 @@ head of the curve. Sketches of parts can be added, so workers share the counting
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 KEPT, HEAD = 1 << 16, 1 << 12
+_Count = Annotated[int, Field(ge=0, lt=2**63)]  # for readers of a manifest
 _WAITING = 1 << 22
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # masks of the first n of eight bytes
@@ -140,10 +143,10 @@ class Summary:
         tokens_per_document: lengths of documents.
     """
 
-    chunk_lengths: list[int]
-    distinct_chunks: int
+    chunk_lengths: list[_Count]
+    distinct_chunks: _Count
     distinct_chunks_exact: bool
-    rank_frequency: list[tuple[int, int]]
+    rank_frequency: list[tuple[_Count, _Count]]
     tokens_per_document: DocumentLengths
 
 

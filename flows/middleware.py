@@ -8,8 +8,8 @@
 - `RunPagesMiddleware` serves the pages of runs, and leads from them to forms of Prefect that are filled in:
   `/runs/NAME/form/index?space=contexts&overrides=index.kind=flat`. `/runs/.form/haed` leads to an empty one. With a
   password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie. `/enter#PASSWORD`
-  does the same; browsers do not send the part after `#`. Without the cookie a browser asks for name and password, which
-  programs send as they do to Prefect's API.
+  does the same; browsers do not send the part after `#`. `/leave` removes the cookie. Without it a browser asks for
+  name and password, which programs send as they do to Prefect's API.
 """
 
 import base64
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
@@ -35,6 +36,7 @@ from pipeline.console import cut_middle
 VALUES = NO_SECRET + r"(?=\s*[\w.]+\s*=|$)"
 DEEPEST = 100  # objects and lists within each other
 _MOST = 2**63 - 1
+_MOST_BYTES, _MOST_VALUES = 16 << 20, 1_000_000  # of a request
 _SHOWN = 80  # characters
 
 
@@ -47,8 +49,12 @@ def find_unstorable_value(body: bytes) -> str | None:
     except ValueError as error:  # also an integer of thousands of digits
         return str(error).partition(":")[0] + ". Give a smaller one" if "digits" in str(error) else None
     left: list[tuple[Any, str, int]] = [(value, "", 0)]
+    count = 0
     while left:
         each, place, depth = left.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            return f"it has more than {_MOST_VALUES:,} values"
         where = f"{_shorten_text(place)}: " if place else ""
         if depth > DEEPEST:
             return f"{where}lists and objects are nested too deeply. Use at most {DEEPEST} levels"
@@ -86,8 +92,13 @@ class StorableBodyMiddleware:
         path = scope.get("path", "")
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or not path.startswith("/api/"):
             return await self._application(scope, receive, send)
+        body = b""
         try:
-            body = await Request(scope, receive).body()
+            async for block in Request(scope, receive).stream():
+                body += block
+                if len(body) > _MOST_BYTES:
+                    said = {"detail": f"a request may have at most {_MOST_BYTES >> 20} MiB"}
+                    return await JSONResponse(said, 413)(scope, receive, send)
         except ClientDisconnect:
             return
         if body and (reason := find_unstorable_value(body)):
@@ -130,12 +141,11 @@ def explain_errors(value: Any) -> Any:
         _OF_NO_KIND
     ):  # of a group of fields, of which Prefect says no more here
         return "one of these values is not allowed. The message that appears at the edge of the page names it"
-    said = redact_urls(
-        value.replace(
-            _OF_NO_KIND, "is no value for this field, which may want a whole number, a choice or a group of fields"
-        )
-    )
-    return cut_middle(said, _LONGEST)
+    before, is_found, after = value.partition(_OF_NO_KIND)
+    if is_found:
+        kinds = "a whole number, a choice, a shorter text or a group of fields"
+        value = f"{cut_middle(before, _SHOWN)}is no value for this field, which may want {kinds}{after}"
+    return cut_middle(redact_urls(value), _LONGEST)
 
 
 class PlainErrorMiddleware:
@@ -189,6 +199,7 @@ _ENTER = (
     "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
 _FORM = re.compile(r"/runs/(?:\.|([^/]+)/)form/([a-z]+)")
+_GUARDED = re.compile(r"/(?:api/.*|openapi\.json|docs|redoc)", re.DOTALL)  # by the password, beside the pages
 _FLOW_RUNS = re.compile(r"/runs/([^/]+)/flow-runs")
 _LISTED = 10  # flow runs on the page of a run
 # Flows whose forms name a run, to continue it by its own configuration.
@@ -214,9 +225,12 @@ class RunPagesMiddleware:
         path = scope.get("path", "")
         if (
             scope["type"] != "http"
-            or not (path in ("/enter", "/runs") or path.startswith("/runs/"))
+            or not (path in ("/enter", "/leave", "/runs") or path.startswith("/runs/"))
             or _PREFECTS.match(path)
         ):
+            if not self._is_open(scope, path) and not self._has_password(Headers(scope=scope)):
+                # As Prefect answers, but before the body of the request is read, and for its documentation, too.
+                return await JSONResponse({"exception_message": "Unauthorized"}, 401)(scope, receive, send)
             return await self._prefect(scope, receive, send)
         await (await self._answer(path, Request(scope)))(scope, receive, send)
 
@@ -224,6 +238,10 @@ class RunPagesMiddleware:
         """Return the response to a request, or the application that answers it."""
         if path == "/enter" and request.method == "GET":
             return HTMLResponse(_ENTER)
+        if path == "/leave":
+            left = PlainTextResponse("The pages of runs ask for the password again\n")
+            left.delete_cookie(COOKIE, path="/runs", httponly=True, samesite="lax")
+            return left
         known = not self._secret or self._has_password(request.headers)
         if path == "/enter":
             response = Response(status_code=204 if known else 401)
@@ -292,6 +310,13 @@ class RunPagesMiddleware:
         asked = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
         await self._prefect(scope | asked, receive, collect)
         return json.loads(answer["body"]) if answer["status"] == 200 else None
+
+    def _is_open(self, scope: Any, path: str) -> bool:
+        """Return whether a request to Prefect needs no password here; Prefect checks those of websockets."""
+        if not self._secret or scope["type"] != "http" or scope["method"] == "OPTIONS":
+            return True
+        is_probe = scope["method"] == "GET" and path in ("/api/health", "/api/ready")
+        return is_probe or _GUARDED.fullmatch(path) is None
 
     def _has_password(self, headers: Mapping[str, str]) -> bool:
         scheme, _, credentials = headers.get("authorization", "").partition(" ")

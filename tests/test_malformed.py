@@ -1,6 +1,7 @@
 """Files from strangers: whatever is wrong with them ends in a line or two of error, never in a traceback, a hang or code."""
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -15,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 import data.remote
 from data.corpus import Corpus
@@ -103,6 +106,30 @@ def pickled_array() -> bytes:
 
 def safetensors(header: bytes, body: bytes = b"") -> Callable[[Path], None]:
     return replaced(struct.pack("<Q", len(header)) + header + body)
+
+
+def resummed(path: Path) -> None:
+    """The state.json beside a changed model has its sum: a stranger can make one."""
+    state = json.loads((path.parent / "state.json").read_text())
+    state["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    write_state(path.parent / "state.json", state)
+
+
+def of_half_bytes(path: Path) -> None:
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    name = next(name for name, each in header.items() if name != "__metadata__" and len(each["shape"]) == 2)
+    header[name] |= {"dtype": "F4", "shape": [header[name]["shape"][0], header[name]["shape"][1] * 8]}
+    made = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(made)) + made + content[8 + size :])
+    resummed(path)
+
+
+def with_many_names(path: Path) -> None:
+    tensors = load_file(path) | {f"no.parameter.{number}": torch.zeros(0) for number in range(20_000)}
+    save_file(tensors, path)
+    resummed(path)
 
 
 JSON = {
@@ -194,6 +221,8 @@ CASES |= {
     "model: a pickle": (CHECKPOINT + "model.safetensors", replaced(pickle.dumps(Exploit())), EVALUATE),
     "model: a long header": (CHECKPOINT + "model.safetensors", replaced(struct.pack("<Q", 1 << 62)), EVALUATE),
     "model: no header": (CHECKPOINT + "model.safetensors", safetensors(b"{"), EVALUATE),
+    "model: half bytes": (CHECKPOINT + "model.safetensors", of_half_bytes, EVALUATE),
+    "model: many names": (CHECKPOINT + "model.safetensors", with_many_names, EVALUATE),
     "training: half": (CHECKPOINT + "training.safetensors", cut(0.5), FINETUNE),
     "training: gone": (CHECKPOINT + "training.safetensors", without, FINETUNE),
     "latest: outside": ("runs/run/finetune/checkpoints/latest", replaced(b"../../../../etc"), ["compare", "runs/none"]),

@@ -33,6 +33,7 @@ _DESCRIBING = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
 _LARGEST_HEADER = 1 << 14
+_PIECE = 1 << 14  # what is left of it is copied for each of many streams in a file
 _TAR_BLOCK = 1 << 14  # `tarfile` copies the rest of its buffer at each read
 LARGEST_DOCUMENT = 64 << 20  # bytes of a document that must fit into memory: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
@@ -421,7 +422,7 @@ class _DecompressedStream(io.RawIOBase):
                     return b""
                 self.inflater = self.make()
             elif self.inflater.needs_input and not self.rest:
-                self.rest = self.file.read(BLOCK)
+                self.rest = self.file.read(_PIECE)
                 if not self.rest:
                     raise EOFError("compressed file ended before its end-of-stream marker")
             content: bytes = self.inflater.decompress(self.rest, size)
@@ -432,7 +433,7 @@ class _DecompressedStream(io.RawIOBase):
     def _skip_padding(self, rest: bytes) -> bytes:
         """Return the bytes after a stream and its padding; nothing at the end of the file."""
         zeros = 0
-        while rest := rest or self.file.read(BLOCK):
+        while rest := rest or self.file.read(_PIECE):
             stream = rest.lstrip(b"\0") if self.padding else rest
             zeros += len(rest) - len(stream)
             rest = stream

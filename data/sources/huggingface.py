@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from glob import has_magic
@@ -16,6 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from data.filesystem import RESULT, check_yaml, parse_json, read_bytes
 from data.options import SourceOptions
 from data.sources.files import ANY, expand_braces
 from data.sources.source import Input, Piece, Source, stamp_file
@@ -27,6 +29,8 @@ _ROWS = 1000
 _NAMED = 10  # maximum columns that an error names
 _FORMATS = ("parquet", "arrow", "csv", "json")  # of files of a folder, by the names of their builders
 _SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl")
+_DESCRIPTIONS = ("dataset_infos.json", "dataset_dict.json", "dataset_info.json", "state.json")
+_LONGEST = 1000  # characters of a reason that `datasets` gives
 _STRINGS = ("string", "large_string", "string_view")
 
 
@@ -113,13 +117,15 @@ class DatasetsSource(Source):
 
     def _read_texts(self, name: str, start: int, stop: int) -> Iterator[list[str | None]]:
         """Yield the texts of some rows of a split, a few at a time."""
-        rows = self.dataset_splits[name].select_columns([self.options.field])
+        rows = self.dataset_splits[name].select_columns([self.options.field]).with_format("arrow")
         for first in range(start, stop, _ROWS):
             try:
-                yield rows[first : min(first + _ROWS, stop)][self.options.field]
-            except UnicodeDecodeError as error:
+                column = rows[first : min(first + _ROWS, stop)].column(self.options.field)
+                column.validate(full=True)  # offsets of a damaged file lead out of its memory
+                yield column.to_pylist()
+            except (ValueError, UnicodeDecodeError) as error:
                 raise ValueError(
-                    f"{self.options.path}, split {name!r}: a text after row {first:,} is not UTF-8, as strings "
+                    f"{self.options.path}, split {name!r}: a text after row {first:,} is damaged, or not UTF-8, as strings "
                     f"must be: {error}"
                 ) from error
 
@@ -176,7 +182,8 @@ def _find_cause(error: BaseException) -> str:
     while error.__cause__ is not None and type(error).__module__.startswith("datasets."):
         error = error.__cause__
     encoding = ". CSV and JSON must be UTF-8: convert them with `iconv -f … -t UTF-8 < OLD > NEW`"
-    return f"{error}{encoding if isinstance(error, UnicodeError) else ''}"
+    reason = shorten(str(error), _LONGEST, placeholder=" …")[:_LONGEST] or type(error).__name__
+    return f"{reason}{encoding if isinstance(error, UnicodeError) else ''}"
 
 
 def _describe_column(column: Any) -> str:
@@ -198,19 +205,22 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
         ) from error
     guard_fsspec()
     is_local = Path(path).exists()
-    if not is_local:
+    if is_local:
+        _check_descriptions(Path(path))
+    else:
         log.info("source.path=%s is not a folder, so the data set of this name on the hub is used", path)
-    if any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        if config or revision:
-            raise ValueError(
-                f"{path} is a saved data set, so source.config= and source.revision= do not apply. Leave them out"
-            )
-        dataset = datasets.load_from_disk(path)
-        return dict(dataset) if isinstance(dataset, dict) else {"all": dataset}
+    is_saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    if is_saved and (config or revision):
+        raise ValueError(
+            f"{path} is a saved data set, so source.config= and source.revision= do not apply. Leave them out"
+        )
     files = f"data set files ({', '.join(_SUFFIXES)})"
     others = f"source.path={path} has no {files}. Use source.kind=text for others"
     settings: dict[str, Any] = {"revision": revision}
     try:
+        if is_saved:
+            dataset = datasets.load_from_disk(path)
+            return dict(dataset) if isinstance(dataset, dict) else {"all": dataset}
         builder = datasets.load_dataset_builder(path, config, **settings)
         if is_local:
             if builder.name not in _FORMATS:
@@ -236,7 +246,48 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
         return dict(datasets.load_dataset(path, config, **settings))
     except datasets.exceptions.DataFilesNotFoundError as error:
         raise ValueError(others) from error
-    except (ValueError, FileNotFoundError, StopIteration, datasets.exceptions.DatasetsError) as error:
+    except (IndexError, MemoryError):  # of files without rows, see above
+        raise
+    except Exception as error:  # whatever `datasets` raises for what it did not expect
         if str(error) == others:
             raise
         raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error
+
+
+def _check_descriptions(folder: Path) -> None:
+    """Check the files that describe a data set in a folder, before `datasets` obeys them.
+
+    Raises:
+        ValueError: they are too large or nested too deeply, or name files outside the folder, or addresses.
+    """
+    import yaml
+
+    described = list[tuple[Path, Any]]()
+    for file in (folder / "README.md", folder / ".huggingface.yaml"):
+        if file.is_file():
+            content = read_bytes(file, RESULT)
+            front = content.split(b"\n---", 1)[0].removeprefix(b"---") if file.suffix == ".md" else content
+            if file.suffix != ".md" or content.startswith(b"---"):
+                with suppress(yaml.YAMLError):  # `datasets` says so
+                    tree = yaml.safe_load(check_yaml(front, file))
+                    described.append((file, tree.get("configs") if isinstance(tree, dict) else None))
+    splits = sorted(each for each in folder.iterdir() if each.is_dir())
+    for file in (place / name for place in (folder, *splits) for name in _DESCRIPTIONS):
+        if file.is_file():
+            tree = parse_json(read_bytes(file, RESULT), file)
+            if not isinstance(tree, dict):
+                raise ValueError(f"{file} is damaged: it is no object of JSON")
+            described.append((file, tree.get("_data_files")))
+    for file, tree in described:
+        for text in _list_texts(tree):
+            if "://" in text or os.path.isabs(text) or ".." in Path(text).parts:
+                raise ValueError(f"{file} names {text[:100]!r}, which is outside of its folder. Remove it")
+
+
+def _list_texts(tree: Any) -> Iterator[str]:
+    """Yield all texts of a tree of dictionaries and lists."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from _list_texts(each)

@@ -56,7 +56,7 @@ from data.filesystem import (
 )
 from data.processes import free_memory
 from pipeline.config import Options, applies_to, diff_trees
-from pipeline.console import warn_once
+from pipeline.console import cut_middle, warn_once
 from pipeline.run.files import ChecksumCache, describe_mistake, type_adapter
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a 
 _REPLACED = ".replaced.partial"  # ends the name of a checkpoint while another of its step takes its place
 # Errors of a file that is missing, no file, or on a broken disk; None is of our own.
 _OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, None)
+_LONGEST = 300  # characters of a reason that names parameters
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
@@ -422,7 +423,7 @@ def load_weights(system: "nn.Module", checkpoint: Checkpoint) -> None:
     try:
         distributed.load_weights(system, checkpoint.model)
     except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        reason = cut_middle(str(error).splitlines()[1].strip() if "\n" in str(error) else str(error), _LONGEST)
         raise ValueError(
             f"{checkpoint.path} does not fit the model of config.yaml, or the code of the model was changed: {reason}"
         ) from error
@@ -671,7 +672,7 @@ def _open_tensors(path: Path, framework: str = "np") -> Iterator[Any]:
     try:
         with safe_open(path, framework, backend="pread") as tensors:
             yield tensors
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:  # of PyTorch: a type of half a byte
         raise CorruptFileError(f"{path} is damaged: {error}") from error
 
 

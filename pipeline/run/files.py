@@ -518,7 +518,7 @@ def describe_speed(samples: Sequence[Sample]) -> str:
     speeds = [item.characters_per_second for item in samples if item.characters_per_second is not None]
     shares = [item.parts for item in samples if item.parts is not None]
     parts = "".join(
-        f"{'; chunks' if not number else ','} {name} {100 * fmean(share[name] for share in shares):.1f} %"
+        f"{'; chunks' if not number else ','} {name} {100 * fmean(share.get(name, 0.0) for share in shares):.1f} %"
         for number, name in enumerate(shares[0] if shares else ())
     )
     return f"{fmean(speeds):,.0f} {samples[0].unit}/s{parts}" if speeds else ""

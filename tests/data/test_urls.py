@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from data.corpus import Corpus
 from data.options import LoaderOptions
-from data.urls import check_folder, check_scheduler, check_url, redact_urls
+from data.urls import check_folder, check_scheduler, check_url, guard_fsspec, redact_urls
 from pipeline.cli import main
 from tests.conftest import Listener
 from tests.data.conftest import Files, serving, shard_source
@@ -170,13 +171,19 @@ def test_a_scheduler_is_a_host_and_a_port(address: str, capsys: pytest.CaptureFi
 
 def test_a_data_set_does_not_lead_elsewhere(listener: Listener, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    for number, url in enumerate((f"dask://{listener.host}::file:///any.txt", f"ftp://{listener.host}/x.txt")):
+    (tmp_path / "beside.jsonl").write_text('{"text": "of somebody else"}\n')
+    addresses = (f"dask://{listener.host}::file:///any.txt", f"http://{listener.host}/x.jsonl")
+    for number, place in enumerate((*addresses, "../beside.jsonl", str(tmp_path / "beside.jsonl"))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        files = f'data_files:\n  - split: train\n    path: "{url}"'
+        files = f'data_files:\n  - split: train\n    path: "{place}"'
         (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {files}\n---\n")
-        with pytest.raises(ValueError, match="other schemes than http, https"):
+        with pytest.raises(ValueError, match="README.md names .*, which is outside of its folder"):
             shard_source(folder, tmp_path / "shards", "datasets")
+    guard_fsspec()
+    for protocol in ("dask", "ftp"):
+        with pytest.raises(ValueError, match="other schemes than http, https"):
+            fsspec.filesystem(protocol)
     assert listener.contacts == 0
 
 

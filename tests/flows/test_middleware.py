@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -118,3 +119,39 @@ def test_a_password_is_asked_for_once(secret: str = "haed:sesam öffne") -> None
     cookie = told.headers["set-cookie"]
     assert all(word in cookie for word in ("HttpOnly", "SameSite=lax", "Path=/runs")) and "sesam" not in cookie
     assert client.get("/runs/").text == "pages"
+    assert "again" in client.get("/leave").text and not client.cookies
+    assert client.get("/runs/").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/api/flow_runs/filter", "/api/health", "/openapi.json", "/docs", "/redoc"])
+def test_without_the_password_prefect_reads_no_request(path: str) -> None:
+    asked: list[str] = []
+
+    async def prefect(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await PlainTextResponse("Prefect")(scope, receive, send)
+
+    client = TestClient(RunPagesMiddleware(prefect, PlainTextResponse("pages"), "haed:sesam"))
+    assert client.post(path, content=b"x").status_code == 401 and not asked
+    assert client.post(path, content=b"x", headers=basic("haed:sesam")).text == "Prefect"
+    assert client.options(path).text == "Prefect" and client.get("/ui-settings").text == "Prefect"
+    assert client.get("/api/health").text == "Prefect"
+
+
+def test_a_request_without_end_is_refused_while_it_is_read() -> None:
+    sent: list[int] = []
+
+    def endless() -> Iterator[bytes]:
+        for number in range(1000):
+            sent.append(number)
+            yield bytes(1 << 20)
+
+    client = TestClient(StorableBodyMiddleware(echo))
+    answer = client.post("/api/deployments/x/create_flow_run", content=endless())
+    assert answer.status_code == 413 and "at most 16 MiB" in answer.json()["detail"]
+    assert find_unstorable_value(b"[" + b"1," * 1_000_001 + b"1]") == "it has more than 1,000,000 values"
+
+
+def test_a_value_that_is_too_long_is_not_repeated_whole() -> None:
+    said = explain_errors({"detail": f"'{'x' * 300}' is not valid under any of the given schemas"})["detail"]
+    assert len(said) < 200 and "a shorter text" in said and said.startswith("'xxx")

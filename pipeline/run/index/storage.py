@@ -292,17 +292,30 @@ class IndexFiles:
         path, rows = self.place / TABLE, len(self.vectors)
         with explain_damage(self.place, self.again, pyarrow.ArrowException, MemoryError):
             with add_path_to_errors(path), open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
-                there = {file.schema.column(i).name: file.schema.column(i) for i in range(len(file.schema))}
-                if file.metadata.num_rows != rows:
+                there = {file.schema.column(i).path: file.schema.column(i) for i in range(len(file.schema))}
+                groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+                if not file.metadata.num_rows == sum(group.num_rows for group in groups) == rows:
                     raise ValueError(f"{TABLE} has {file.metadata.num_rows} rows for {rows} vectors")
                 for name, kind in wanted.items():
-                    if name not in there or there[name].physical_type != kind or there[name].length > WIDEST:
+                    column = there.get(name)
+                    is_flat = column is not None and column.max_repetition_level == 0
+                    if column is None or not is_flat or column.physical_type != kind or column.length > WIDEST:
                         raise ValueError(f"{TABLE} has no column {name} of {kind}")
+                _check_values(groups, set(wanted))
                 table = file.read(list(wanted))
             columns = {name: _as_array(table[name], there[name].length) for name in wanted}
             if any(len(column) != rows for column in columns.values()):
                 raise ValueError(f"{TABLE} has the wrong number of rows")
         return columns
+
+
+def _check_values(groups: list[Any], names: set[str]) -> None:
+    """Raise ValueError if columns of row groups of a Parquet file have more or fewer values than rows."""
+    for group in groups:
+        for number in range(group.num_columns):
+            column = group.column(number)
+            if column.path_in_schema in names and column.num_values != group.num_rows:
+                raise ValueError(f"{TABLE} has {column.num_values} values for {group.num_rows} rows")
 
 
 WIDEST = 512  # bytes of a column of the table

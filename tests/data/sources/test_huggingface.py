@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -269,3 +270,46 @@ def test_a_folder_whose_name_datasets_cannot_read_is_refused(name: str, message:
     (tmp_path / name / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(ValueError, match=f"(?s){message}"):
         sharded(tmp_path / name, tmp_path / "shards")
+
+
+def test_offsets_that_lead_out_of_an_arrow_file_are_an_error(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["one", "two", "three"] * 100}).save_to_disk(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    content = file.read_bytes()
+    ends = np.cumsum([0, *[3, 3, 5] * 100]).astype("<i4").tobytes()
+    assert content.count(ends) == 1
+    for wrong in (np.arange(301, dtype="<i4") + 0x7F000000, np.arange(301, dtype="<i4") - 7):
+        file.write_bytes(content.replace(ends, wrong.astype("<i4").tobytes()))
+        with pytest.raises(ValueError, match="a text after row 0 is damaged|cannot be read as a data set"):
+            sharded(tmp_path / "saved", tmp_path / "shards", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "README.md",
+            "---\na: &a [x, x, x, x, x, x, x, x, x]\n%sconfigs: *i\n---\n",
+            "README.md has more than 10,000 values",
+        ),
+        ("README.md", f"---\nconfigs: {'[' * 60}{']' * 60}\n---\n", "README.md is nested more than 50 levels deep"),
+        ("README.md", "---\nconfigs: [1, 2]\n---\n", "cannot be read as a data set"),
+        ("dataset_infos.json", "[1, 2]", "dataset_infos.json is damaged: it is no object"),
+        ("dataset_dict.json", "7", "dataset_dict.json is damaged: it is no object"),
+        ("state.json", "[" * 100_000, "state.json is damaged: it is nested"),
+        ("state.json", '{"_data_files": [{"filename": "../../etc/x.arrow"}]}', "outside of its folder"),
+        ("dataset_dict.json", '{"splits": 5}', "cannot be read as a data set"),
+    ],
+)
+def test_what_describes_a_data_set_is_checked_before_it_is_obeyed(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    aliases = "".join(
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "set" / name).write_text(content.replace("%s", aliases))
+    with pytest.raises(ValueError, match=message) as raised:
+        sharded(tmp_path / "set", tmp_path / "shards")
+    assert len(str(raised.value)) < 2000

@@ -115,8 +115,16 @@ def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixt
     rows = json.loads((place / "meta.json").read_text())["chunks"]
     good = parquet.read_table(place / "table.parquet")
     tokens = good["tokens"].to_pylist()
+    lists = pyarrow.array([[0] * 1000, *[[]] * (rows - 1)], pyarrow.list_(pyarrow.int64()))
     for table, message in (
         (good.slice(1), "rows for"),
+        (good.set_column(1, "count", lists), "has no column count of INT64"),
+        (
+            good.drop_columns("count").append_column(
+                "x", pyarrow.StructArray.from_arrays([pyarrow.array([0] * rows)], ["count"])
+            ),
+            "has no column count",
+        ),
         (good.drop_columns("norm"), "has no column norm of FLOAT"),
         (good.set_column(2, "length", pyarrow.array([9 << 40] * rows)), "lengths or counts"),
         (good.set_column(4, "tokens", pyarrow.array(tokens, pyarrow.binary())), "has no column tokens of FIXED"),
