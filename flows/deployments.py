@@ -81,11 +81,10 @@ def keep_offering_runs(deployments: Mapping[str, UUID]) -> None:
         nonlocal offered
         while True:
             time.sleep(_LOOK_SECONDS)
-            if (runs := list_recent_runs()) == offered:
-                continue
             try:
-                offer_runs(deployments, runs)
-                offered = runs
+                if (runs := list_recent_runs()) != offered:
+                    offer_runs(deployments, runs)
+                    offered = runs
             except Exception as error:  # whatever it is: a server that is busy is asked again
                 log.debug("forms do not list the existing runs: %s", error)
 
@@ -113,7 +112,7 @@ def deploy_to_pool(pool: str, folder: Path, image: str, variables: dict[str, Any
             raise ValueError(
                 f"there is no work pool {pool!r}. Run prefect work-pool create {pool} --type process"
             ) from None
-        jobs: dict[str, Any] = {"env": OF_FLOWS}
+        jobs: dict[str, Any] = {}
         if kind == "process":
             jobs["working_dir"] = str(folder.resolve())
             if not folder.is_dir():
@@ -135,11 +134,12 @@ def deploy_to_pool(pool: str, folder: Path, image: str, variables: dict[str, Any
         name = deployment_suffix(folder, pool) if kind == "process" else pool
         deployments = build_deployments(name)
         for deployment in deployments:
-            deployment.job_variables = jobs
+            kept: dict[str, Any] = {"env": OF_FLOWS}
             with suppress(ObjectNotFound):
                 known = client.read_deployment_by_name(deployment.full_name)
-                deployment.job_variables = deep_merge(known.job_variables or {}, jobs)
+                kept = deep_merge(kept, known.job_variables or {})
                 deployment.work_queue_name = known.work_queue_name
+            deployment.job_variables = deep_merge(kept, jobs)
     ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in deployments}
     offer_runs(ids, [])
     _crash_silent_runs(name, [str(id) for id in ids.values()])
@@ -179,10 +179,21 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
 
 
 def local_timezone() -> str:
-    """Return the name of this machine's time zone, which applies to cron lines; UTC if unknown."""
+    """Return the name of this machine's time zone, which applies to cron lines.
+
+    Raises:
+        ConfigError: it is unknown, and not UTC.
+    """
     if zone := os.environ.get("TZ", "").lstrip(":"):
         return zone.rpartition("zoneinfo/")[2]
-    return str(Path("/etc/localtime").resolve()).partition("zoneinfo/")[2] or "UTC"
+    if zone := str(Path("/etc/localtime").resolve()).partition("zoneinfo/")[2]:
+        return zone
+    with suppress(OSError):  # of Debian; in a container /etc/localtime may be a copy
+        if zone := Path("/etc/timezone").read_text().strip():
+            return zone
+    if time.localtime().tm_gmtoff:
+        raise ConfigError("the time zone of this machine has no name. Set it, such as TZ=Europe/Berlin")
+    return "UTC"
 
 
 def cron_schedule(line: str) -> Any:

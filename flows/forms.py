@@ -50,7 +50,6 @@ from pipeline.config import (
     check_training,
     check_windows,
     phases_to_train,
-    training_phases,
     write_override,
 )
 from pipeline.console import make_printable, prepare_logs
@@ -372,22 +371,24 @@ def _divide_seconds(
     timed = {phase: each for phase in _TIMED if (each := fields.get(f"{phase}_seconds"))}
     if not seconds and not timed:
         return {}
-    kinds = {key: value for key, value in values.items() if key == "model.kind"}
-    options = config.load_options(preset, [word for word in overrides if word.startswith("model.kind=")], kinds)
-    trained = divide_training_time(options, _phases_to_train(stage, options.model.kind))
+    kinds = {key: value for key, value in values.items() if key in _DECIDING}
+    options = config.load_options(preset, [word for word in overrides if word.partition("=")[0] in _DECIDING], kinds)
+    trained = divide_training_time(options, _phases_to_train(stage, options))
     if missing := [phase for phase in timed if phase not in trained]:
         raise config.ConfigError(
             f"{missing[0]}_seconds: model.kind={options.model.kind} is trained in one phase. Use seconds, such as 60"
         )
     limits = {phase: seconds * share for phase, share in trained.items() if seconds and share} | timed
     budget: dict[str, Any] = {f"{phase}.seconds": limit for phase, limit in limits.items()}
-    ended = trained if seconds else timed
-    return budget | {f"{phase}.{other}": None for phase in ended for other in ("steps", "epochs")}
+    return budget | {f"{phase}.{other}": None for phase in limits for other in ("steps", "epochs")}
 
 
-def _phases_to_train(stage: str, kind: str) -> tuple[str, ...]:
-    """Return the phase that a stage trains or, for a stage that trains none itself, all phases of such a model."""
-    return (stage,) if stage in PHASES else training_phases(kind)
+def _phases_to_train(stage: str, options: Options) -> tuple[str, ...]:
+    """Return the phase that a stage trains or, for a stage that trains none itself, all phases of such a run."""
+    return (stage,) if stage in PHASES else config.phases_to_train(options)
+
+
+_DECIDING = ("model.kind", "finetune.start_from")  # options that decide which phases are trained
 
 
 def divide_training_time(options: Options, phases: Iterable[str]) -> dict[str, float]:
@@ -473,7 +474,7 @@ def run_name(stage: str) -> Callable[[], str]:
             return f"{stage} {unlabel_run(parameters.get('name', '')) or parameters['preset'] or ''}".strip()
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
-        limits = [getattr(options, phase) for phase in _phases_to_train(stage, options.model.kind)]
+        limits = [getattr(options, phase) for phase in _phases_to_train(stage, options)]
         budget = [
             f"{sum(values):g} {unit}" if sum(values) < 10 or unit == "epochs" else f"{sum(values):,.0f} {unit}"
             for unit in ("seconds", "steps", "epochs")

@@ -32,6 +32,7 @@ from datetime import datetime
 from dis import opmap
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -706,7 +707,7 @@ def take_turn(options: Options) -> Iterator[None]:
 
 
 def list_training_devices(options: Options) -> list[str]:
-    """Return the names of the devices that a training uses, numbered the same way in all processes of this machine."""
+    """Return the names of the devices that a training uses, the same in all processes of this machine, for names of files."""
     import torch
 
     kind, _, number = options.device.partition(":")
@@ -716,7 +717,7 @@ def list_training_devices(options: Options) -> list[str]:
         return [kind]
     count = options.launcher.processes
     wanted = [int(number)] if number.isdigit() else list(range(count))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = [quote(name.strip(), safe="") for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return [f"cuda:{visible[n] if n < len(visible) and visible[n] else n}" for n in wanted]
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from urllib.parse import urlencode
 
@@ -18,22 +18,24 @@ from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import artifact_key, post_markdown
 from flows.forms import FormSubmission, check_all_stages, config_flow, join_overrides, read_form
-from pipeline.config import ConfigError, dump_options, load_options
+from pipeline.config import ConfigError, dump_options, flatten_tree, list_presets, load_options, write_override
 from pipeline.console import markdown_text
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import check_source
 from pipeline.web.app import run_list_url, served_page_url
 
 MOST_RUNS = 100
+_BASE = "quickstart"
 _VALUE = re.compile(r"""\s*(?:"[^"]*"|'[^']*')\s*(?=,|$)|(?:\[[^\]]*\]|\{[^}]*\}|[^,])+""")  # commas within are its own
 
 
 @dataclass
 class SweptRun:
-    """A run of a sweep: its name, its values as overrides, and all of its overrides."""
+    """A run of a sweep: its name, its values as overrides, and its preset with all of its overrides."""
 
     name: str
     values: list[str]
+    preset: str = ""
     overrides: list[str] = field(default_factory=list)
 
 
@@ -73,6 +75,19 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
     return runs
 
 
+def fix_options(preset: str, overrides: list[str]) -> tuple[str, list[str]]:
+    """Return a shipped preset and overrides that give the same options.
+
+    The configuration of a run may change, or its folder be renamed, before a run of a sweep begins.
+    """
+    if preset in list_presets():
+        return preset, overrides
+    wanted, usual = (
+        dict(flatten_tree(asdict(each))) for each in (load_options(preset, overrides), load_options(_BASE))
+    )
+    return _BASE, [write_override(key, value) for key, value in wanted.items() if usual.get(key, usual) != value]
+
+
 def plan_runs(form: FormSubmission) -> list[SweptRun]:
     """Return the runs of a sweep. The form is read for each, since times are divided among the phases of its model.
 
@@ -87,8 +102,8 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
     for run in runs:
         fields = form.fields | {"preset": form.preset, "name": run.name, "overrides": [*typed, *run.values]}
         _, overrides, values = read_form("haed", fields)
-        run.overrides = join_overrides(values, overrides)
-        options = load_options(form.preset, run.overrides)
+        options = load_options(form.preset, join_overrides(values, overrides))
+        run.preset, run.overrides = fix_options(form.preset, join_overrides(values, overrides))
         check_all_stages(options)
         if (source := str((options.source, options.chunker))) not in sources:
             check_source(options)
@@ -123,7 +138,7 @@ def sweep(form: FormSubmission) -> list[str]:
         for run in runs:
             started = client.create_flow_run_from_deployment(
                 each_run,
-                parameters={"preset": form.preset, "name": run.name, "overrides": run.overrides},
+                parameters={"preset": run.preset, "name": run.name, "overrides": run.overrides},
                 name=f"haed {run.name}",  # until it names itself
                 tags=[tag],
                 idempotency_key=f"{flow_run.id} {run.name}",

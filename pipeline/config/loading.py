@@ -567,8 +567,8 @@ def check_name(name: str) -> str:
     bare = name.strip()
     if not bare:
         raise ConfigError(f"name={name!r} is blank. Use name=my-run.")
-    if bare in (".", "..") or "/" in bare:
-        raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes")
+    if bare.startswith(".") or "/" in bare:
+        raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes or a dot at its beginning")
     unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
     if unseen or bare != make_printable(bare):
         raise ConfigError(f"name={name!r}: line ends, control characters and invisible characters are not allowed")

@@ -197,7 +197,7 @@ def _tick_values(low: float, high: float, log: bool) -> Iterable[float]:
     Of a logarithmic axis these are whole powers of ten. If there are fewer than two, 1, 2 and 5 times these; if these are
     too few, the ends as well, unless they are close to one.
     """
-    span = high - low
+    span = (high - low) or abs(high) or 1.0
     if log and floor(high) <= ceil(low):
         powers = range(floor(low), ceil(high) + 1)
         ticks = [power + log10(factor) for power in powers for factor in (1, 2, 5)]

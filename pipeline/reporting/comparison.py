@@ -33,7 +33,14 @@ SHOWN = 12  # maximum number of options in a text; JSON has all
 _NARROW = 6  # columns of a table in an artifact, beside which Prefect shows a column of its own
 _ENDS = ("steps", "seconds", "epochs")
 _LIMITS = (*_ENDS, "patience", "part_from", "part_to")
-_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # options that change the cost of a step
+_WORK = (
+    "model.",
+    "batch.",
+    "iem.",
+    "chunker.",
+    "precision",
+    "launcher.processes",
+)  # options that change the cost of a step
 _TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
 _NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
 
@@ -51,6 +58,7 @@ class Row:
         flops: model FLOPs of all phases.
         validation: last bits per token on the fixed subset of the validation split.
         validation_error: standard error of `validation`.
+        validated: how it was validated: the number of windows, their chunks, and the precision.
         evaluation: metric of evaluation.json of the model alone, or None if the run was not evaluated.
         unit: unit of `evaluation`: bits/char, or bits/dim for pictures and sound.
         decoder: the same metric by the decoder of a mixture alone.
@@ -75,6 +83,7 @@ class Row:
     flops: float
     validation: float | None = None
     validation_error: float | None = None
+    validated: tuple[int, int, str] | None = None
     evaluation: float | None = None
     unit: str | None = None
     decoder: float | None = None
@@ -263,6 +272,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     points: list[Point] = []
     last: Record = {}
     for phase in phases:
+        last = {}  # a validation of an earlier phase is of another loss
         costs = [first] if first and phase != "finetune" else [read_position(where[phase] / "checkpoints")]
         records = metrics.get(phase, [])
         if phase != "finetune":
@@ -287,6 +297,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
         flops=totals["flops"],
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
+        validated=(options.validation.windows, options.batch.context, options.precision) if last else None,
         corpus=corpus.digest if corpus else None,
         fallback=present.fallback if present else None,
     )
@@ -341,6 +352,14 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
         )
     if _ranking_bits(rows[0]) == float("inf"):
         return "No run has a validation or an evaluation yet. Run `haed evaluate` for each."
+    if rows[0].evaluation is None and len({row.validated for row in rows}) > 1:
+        each = "; ".join(
+            f"{row.run}: {row.validated[0]} windows of {row.validated[1]} chunks, {row.validated[2]}"
+            if row.validated
+            else f"{row.run}: not in its last phase"
+            for row in rows
+        )
+        return f"The runs were not validated in the same way ({each}). Run `haed evaluate` for each."
     if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
         return f"{', '.join(missing)}: not evaluated. Run `haed evaluate`, or compare the validation."
     if not same and len({row.split for row in rows}) > 1:

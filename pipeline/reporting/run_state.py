@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -19,6 +19,8 @@ from pipeline.run.metrics import Position, Record, parse_record, read_metrics
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 
 _TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
+_BLOCK = 1 << 20
+_KEPT = 16  # files of metrics that are kept in memory
 
 
 @dataclass
@@ -123,16 +125,31 @@ def status_of(path: Path) -> os.stat_result | None:
 
 
 def _newest_metrics(path: Path, most: float) -> Record:
-    """Return the newest value of each metric in the last lines of a metrics.jsonl, up to a step."""
+    """Return the newest value of each metric in the last lines of a metrics.jsonl, up to a step, and of its validations."""
     with add_path_to_errors(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
         lines = file.read(2 * _TAIL).split(b"\n")[begin > 0 : -1]  # the first and the last line may be incomplete
-    newest: Record = {}
+        validation = _find_validation(file, begin)
+    newest = {name: value for name, value in validation.items() if name.startswith("validation/")}
     for line in lines:
         record = _finite_numbers(parse_record(line, path))
         newest |= record if record.get("step", 0) <= most else {}
     return newest
+
+
+def _find_validation(file: IO[bytes], end: int) -> Record:
+    """Return the last record of a validation that ends before a place in a metrics.jsonl; empty if there is none."""
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        file.seek(begin)
+        first, *lines = file.read(end - begin).split(b"\n")
+        for line in reversed(lines if begin else [first, *lines]):
+            if b'"validation/' in line:
+                with suppress(CorruptFileError):
+                    return _finite_numbers(parse_record(line, Path("metrics.jsonl")))
+        end = min(begin + len(first), end - 1) if begin else 0
+    return {}
 
 
 def _finite_numbers(record: Any) -> Record:
@@ -175,10 +192,18 @@ def _as_option(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-@lru_cache(64)
+_records: dict[Path, tuple[tuple[int, int], list[Record]]] = {}  # the newest of each file: they are large
+
+
 def _read_records(path: Path, changed: int, size: int) -> list[Record]:
-    records = (_finite_numbers(record) for record in read_metrics(path))
-    return [record for record in records if "step" in record]
+    known = _records.pop(path, None)
+    if known is None or known[0] != (changed, size):
+        records = (_finite_numbers(record) for record in read_metrics(path))
+        known = (changed, size), [record for record in records if "step" in record]
+    _records[path] = known
+    for oldest in list(_records)[:-_KEPT]:
+        _records.pop(oldest, None)
+    return known[1]
 
 
 def count_parameters(folder: RunFolder) -> int | None:

@@ -460,15 +460,23 @@ def guard_results(stage: Callable[Concatenate[Options, P], T]) -> Callable[Conca
     @wraps(stage)
     def execute(options: Options, /, *more: P.args, **named: P.kwargs) -> T:
         path = RunFolder.from_options(options).path
-        with guard_folder(path) if path.is_dir() else nullcontext():
-            return stage(options, *more, **named)
+        with guard_folder(path) if path.is_dir() else nullcontext() as guard:
+            try:
+                return stage(options, *more, **named)
+            except (OSError, ValueError):
+                if guard is not None:
+                    guard.check_unchanged()  # else a run that was renamed meanwhile would be said not to be trained
+                raise
 
     return execute
 
 
 def list_runs(runs_dir: str | Path) -> list[str]:
     """Return the names of the runs in a folder, the one that was written last first."""
-    written = {path.parent.name: path.stat().st_mtime for path in Path(runs_dir).glob("*/config.yaml")}
+    written = dict[str, float]()
+    for path in Path(runs_dir).glob("[!.]*/config.yaml"):  # a run that is being deleted has a hidden name
+        with suppress(OSError):  # it was renamed or deleted meanwhile
+            written[path.parent.name] = path.stat().st_mtime
     return sorted(written, key=lambda name: -written[name])
 
 

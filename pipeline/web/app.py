@@ -371,7 +371,8 @@ class _Pages:
         """Serve a file of a run, if it is one of those that are served."""
         folder, name = self._find_run(request), request.path_params["file"]
         phase, _, kind = name.partition("/")
-        if kind == "metrics.csv" and phase in (metrics := phase_metrics(folder)):
+        metrics = await run_in_threadpool(phase_metrics, folder) if kind == "metrics.csv" else {}
+        if phase in metrics:
             return await run_in_threadpool(_csv_response, metrics[phase], f"{phase}-metrics.csv")
         for file in list_served_files(folder):
             if file.name == name:

@@ -1,11 +1,13 @@
 """Changes that the pages of runs make: notes, tags, the archive, and the name or existence of a run's folder.
 
-A run is renamed or deleted under its lock and its reservation. So that never happens while a process trains or evaluates it,
-nor between two stages of a flow, nor while another run starts from it.
+A run is renamed or deleted under its lock and its reservation. So that never happens while a process trains it, nor between
+two stages of a flow, nor while another run starts from it. A single evaluation, index or report holds neither: it ends with an
+error that says so, and writes nothing.
 """
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
@@ -94,8 +96,8 @@ def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
         name = check_name(name)
     except ConfigError as error:
         raise RefusedChangeError(str(error), "name") from None
-    if name.startswith(".") or len(name.encode()) > _LONGEST:
-        raise RefusedChangeError(f"A name has 1 to {_LONGEST} bytes, and its first character is not a dot.", "name")
+    if len(name.encode()) > _LONGEST:
+        raise RefusedChangeError(f"A name has 1 to {_LONGEST} bytes.", "name")
     target = folder.path.with_name(name)
     if os.path.lexists(target):
         raise RefusedChangeError(f"{name} exists already. Choose another name.", "name")
@@ -123,6 +125,8 @@ def delete_run(runs: ServedRuns, folder: RunFolder) -> None:
         with folder.reserve(), folder.lock():
             os.rename(folder.path, hidden)
             shutil.rmtree(hidden)
+        for rest in folder.path.parent.glob(".deleted-*"):  # by a server that was killed
+            shutil.rmtree(rest, ignore_errors=True)
     except BlockingIOError as error:
         raise RefusedChangeError(f"{error}.") from None
     except OSError as error:
@@ -132,7 +136,12 @@ def delete_run(runs: ServedRuns, folder: RunFolder) -> None:
 
 def measure_size(folder: Path) -> int:
     """Return the bytes of all files in a folder."""
-    return sum(os.lstat(f"{place}/{name}").st_size for place, _, names in os.walk(folder) for name in names)
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                size += os.lstat(f"{place}/{name}").st_size
+    return size
 
 
 def _check_unused(runs: ServedRuns, folder: RunFolder) -> None:

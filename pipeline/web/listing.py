@@ -74,6 +74,7 @@ class RunRow:
         facts = state_facts(self.name, self.state) | asdict(self.notes)
         result = self.evaluation.result
         facts["headline"] = asdict(result.headline) | {"split": result.split} if result else None
+        facts["alone"] = result.alone.value if result else None  # without memory, by which models are compared
         facts |= {"warnings": self.evaluation.warnings, "stale": self.evaluation.is_stale}
         return facts | {"preset": self.preset, "corpus": self.corpus, "parameters": self.parameters}
 

@@ -23,7 +23,10 @@ class ServedRuns:
         self.place, self.single = place.resolve(), single
 
     def list_folders(self) -> tuple[list[RunFolder], list[str]]:
-        """Return the runs, sorted by name, and the names of links to folders elsewhere, which are not shown."""
+        """Return the runs, sorted by name, and the names of those that are not shown.
+
+        These are links to folders elsewhere, and names that are not UTF-8, which an address cannot hold.
+        """
         if self.single:
             return [RunFolder(self.place)], []
         folders, elsewhere = [], []
@@ -31,6 +34,9 @@ class ServedRuns:
             if name.startswith(".") or not os.path.lexists(f"{self.place}/{name}/config.yaml"):
                 continue
             folder = self.place / name
+            if name != (shown := name.encode(errors="replace").decode()):
+                elsewhere.append(shown)
+                continue
             if not folder.is_symlink() or folder.resolve().parent == self.place:
                 folders.append(RunFolder(folder))
             else:

@@ -17,9 +17,10 @@ let table, version, known = new Map(), keys = new Set();
 
 // What the table holds of a run: plain values by field. Metrics and options begin with what they are.
 function flatten(run) {
-  const row = { ...run, tags: run.tags.join(" "), evaluated: run.headline?.value ?? null, share: 100 * run.share };
+  const row = { ...run, tags: run.tags.join(" "), evaluated: run.alone, share: 100 * run.share };
   row.changed = run.changed.slice(0, 16).replace("T", " ");
-  row.unit = run.headline ? `${run.headline.unit} ${run.headline.split}${run.stale ? ", of another checkpoint" : ""}` : run.warnings[0];
+  const memory = run.headline && run.headline.value !== run.alone ? `, ${run.headline.value.toFixed(3)} with memory` : "";
+  row.unit = run.headline ? `${run.headline.unit} ${run.headline.split}${memory}${run.stale ? ", of another checkpoint" : ""}` : run.warnings[0];
   for (const [name, value] of Object.entries(run.metrics)) if (name !== "step") row[`metric ${name}`] = value;
   for (const [key, value] of Object.entries(run.options)) row[`option ${key}`] = Array.isArray(value) ? value.join(" ") : value;
   return row;
