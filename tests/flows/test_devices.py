@@ -30,6 +30,12 @@ def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pyte
 
 
 @pytest.mark.slow
+def test_a_device_has_a_name_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-8932/1/2, 1")
+    options = load_options("quickstart", ["device=cuda", "launcher.processes=2"])
+    assert list_training_devices(options) == ["cuda:MIG-GPU-8932%2F1%2F2", "cuda:1"]
+
+
 def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys\nfrom pipeline.config import load_options\nfrom flows.lifecycle import acquire_device\n"
     script += (

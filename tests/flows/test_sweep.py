@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.forms import FormSubmission, check_all_stages, read_form
-from flows.sweep import list_runs_to_try, plan_runs
+from flows.sweep import fix_options, list_runs_to_try, plan_runs
 from pipeline.config import ConfigError, load_options
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served
@@ -81,6 +81,15 @@ def test_each_chunker_of_a_sweep_must_suit_the_source(tmp_path: Path) -> None:
     fields |= {"values": ["chunker.kind=words,pixels"]}
     with pytest.raises(ValueError, match="gives text, but chunker.kind=pixels cuts pictures"):
         plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+
+
+def test_runs_of_a_sweep_keep_the_options_that_were_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the configuration of the run that they vary changes, and its folder is renamed."""
+    wanted = load_options(run / "config.yaml", ["seed=7"])
+    preset, overrides = fix_options(str(run / "config.yaml"), ["seed=7"])
+    run.rename(run.with_name("elsewhere"))
+    assert load_options(preset, overrides) == wanted
+    assert fix_options("hred", ["seed=7"]) == ("hred", ["seed=7"])
 
 
 def test_values_that_are_the_same_number_are_no_two_runs() -> None:

@@ -136,6 +136,10 @@ def test_a_phase_may_have_seconds_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert limits(pretrain_seconds=30) == usual | {"pretrain": 30}
     assert limits(finetune_seconds=5, overrides=["finetune.seconds=7"]) == usual | {"finetune": 7}
     assert limits(seconds=90, pretrain_seconds=30) == usual | {"pretrain": 30, "finetune": 30}
+    started = limits(seconds=90, overrides=["finetune.start_from=other"])
+    assert started == usual | {"finetune": 90}  # phase one is another run's
+    Path("mine.yaml").write_text("pretrain: {seconds: 60}\nfinetune: {seconds: null, steps: 100}\n")
+    assert limits(preset="mine.yaml", seconds=30) | {"train": None} == {"pretrain": 30, "finetune": None, "train": None}
     with pytest.raises(config.ConfigError, match="pretrain_seconds: model.kind=hourglass is trained in one phase"):
         limits(preset="hourglass", pretrain_seconds=30)
 

@@ -84,6 +84,30 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
     assert "seed=3: haed compare takes no options but runs_dir=" in capsys.readouterr().err
 
 
+def test_validations_of_other_windows_or_phases_are_not_compared(two: tuple[Options, Options]) -> None:
+    first, second = two
+
+    def verdict() -> str:
+        return format_comparison(compare(first, first.name, second.name)).splitlines()[-1]
+
+    for number, each in enumerate(two):
+        run = Path(each.runs_dir) / each.name
+        (run / "evaluation.json").unlink()
+        with (run / "train" / "metrics.jsonl").open("ab") as file:
+            file.write(encode_record({"step": each.train.steps, "validation/bits_per_token": 5.0 + number}))
+    assert "needs the fewest bits" in verdict()
+    path = Path(second.runs_dir) / second.name / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("  processes: 1\n", "  processes: 2\n"))
+    assert any("launcher.processes" in line for line in compare(first, "tiny", "other").difference_lines)
+    path.write_text(re.sub(r"(validation:\n(?:  .*\n)*?  windows: )\d+", r"\g<1>1", text))
+    assert "The runs were not validated in the same way" in verdict() and "1 windows of" in verdict()
+    path.write_text(text)
+    with (path.parent / "train" / "metrics.jsonl").open("wb") as file:
+        file.write(encode_record({"step": second.train.steps, "loss": 5.0}))
+    assert "other: not in its last phase" in verdict()
+
+
 @pytest.mark.slow
 def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
     """Patches beside words; not where one has no digest of its text, nor on another split."""

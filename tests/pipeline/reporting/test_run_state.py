@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from pipeline.reporting.run_state import determine_state
+from pipeline.reporting import run_state
+from pipeline.reporting.run_state import determine_state, phase_metrics
+from pipeline.run.metrics import encode_record
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import write_state
 
@@ -36,6 +38,31 @@ def test_how_far_a_run_is(run: Path) -> None:
     for name in ("finetune", "pretrain"):
         (run / name / "metrics.jsonl").unlink()
     assert determine_state(folder).word == "not trained"
+
+
+def test_the_last_validation_is_found_however_long_ago(run: Path) -> None:
+    path = run / "finetune" / "metrics.jsonl"
+    validation = determine_state(RunFolder(run)).validation
+    assert validation is not None
+    padding = {f"filler_{number}": 1.0 / 3 for number in range(30)}
+    with path.open("ab") as file:
+        for number in range(3000):  # two megabytes
+            file.write(encode_record({"step": 4 + number / 1e6, "loss": 1.0} | padding))
+    with RunFolder(run).lock():
+        found = determine_state(RunFolder(run))
+    assert (found.validation, found.metrics["loss"]) == (validation, 1.0)
+
+
+def test_one_version_of_a_file_of_metrics_is_kept(run: Path) -> None:
+    path = run / "finetune" / "metrics.jsonl"
+    for number in range(20):
+        with path.open("ab") as file:
+            file.write(encode_record({"step": 4.0, "loss": float(number)}))
+        assert phase_metrics(RunFolder(run))["finetune"][-1]["loss"] == number  # of the step of the checkpoint
+    assert (
+        len([each for each in run_state._records if each == path]) == 1 and len(run_state._records) <= run_state._KEPT
+    )
+    assert phase_metrics(RunFolder(run))["finetune"] == phase_metrics(RunFolder(run))["finetune"]
 
 
 def test_looking_at_a_lock_takes_it_from_nobody(run: Path) -> None:

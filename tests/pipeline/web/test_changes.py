@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.run.files import RunNotes, read_notes
-from pipeline.run.run_directory import RunFolder
+from pipeline.run.run_directory import RunFolder, list_runs
 from tests.pipeline.web.test_app import Site
 
 
@@ -161,6 +161,9 @@ def test_runs_are_deleted_whole_after_their_size_was_shown(site: Site, run: Path
     shutil.copytree(run, run.with_name("kept"))
     shown = site.client.post("/runs/.delete", data={"run": "run"}).text
     assert "Delete 1 run<" in shown and " MB</button>" in shown and run.is_dir()
+    (run.parent / ".deleted-0123456789ab" / "finetune").mkdir(parents=True)  # left by a server that was killed
+    (run.parent / ".deleted-0123456789ab" / "config.yaml").write_text("")
+    assert list_runs(run.parent) == ["kept", "run"] or list_runs(run.parent) == ["run", "kept"]
     change(site, "delete", "run")
     assert [path.name for path in run.parent.iterdir()] == ["kept"]
 
