@@ -200,10 +200,17 @@ def query_index(
         try:
             _ = probe.places if space == "contexts" else probe.index
         except (FileNotFoundError, ValueError) as error:
+            from pipeline.config.loading import format_value
             from pipeline.run.index.build import build_index
+            from pipeline.run.index.storage import list_changed_options
 
             log.info("building the index: %s", str(error).partition(". ")[0])
-            build_index(replace(options, index=replace(options.index, space=space)))
+            wanted = replace(options.index, space=space)
+            for key, before in list_changed_options(folder, wanted).items():
+                log.warning(
+                    "index.%s was %s, and is now %s", key, format_value(before), format_value(getattr(wanted, key))
+                )
+            build_index(replace(options, index=wanted))
     if like or minus or plus:
         return probe.analogy(like, minus, plus, count, min_count)
     if space == "contexts":

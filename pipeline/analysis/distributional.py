@@ -188,7 +188,7 @@ def measure_agreement(
         neighbours=count,
         chance=count / max(among - 1, 1),
         **statistics,
-        cosines=edges[:-1].tolist(),
+        cosines=edges[: max(len(edges) - 1, 1)].tolist(),
         examples=examples,
     )
 

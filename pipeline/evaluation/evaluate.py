@@ -25,7 +25,7 @@ from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.config import Options, max_known_chunks, remembered_chunks, requested_likelihood
-from pipeline.evaluation.baselines import measure_baselines, not_beaten
+from pipeline.evaluation.baselines import TRAIN_LIMIT, measure_baselines, not_beaten
 from pipeline.run.device import release_memory
 from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, Part, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter
@@ -210,8 +210,12 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     except (OSError, ValueError) as error:
         log.warning("%s. It is made again", error)
     log.info("measuring baselines on the %s split", split)
-    train, held_out = (b"".join(corpus.iterate_originals(each)) for each in ("train", split))
-    baselines = measure_baselines(train, held_out)
+    train = bytearray()
+    for text in corpus.iterate_originals("train"):
+        train += text
+        if len(train) > TRAIN_LIMIT:  # of more, no baseline makes use
+            break
+    baselines = measure_baselines(bytes(train[: TRAIN_LIMIT + 1]), b"".join(corpus.iterate_originals(split)))
     try:
         write_json(cache, asdict(_CachedBaselines(corpus.digest, baselines)))
     except OSError as error:

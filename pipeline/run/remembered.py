@@ -6,10 +6,11 @@ setting, is made again, which is logged. Nothing else of any other split than tr
 """
 
 import logging
-import math
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ GATE, RECALL = "known/gate.safetensors", "recall.safetensors"
 FITTED, FITTED_PER_DOCUMENT = 20_480, 4096  # chunks of the valid split on which the gate is fitted
 RECALLED = 1 << 25  # chunks of the train split at most: 8 bytes each
 _GATE_FORMAT, _RECALL_FORMAT = (
-    "gate of features in deviations, scales of spelling by place and context",
+    "gate of features in deviations, scales of spelling by place and context, of documents in random order",
     "contexts sorted beyond 32 chunks",
 )
 _SORTED = 1 << 20  # chunks whose distinct ones are found at a time
@@ -128,7 +129,8 @@ def load_recall(corpus: Corpus) -> ChunkRecall:
             log.warning("%s is damaged (%s). It is made again", corpus.folder / RECALL, error)
     total = corpus.split_counts("train").chunks
     read = min(total, RECALLED)
-    log.info("sorting %s chunks of the train split for the recalled part: %.0f MB", f"{read:,}", 8e-6 * read)
+    sizes = 8e-6 * read, 133e-6 * read
+    log.info("sorting %s chunks of the train split for the recalled part: %.0f MB, by %.0f MB", f"{read:,}", *sizes)
     if read < total:
         log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
     chunker = corpus.build_chunker()
@@ -184,20 +186,28 @@ def _number_chunks(
 
 
 def choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return beginnings of documents of the valid split, in a fixed random order, about `FITTED` chunks in all."""
-    counts = corpus.split_counts("valid")
-    share = max(1.0, counts.chunks / FITTED)
-    order = torch.randperm(counts.documents, generator=torch.Generator().manual_seed(0))
-    chosen = set(order[: math.ceil(2 * counts.documents / share)].tolist())
-    result, left = [], FITTED
-    for number, (tokens, lengths) in enumerate(corpus.iterate_documents("valid")):
-        if not left:
-            break
-        if number in chosen:
-            some = lengths[: min(FITTED_PER_DOCUMENT, left)]
-            result.append((tokens[: int(some.astype(np.int64).sum())], some))
-            left -= len(some)
-    return result
+    """Return beginnings of documents of the valid split, in a fixed random order, `FITTED` chunks in all, or all chunks.
+
+    Each gives at most `FITTED_PER_DOCUMENT` chunks, or equal shares if there are few documents.
+    """
+    documents = corpus.split_counts("valid").documents
+    most = max(FITTED_PER_DOCUMENT, -(-FITTED // max(1, documents)))
+    order = torch.randperm(documents, generator=torch.Generator().manual_seed(0))
+    chosen: list[tuple[int, np.ndarray, np.ndarray]] = []  # by their places in the order
+    size = 0
+    for place, (tokens, lengths) in zip(order.argsort().tolist(), corpus.iterate_documents("valid"), strict=False):
+        if size >= FITTED and place > chosen[-1][0]:
+            continue
+        some = lengths[:most]
+        insort(chosen, (place, tokens[: int(some.astype(np.int64).sum())].copy(), some.copy()), key=itemgetter(0))
+        size += len(some)
+        while size - len(chosen[-1][2]) >= FITTED:
+            size -= len(chosen.pop()[2])
+    if chosen and size > FITTED:
+        place, tokens, lengths = chosen.pop()
+        lengths = lengths[: len(lengths) - (size - FITTED)]
+        chosen.append((place, tokens[: int(lengths.astype(np.int64).sum())], lengths))
+    return [(tokens, lengths) for _, tokens, lengths in chosen]
 
 
 def read_documents(

@@ -5,6 +5,7 @@ at places of the split. `pipeline.run.index.storage` documents the files.
 """
 
 import logging
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -31,14 +32,14 @@ from pipeline.run.index.storage import (
     IndexMetadata,
     IndexSummary,
     Metric,
-    RandomPairScores,
     Space,
-    VectorFile,
     choose_metric,
     finish_index,
     lock_path,
     open_vectors,
+    random_pair_scores,
     space_folder,
+    unfinished_folder,
     write_vectors,
 )
 from pipeline.run.metrics import ProgressCounter
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 log = logging.getLogger(__name__)
-_PAIRS = 4000  # random pairs that are scored
 _WINDOWS_AT_ONCE = 16
 _UNSEEN = 4096  # chunks of the validation split among which queries for tuning are looked for
 
@@ -84,6 +84,7 @@ def build_index(options: Options) -> IndexSummary:
         raise BlockingIOError(f"{place} is being built by {holder}. Wait for it or stop it")
 
     with file_lock(lock_path(folder, space), refuse):
+        shutil.rmtree(unfinished_folder(folder, space), ignore_errors=True)  # of one that was interrupted
         meta = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
     release_memory()
     return IndexSummary(**{name: getattr(meta, name) for name in IndexSummary.__dataclass_fields__})
@@ -124,7 +125,7 @@ def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
     metric, floor = choose_metric(limits, "chunks"), known_count_threshold(counts)
     known = int((counts >= floor).sum())
     mean = _mean_embedding(run, tokens[:known], lengths[:known]) if metric == "centred" else None
-    with write_vectors(space_folder(run.folder, "chunks"), width, metric) as file:
+    with write_vectors(unfinished_folder(run.folder, "chunks"), width, metric) as file:
         for rows, vectors in run.embed_batches(tokens, lengths):
             norms[rows] = np.linalg.norm(vectors, axis=1)
             if mean is not None:
@@ -180,20 +181,22 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
         there = f"Set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "leave it out"
         raise ConfigError(f"index.scale={limits.scale}: this model has no such scale. {there}")
     width = run.context(b"a", limits.layer, limits.scale).shape[0]
-    with write_vectors(space_folder(run.folder, "contexts"), width, metric) as file:
+    with write_vectors(unfinished_folder(run.folder, "contexts"), width, metric) as file:
 
         def tables() -> "Iterator[pyarrow.Table]":
             chance = np.random.default_rng(run.options.seed)
             windows = iterate_named_windows(corpus, limits.split, run.options.batch.context)
             drawn = (each for each in windows if chance.random() < wanted / total)
-            while file.rows < wanted and (batch := list(islice(drawn, _WINDOWS_AT_ONCE))):
+            first = iterate_named_windows(corpus, limits.split, run.options.batch.context)
+            # Of very few places, maybe none is drawn.
+            while file.rows < wanted and (
+                batch := list(islice(drawn, _WINDOWS_AT_ONCE)) or ([] if file.rows else [next(first)])
+            ):
                 vectors = _compute_states(run, [window for _, window in batch])[: wanted - file.rows]
                 file.append_vectors(prepare_vectors(vectors, metric))
                 yield _build_context_table(batch, run.chunker.name, len(vectors))
 
         _write_table(run, "contexts", tables())
-    if not file.rows:
-        raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn. Raise it")
     more = {"left_out": total - file.rows, "layer": limits.layer, "scale": limits.scale}
     return _build_search(run, "contexts", metric, np.zeros((0, width), np.float32), file.rows, **more)
 
@@ -266,7 +269,7 @@ def _write_table(run: Run, space: Space, tables: "Iterable[pyarrow.Table]") -> N
     """Write the table of a space from parts of one schema."""
     import pyarrow.parquet
 
-    with replace_atomically(space_folder(run.folder, space) / TABLE) as file:
+    with replace_atomically(unfinished_folder(run.folder, space) / TABLE) as file:
         writer = None
         try:
             for table in tables:
@@ -283,12 +286,12 @@ def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, kn
     `unseen` (m, E) are vectors outside the index, used as queries for tuning. Results are taken from the first `known`
     rows. `more` are further fields of `IndexMetadata`.
     """
-    place, limits = space_folder(run.folder, space), run.options.index
+    place, limits = unfinished_folder(run.folder, space), run.options.index
     vectors = open_vectors(place / VECTORS)
     tuned = choose_index(place, vectors, metric, unseen, limits, run.options.threads, run.options.seed)
     number, width = vectors.shape
     meta = IndexMetadata(
-        folder=str(place),
+        folder=str(space_folder(run.folder, space)),
         space=space,
         chunks=number,
         width=width,
@@ -309,18 +312,3 @@ def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, kn
         **more,
     )
     return finish_index(run.folder, meta, [VECTORS, TABLE] if tuned.kind == "flat" else [VECTORS, SEARCH, TABLE])
-
-
-def random_pair_scores(
-    vectors: np.ndarray | VectorFile, number: int, metric: Metric, seed: int
-) -> RandomPairScores | None:
-    """Score random pairs of the first `number` of vectors (n, E), drawn by the seed; return None for fewer than two."""
-    if number < 2:
-        return None
-    chance = np.random.default_rng(seed)
-    one = chance.integers(number, size=_PAIRS)
-    other = (one + chance.integers(1, number, size=_PAIRS)) % number
-    first, second = vectors[one], vectors[other]
-    scores = np.linalg.norm(first - second, axis=1) if metric == "l2" else (first * second).sum(1)
-    rare = np.percentile(scores, 1 if metric == "l2" else 99)
-    return RandomPairScores(float(scores.mean()), float(scores.std()), float(rare))

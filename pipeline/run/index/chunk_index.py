@@ -20,7 +20,7 @@ from pipeline.config import ConfigError, Options
 from pipeline.console import escape_control_characters
 from pipeline.run.index.faiss_search import Vectors, prepare_vectors, search_uncentred
 from pipeline.run.index.queries import Neighbour, QueryResult, SearchResults, check_count, display_chunk, log_notes
-from pipeline.run.index.storage import SCORES, IndexFiles, VectorFile
+from pipeline.run.index.storage import SCORES, IndexFiles, RandomPairScores, VectorFile, random_pair_scores
 from pipeline.run.run_directory import RunFolder
 
 COUNT = 8  # default number of neighbours
@@ -74,6 +74,7 @@ class ChunkIndex:
         self.meta, self.chunks = files.meta, DistinctChunks(tokens, lengths.astype(np.uint8), counts)
         self.norms, self.distances, self.search = columns["norm"], columns.get("from_mean"), Vectors.open(files)
         self.mean = None if self.meta.mean is None else np.array(self.meta.mean, np.float32)
+        self._chances: dict[int, RandomPairScores | None] = {}  # by the number of chunks that are searched
         self.find_row = lru_cache(1 << 12)(self._search_row)  # a query looks each of its chunks up several times
 
     def __len__(self) -> int:
@@ -176,9 +177,17 @@ class ChunkIndex:
         log_notes(results)
         rest = f", of {len(self):,} (`--min-count 1`)" if among < len(self) else ""
         often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
-        chance = "" if are_predictions else self.meta.note
-        about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{chance}"
+        note = self.meta.describe(None if are_predictions else self._score_by_chance(among))
+        about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{note}"
         return SearchResults(results, about, SCORES[metric])
+
+    def _score_by_chance(self, among: int) -> RandomPairScores | None:
+        """Return the scores of random pairs of the chunks that are searched."""
+        if among == self.count_known(self.meta.floor):
+            return self.meta.chance
+        if among not in self._chances:
+            self._chances[among] = random_pair_scores(self.vectors, among, self.meta.metric, seed=0)
+        return self._chances[among]
 
     def _shortage_note(self, count: int, returned: int, among: int, least: int) -> str | None:
         """Return a note for a result with fewer neighbours than requested; None if there are enough."""

@@ -255,6 +255,9 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
     GB of 8-bit codes it is a graph. If the graph finds too little, because of hubs or of queries far from everything,
     clusters are tried. Beyond 8 GB it is clusters of product-quantised vectors.
     """
+    if kind == "ivfpq" and number < 16:
+        log.warning("index.kind=ivfpq needs 16 vectors, and there are %d, so the search is exact (flat)", number)
+        return ("flat",)
     if kind != "auto":
         return (kind,)
     if number * width <= FLAT_UP_TO:

@@ -105,7 +105,7 @@ class Probe:
                 raise ValueError("min_count applies to chunks only. Leave it out.")
             rows = [asdict(self.places.passage_at(row, 0.0)) for row in range(len(self.places))]
             frame = data_frame([{"row": number} | row for number, row in enumerate(rows)])
-            return np.array(self.places.search.exact), frame.drop(columns=["score", "count"])
+            return np.array(self.places.search.exact[:]), frame.drop(columns=["score", "count"])
         index = self.index
         among, _ = index.searched_rows(min_count)
         chunks = [index.chunk_at(row) for row in range(among)]

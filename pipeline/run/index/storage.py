@@ -14,6 +14,7 @@ No file is memory-mapped: if a mapped file were truncated, or its disk failed, t
 """
 
 import os
+import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -147,7 +148,11 @@ class IndexMetadata(IndexSummary):
     @property
     def note(self) -> str:
         """The end of a results' description: the scores of random pairs, if known, and a phase that was requested."""
-        notes = [str(self.chance)] if self.chance is not None else []
+        return self.describe(self.chance)
+
+    def describe(self, chance: RandomPairScores | None) -> str:
+        """Return the end of a results' description with these scores of random pairs."""
+        notes = [str(chance)] if chance is not None else []
         if self.asked_stage is not None:
             notes.append(f"the index is of {self.stage} step {self.step:,}, as requested for it")
         return "".join(f"; {note}" for note in notes)
@@ -170,6 +175,11 @@ def choose_metric(limits: IndexOptions, space: Space) -> Metric:
 def space_folder(folder: RunFolder, space: Space) -> Path:
     """Return the folder of a space's files."""
     return folder.path / "index" / space
+
+
+def unfinished_folder(folder: RunFolder, space: Space) -> Path:
+    """Return the folder in which an index is built. The one before stays until it is finished."""
+    return space_folder(folder, space).with_name(f".{space}.partial")
 
 
 def lock_path(folder: RunFolder, space: Space) -> Path:
@@ -318,6 +328,7 @@ def _check_values(groups: list[Any], names: set[str]) -> None:
                 raise ValueError(f"{TABLE} has {column.num_values} values for {group.num_rows} rows")
 
 
+_PAIRS = 4000  # random pairs that are scored
 WIDEST = 512  # bytes of a column of the table
 
 
@@ -347,12 +358,15 @@ class VectorFile:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | int | np.ndarray) -> np.ndarray:
-        """Return rows, indexed as an array is; slices have no step."""
+        """Return rows, indexed as an array is; slices have no step. Raises IndexError for rows that it lacks."""
         number, width = self.shape
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(number)
             return self._read_rows(begin, max(0, end - begin))
-        wanted, places = np.unique(np.asarray(rows) % number, return_inverse=True)
+        asked = np.asarray(rows)
+        if ((asked < -number) | (asked >= number)).any():
+            raise IndexError(f"rows {rows}: there are {number}")
+        wanted, places = np.unique(asked % number, return_inverse=True)
         vectors = np.concatenate([np.zeros((0, width), np.float32), *(self._read_rows(int(row), 1) for row in wanted)])
         return vectors[places.reshape(np.shape(rows))]
 
@@ -416,8 +430,12 @@ def flat_header(number: int, width: int, metric: Metric) -> bytes:
 
 
 def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> IndexMetadata:
-    """Write meta.json with the checksums of the finished files, and note in `.checked` that this user built them."""
-    place = space_folder(folder, meta.space)
+    """Move the finished files to their place, write meta.json with their checksums, and note that this user built them."""
+    place, made = space_folder(folder, meta.space), unfinished_folder(folder, meta.space)
+    make_folders(place, within=folder.path)
+    for name in names:
+        os.replace(made / name, place / name)
+    shutil.rmtree(made)
     cache = ChecksumCache(place)
     meta.sha256 = {name: cache.compute_sha256(name, fresh=True) for name in names}
     folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
@@ -429,10 +447,7 @@ def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> In
 
 @contextmanager
 def write_vectors(place: Path, width: int, metric: Metric) -> Iterator["VectorWriter"]:
-    """Write `vectors.faiss` batch by batch; it replaces the old file at the end.
-
-    Its folder is created if needed.
-    """
+    """Write `vectors.faiss` batch by batch. Its folder is created if needed."""
     make_folders(place, within=place.parent.parent)  # the run's folder
     with replace_atomically(place / VECTORS) as file:
         file.write(bytes(HEADER))
@@ -454,3 +469,29 @@ class VectorWriter:
         assert vectors.shape[1] == self._width
         self._file.write(np.ascontiguousarray(vectors, "<f4").data)
         self.rows += len(vectors)
+
+
+def random_pair_scores(
+    vectors: np.ndarray | VectorFile, number: int, metric: Metric, seed: int
+) -> RandomPairScores | None:
+    """Score random pairs of the first `number` of vectors (n, E), drawn by the seed; return None for fewer than two."""
+    if number < 2:
+        return None
+    chance = np.random.default_rng(seed)
+    one = chance.integers(number, size=_PAIRS)
+    other = (one + chance.integers(1, number, size=_PAIRS)) % number
+    first, second = vectors[one], vectors[other]
+    scores = np.linalg.norm(first - second, axis=1) if metric == "l2" else (first * second).sum(1)
+    rare = np.percentile(scores, 1 if metric == "l2" else 99)
+    return RandomPairScores(float(scores.mean()), float(scores.std()), float(rare))
+
+
+def list_changed_options(folder: RunFolder, options: IndexOptions) -> dict[str, Any]:
+    """Return the options of an index that is there, by name, which differ from these; empty if it cannot be read."""
+    space: Space = "contexts" if options.space == "contexts" else "chunks"
+    try:
+        before = read_as(IndexMetadata, space_folder(folder, space) / META).options
+    except (OSError, ValueError):
+        return {}
+    now = asdict(options) | {"space": before.get("space")}
+    return {name: value for name, value in before.items() if now.get(name, value) != value}
