@@ -2,9 +2,11 @@
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from pipeline.run.checkpoints import read_metadata
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.known import write_cache
 from pipeline.run.opened import Run
-from pipeline.run.remembered import GATE, RECALL, _number_chunks, load_recall
+from pipeline.run.remembered import GATE, RECALL, _number_chunks, choose_held_out, load_recall
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
@@ -210,3 +212,37 @@ def test_the_smallest_corpora(
     run = opened(options)
     assert run.score("").bits == 0 and isinstance(run.system, HAED)
     assert run.next("", 2).chunks and run.sample("", 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "documents"),
+    [
+        ([100_000] * 50, 5),
+        ([100_000] * 2, 2),
+        ([1000] * 200, 21),
+        ([400] * 250, 52),
+        ([300] * 10, 10),
+        ([], 0),
+        ([7, 0, 5], 3),
+    ],
+)
+def test_the_gate_is_fitted_on_random_documents_of_the_whole_split(
+    sizes: list[int], documents: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.run.remembered.FITTED", 20_480)
+
+    class Split:
+        def split_counts(self, split: str) -> SimpleNamespace:
+            return SimpleNamespace(documents=len(sizes), chunks=sum(sizes))
+
+        def iterate_documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for number, size in enumerate(sizes):
+                yield np.full(2 * size, number, np.uint8), np.full(size, 2, np.uint8)
+
+    corpus: Any = Split()
+    found = choose_held_out(corpus)
+    assert len(found) == documents and sum(len(lengths) for _, lengths in found) == min(20_480, sum(sizes))
+    assert all(len(tokens) == 2 * len(lengths) for tokens, lengths in found)
+    numbers = [int(tokens[0]) for tokens, _ in found if len(tokens)]
+    if 20 < documents < len(sizes):
+        assert numbers != sorted(numbers) and min(numbers) < len(sizes) / 4 and max(numbers) > 3 * len(sizes) / 4

@@ -11,12 +11,13 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from data.filesystem import file_lock, write_json
+from data.filesystem import OpenedFile, file_lock, write_json
 from pipeline.cli import main
+from pipeline.inference import query_index
 from pipeline.run.files import ChecksumCache
 from pipeline.run.index.build import build_index
 from pipeline.run.index.chunk_index import ChunkIndex
-from pipeline.run.index.storage import VECTORS, IndexFiles, lock_path, space_folder
+from pipeline.run.index.storage import VECTORS, IndexFiles, VectorFile, lock_path, random_pair_scores, space_folder
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import flip_bit
 
@@ -143,6 +144,47 @@ def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixt
         assert "is damaged" in refused(run, capsys)
     forged(place, sha256={})
     assert "does not name its files" in refused(run, capsys)
+
+
+def test_an_index_stays_until_another_is_finished(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(run)
+    before = ChunkIndex(folder).meta
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr("pipeline.run.index.build.choose_index", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(folder.load_options(["index.metric=l2"]))
+    assert ChunkIndex(folder).meta == before
+    build_index(folder.load_options(["index.metric=l2"]))
+    assert ChunkIndex(folder).meta.metric == "l2" and not (run / "index" / ".chunks.partial").exists()
+
+
+def test_few_places_and_few_vectors_make_an_index(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = RunFolder(run)
+    assert build_index(folder.load_options(["index.space=contexts", "index.max_contexts=1"])).chunks == 1
+    assert build_index(folder.load_options(["index.kind=ivfpq", "index.max_chunks=9"])).kind == "flat"
+    assert "index.kind=ivfpq needs 16 vectors" in caplog.text
+
+
+def test_chance_is_that_of_the_chunks_that_are_searched(run: Path) -> None:
+    index = ChunkIndex(RunFolder(run))
+    about = [
+        query_index(RunFolder(run).load_options(), queries=["def "], min_count=least).about for least in (1, 2, 20)
+    ]
+    assert len({each.partition("random pairs")[2] for each in about}) == 3
+    few = random_pair_scores(index.vectors, index.count_known(20), index.meta.metric, 0)
+    assert str(few) in about[2]
+
+
+def test_a_file_of_vectors_has_an_end(run: Path) -> None:
+    with (path := run / "index" / "chunks" / VECTORS).open("rb") as file:
+        vectors = VectorFile(OpenedFile(path, file), (5, 16))
+    assert np.array(vectors).shape == (5, 16)
+    with pytest.raises(IndexError, match="there are 5"):
+        vectors[5]
 
 
 def test_an_index_that_is_being_built_is_not_called_damaged(run: Path) -> None:
