@@ -10,7 +10,7 @@ const NUMBERS = {
   step: "step", share: "done", validation: "validation bits", training: "training bits",
   evaluated: "evaluated", parameters: "parameters", left: "seconds left",
 };
-const WIDTHS = { run: NARROW ? 120 : 230, word: NARROW ? 85 : 115, step: 70, share: 85, validation: NARROW ? 120 : 125, evaluated: 160, changed: 145, note: 200, corpus: 180 };
+const WIDTHS = { run: NARROW ? 120 : 185, word: NARROW ? 85 : 115, step: 70, share: 85, validation: NARROW ? 120 : 125, evaluated: 205, changed: 145, note: 200, corpus: 180 };
 const find = (selector) => document.querySelector(selector);
 const place = find("#table");
 let table, version, known = new Map(), keys = new Set();
@@ -19,8 +19,8 @@ let table, version, known = new Map(), keys = new Set();
 function flatten(run) {
   const row = { ...run, tags: run.tags.join(" "), evaluated: run.alone, share: 100 * run.share };
   row.changed = run.changed.slice(0, 16).replace("T", " ");
-  const memory = run.headline && run.headline.value !== run.alone ? `, ${run.headline.value.toFixed(3)} with memory` : "";
-  row.unit = run.headline ? `${run.headline.unit} ${run.headline.split}${memory}${run.stale ? ", of another checkpoint" : ""}` : run.warnings[0];
+  row.memory = run.headline && run.headline.value !== run.alone ? `(${run.headline.value.toFixed(3)}) ` : "";
+  row.unit = run.headline ? `${run.headline.unit} ${run.headline.split}${run.stale ? ", of another checkpoint" : ""}` : run.warnings[0];
   for (const [name, value] of Object.entries(run.metrics)) if (name !== "step") row[`metric ${name}`] = value;
   for (const [key, value] of Object.entries(run.options)) row[`option ${key}`] = Array.isArray(value) ? value.join(" ") : value;
   return row;
@@ -112,7 +112,8 @@ const formatters = {
   share: (row) => (row.phase ? `${row.share.toFixed(0)} %` : ""),
   evaluated: (row) => {
     const cell = element("span", row.evaluated === null ? "" : row.evaluated.toFixed(3) + " ");
-    cell.append(element("span", row.headline && row.stale ? "outdated" : row.unit ?? "", { className: "note", title: row.unit ?? "" }));
+    const title = `${row.unit ?? ""}${row.memory ? "; in brackets with memory" : ""}`;
+    cell.append(element("span", row.memory + (row.headline && row.stale ? "outdated" : row.unit ?? ""), { className: "note", title }));
     return cell;
   },
 };
