@@ -180,7 +180,10 @@ class Corpora:
     def place(self) -> str | None:
         """The path of the source relative to the corpora, which may be moved together; None if it has none."""
         path = None if self.piped else self.source.path
-        return None if path in (None, "-") else os.path.relpath(str(path), self.shards_dir)
+        if path in (None, "-"):
+            return None
+        is_name = self.source.kind == "datasets" and not os.path.exists(str(path))  # on the hub
+        return path if is_name else os.path.relpath(str(path), self.shards_dir)
 
     def _request_keys(self) -> list[str]:
         """Return the keys of these options in the notes.

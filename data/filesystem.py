@@ -198,7 +198,7 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     return text
 
 
-def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
+def check_tree(text: str, where: Path | str, fast: bool = True, most: int = NODES) -> None:
     """Check the events of YAML one by one, before any tree is built from them. Errors name it by `where`.
 
     If it is `fast`, libyaml is used, which rejects escapes of lone surrogates, such as those of JSON.
@@ -214,7 +214,7 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, NODES)  # a value that contains itself is endless
+            count += sizes.get(event.anchor, most)  # a value that contains itself is endless
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if isinstance(event, yaml.CollectionStartEvent):
@@ -227,8 +227,8 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
                 sizes[anchor] = count - before + 1
         if len(above) > DEEPEST:
             raise CorruptFileError(f"{where} is nested more than {DEEPEST} levels deep")
-        if count > NODES:
-            raise CorruptFileError(f"{where} has more than {NODES:,} values")
+        if count > most:
+            raise CorruptFileError(f"{where} has more than {most:,} values")
 
 
 def read_yaml(path: Path | str, inside: Path | None = None) -> str:

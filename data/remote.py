@@ -264,11 +264,11 @@ class RemoteFolder:
         path, began, size = f"{self.path}/{name}", time.monotonic(), 0
         with open_file(path) if self._is_local else closing(self.files.open(path, "rb", **self._how)) as file:
             for block in read_blocks(file, limit + 1):
+                seconds = time.monotonic() - began
+                if seconds > _SLOW_AFTER and size and size < _SLOWEST * seconds:  # and this block may not be the last
+                    raise TimeoutError(f"{size:,} bytes came in {seconds:.0f} s")
                 yield block
                 size += len(block)
-                seconds = time.monotonic() - began
-                if seconds > _SLOW_AFTER and size < _SLOWEST * seconds:
-                    raise TimeoutError(f"{size:,} bytes came in {seconds:.0f} s")
 
 
 async def _make_client(**settings: Any) -> Any:

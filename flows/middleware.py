@@ -143,8 +143,9 @@ def explain_errors(value: Any) -> Any:
         return "one of these values is not allowed. The message that appears at the edge of the page names it"
     before, is_found, after = value.partition(_OF_NO_KIND)
     if is_found:
+        where, colon, given = before.rpartition("Failure reason: ")
         kinds = "a whole number, a choice, a shorter text or a group of fields"
-        value = f"{cut_middle(before, _SHOWN)}is no value for this field, which may want {kinds}{after}"
+        value = f"{where}{colon}{cut_middle(given, _SHOWN)}is no value for this field, which may want {kinds}{after}"
     return cut_middle(redact_urls(value), _LONGEST)
 
 

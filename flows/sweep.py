@@ -18,7 +18,15 @@ from prefect.runtime import deployment, flow_run
 
 from flows.artifacts import artifact_key, post_markdown
 from flows.forms import FormSubmission, check_all_stages, config_flow, join_overrides, read_form
-from pipeline.config import ConfigError, dump_options, flatten_tree, list_presets, load_options, write_override
+from pipeline.config import (
+    ConfigError,
+    applies_to,
+    dump_options,
+    flatten_tree,
+    list_presets,
+    load_options,
+    write_override,
+)
 from pipeline.console import markdown_text
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import check_source
@@ -82,10 +90,10 @@ def fix_options(preset: str, overrides: list[str]) -> tuple[str, list[str]]:
     """
     if preset in list_presets():
         return preset, overrides
-    wanted, usual = (
-        dict(flatten_tree(asdict(each))) for each in (load_options(preset, overrides), load_options(_BASE))
-    )
-    return _BASE, [write_override(key, value) for key, value in wanted.items() if usual.get(key, usual) != value]
+    options = load_options(preset, overrides)
+    wanted, usual = (dict(flatten_tree(asdict(each))) for each in (options, load_options(_BASE)))
+    changed = {key: value for key, value in wanted.items() if usual.get(key, usual) != value}
+    return _BASE, [write_override(*each) for each in changed.items() if applies_to(each[0], options.model.kind)]
 
 
 def plan_runs(form: FormSubmission) -> list[SweptRun]:
@@ -102,8 +110,8 @@ def plan_runs(form: FormSubmission) -> list[SweptRun]:
     for run in runs:
         fields = form.fields | {"preset": form.preset, "name": run.name, "overrides": [*typed, *run.values]}
         _, overrides, values = read_form("haed", fields)
-        options = load_options(form.preset, join_overrides(values, overrides))
         run.preset, run.overrides = fix_options(form.preset, join_overrides(values, overrides))
+        options = load_options(run.preset, run.overrides)
         check_all_stages(options)
         if (source := str((options.source, options.chunker))) not in sources:
             check_source(options)

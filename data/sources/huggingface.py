@@ -8,7 +8,6 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from glob import has_magic
@@ -17,7 +16,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from data.filesystem import RESULT, check_yaml, parse_json, read_bytes
+from data.filesystem import RESULT, check_tree, parse_json, read_bytes
 from data.options import SourceOptions
 from data.sources.files import ANY, expand_braces
 from data.sources.source import Input, Piece, Source, stamp_file
@@ -30,6 +29,7 @@ _NAMED = 10  # maximum columns that an error names
 _FORMATS = ("parquet", "arrow", "csv", "json")  # of files of a folder, by the names of their builders
 _SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl")
 _DESCRIPTIONS = ("dataset_infos.json", "dataset_dict.json", "dataset_info.json", "state.json")
+_MOST_VALUES = 1_000_000  # of YAML; a README may describe hundreds of configurations
 _LONGEST = 1000  # characters of a reason that `datasets` gives
 _STRINGS = ("string", "large_string", "string_view")
 
@@ -59,8 +59,6 @@ class DatasetsSource(Source):
             )
         if os.path.exists(path):
             path = os.path.abspath(path)  # `datasets` has loaders called json, csv and so on
-            if has_magic(path):
-                raise ValueError(f"source.path={path}: datasets takes *, ? and [ for patterns. Rename the folder")
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
         stamp = tuple(stamp_file(str(each)) for each in there)
         try:
@@ -214,6 +212,8 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
         raise ValueError(
             f"{path} is a saved data set, so source.config= and source.revision= do not apply. Leave them out"
         )
+    if is_local and not is_saved and has_magic(path):
+        raise ValueError(f"source.path={path}: datasets takes *, ? and [ for patterns. Rename the folder")
     files = f"data set files ({', '.join(_SUFFIXES)})"
     others = f"source.path={path} has no {files}. Use source.kind=text for others"
     settings: dict[str, Any] = {"revision": revision}
@@ -246,10 +246,11 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
         return dict(datasets.load_dataset(path, config, **settings))
     except datasets.exceptions.DataFilesNotFoundError as error:
         raise ValueError(others) from error
-    except (IndexError, MemoryError):  # of files without rows, see above
+    except (IndexError, MemoryError, ConnectionError, TimeoutError):  # of files without rows, see above; and of the hub
         raise
     except Exception as error:  # whatever `datasets` raises for what it did not expect
-        if str(error) == others:
+        is_of_network = not is_local and isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        if str(error) == others or is_of_network:  # which may pass
             raise
         raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error
 
@@ -265,12 +266,18 @@ def _check_descriptions(folder: Path) -> None:
     described = list[tuple[Path, Any]]()
     for file in (folder / "README.md", folder / ".huggingface.yaml"):
         if file.is_file():
-            content = read_bytes(file, RESULT)
-            front = content.split(b"\n---", 1)[0].removeprefix(b"---") if file.suffix == ".md" else content
-            if file.suffix != ".md" or content.startswith(b"---"):
-                with suppress(yaml.YAMLError):  # `datasets` says so
-                    tree = yaml.safe_load(check_yaml(front, file))
-                    described.append((file, tree.get("configs") if isinstance(tree, dict) else None))
+            text = read_bytes(file, RESULT).decode(errors="replace")
+            lines = text.splitlines()
+            if file.suffix == ".md":  # its front matter, as `datasets` finds it
+                text = (
+                    "\n".join(lines[1 : lines.index("---", 1)]) if lines[:1] == ["---"] and "---" in lines[1:] else ""
+                )
+            try:
+                check_tree(text, file, most=_MOST_VALUES)
+                tree = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(f"{file} is not valid YAML: {' '.join(str(error).split())[:200]}") from error
+            described.append((file, tree.get("configs") if isinstance(tree, dict) else None))
     splits = sorted(each for each in folder.iterdir() if each.is_dir())
     for file in (place / name for place in (folder, *splits) for name in _DESCRIPTIONS):
         if file.is_file():
@@ -278,6 +285,10 @@ def _check_descriptions(folder: Path) -> None:
             if not isinstance(tree, dict):
                 raise ValueError(f"{file} is damaged: it is no object of JSON")
             described.append((file, tree.get("_data_files")))
+            if any(
+                "/" in name for name in _list_texts(tree.get("splits") if file.name == "dataset_dict.json" else None)
+            ):
+                raise ValueError(f"{file} names a split by a path. Remove it")
     for file, tree in described:
         for text in _list_texts(tree):
             if "://" in text or os.path.isabs(text) or ".." in Path(text).parts:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 SECONDS = 60  # of CPU time
 _SPARE_BYTES = 1 << 30  # of address space beside the values
-_VARIABLES = (
+_KEPT_VARIABLES = (
     "LD_LIBRARY_PATH",
     "PATH",
-    "PYTHONHOME",
-)  # with which Python itself starts: a stranger's file needs no keys
+)  # Python may need them to start; others, such as access keys, are withheld
 _BYTE_TYPES = ("u1", b"u1", "|u1", b"|u1", "uint8", b"uint8")
 _HEAD = struct.Struct("<qq")
 
@@ -62,7 +61,7 @@ class _Array:
         return rows, width, b"".join(content[row::rows] for row in range(rows)) if is_fortran else content
 
 
-def _from_buffer(content: object, kind: object, shape: object, order: object) -> _Array:
+def _from_buffer(content: object, kind: object, shape: object, order: object, *_: object) -> _Array:
     """Stand in for the `_frombuffer` of protocol 5."""
     array = _Array()
     array.state = None, shape, kind, order == "F", bytes(content) if isinstance(content, bytearray) else content
@@ -101,7 +100,7 @@ def read_rows(path: str, number: int) -> "Iterator[np.ndarray]":
     import numpy as np
 
     command = [sys.executable, "-I", __file__, path, str(SECONDS)]
-    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables
     ) as child:

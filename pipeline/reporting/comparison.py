@@ -356,7 +356,7 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
         each = "; ".join(
             f"{row.run}: {row.validated[0]} windows of {row.validated[1]} chunks, {row.validated[2]}"
             if row.validated
-            else f"{row.run}: not in its last phase"
+            else f"{row.run}: not validated in its last phase"
             for row in rows
         )
         return f"The runs were not validated in the same way ({each}). Run `haed evaluate` for each."

@@ -20,7 +20,7 @@ from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 
 _TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
 _BLOCK = 1 << 20
-_KEPT = 16  # files of metrics that are kept in memory
+_KEPT = 64  # files of metrics that are kept in memory
 
 
 @dataclass
@@ -129,17 +129,19 @@ def _newest_metrics(path: Path, most: float) -> Record:
     with add_path_to_errors(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
-        lines = file.read(2 * _TAIL).split(b"\n")[begin > 0 : -1]  # the first and the last line may be incomplete
-        validation = _find_validation(file, begin)
-    newest = {name: value for name, value in validation.items() if name.startswith("validation/")}
-    for line in lines:
-        record = _finite_numbers(parse_record(line, path))
-        newest |= record if record.get("step", 0) <= most else {}
+        first, *lines = file.read(2 * _TAIL).split(b"\n")[:-1] or [b""]  # the last one may be incomplete
+        newest: Record = {}
+        for line in lines if begin else [first, *lines]:
+            record = _finite_numbers(parse_record(line, path)) if line else {}
+            newest |= record if record.get("step", 0) <= most else {}
+        if begin and not any(name.startswith("validation/") for name in newest):
+            validation = _find_validation(file, begin + len(first), most)
+            newest |= {name: value for name, value in validation.items() if name.startswith("validation/")}
     return newest
 
 
-def _find_validation(file: IO[bytes], end: int) -> Record:
-    """Return the last record of a validation that ends before a place in a metrics.jsonl; empty if there is none."""
+def _find_validation(file: IO[bytes], end: int, most: float) -> Record:
+    """Return the last record of a validation, up to a step, that ends at a place in a metrics.jsonl; empty without one."""
     while end > 0:
         begin = max(0, end - _BLOCK)
         file.seek(begin)
@@ -147,7 +149,9 @@ def _find_validation(file: IO[bytes], end: int) -> Record:
         for line in reversed(lines if begin else [first, *lines]):
             if b'"validation/' in line:
                 with suppress(CorruptFileError):
-                    return _finite_numbers(parse_record(line, Path("metrics.jsonl")))
+                    record = _finite_numbers(parse_record(line, Path("metrics.jsonl")))
+                    if record["step"] <= most:
+                        return record
         end = min(begin + len(first), end - 1) if begin else 0
     return {}
 

@@ -68,7 +68,10 @@ MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training
 FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
 _REPLACED = ".replaced.partial"  # ends the name of a checkpoint while another of its step takes its place
 # Errors of a file that is missing, no file, or on a broken disk; None is of our own.
-_OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, None)
+_OF_DAMAGE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EBADMSG, None),
+    getattr(errno, "EUCLEAN", errno.EIO),  # of Linux: a block with a wrong checksum
+)
 _LONGEST = 300  # characters of a reason that names parameters
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
@@ -111,7 +114,7 @@ class State(TypedDict, total=False):
         validated_at: position of the last validation.
         stale: number of validations since the best one.
         best: metric of the best validation, or None.
-        share: share of the peak learning rates in the last step.
+        rate_share: learning rate of the last step, as a share of its peak.
         first: of phase two, what it began with; else empty.
     """
 
@@ -128,7 +131,7 @@ class State(TypedDict, total=False):
     validated_at: dict[str, _Amount]
     stale: _Count
     best: float | None
-    share: _Amount
+    rate_share: _Amount
     first: PhaseOne
 
 

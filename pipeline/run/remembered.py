@@ -186,7 +186,7 @@ def _number_chunks(
 
 
 def choose_held_out(corpus: Corpus) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return beginnings of documents of the valid split, in a fixed random order, `FITTED` chunks in all, or all chunks.
+    """Return beginnings of documents of the valid split, in a fixed random order, at most `FITTED` chunks in all.
 
     Each gives at most `FITTED_PER_DOCUMENT` chunks, or equal shares if there are few documents.
     """

@@ -172,7 +172,7 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
 
 
 def _explain_stop(log_lines: list[str]) -> str:
-    """Return what the ranks said when they were told to stop: that a checkpoint could not be written before all else."""
+    """Return a message of a rank that was told to stop. A checkpoint that could not be written precedes `saved step …`."""
     lines = [line.removesuffix(RESUME_ADVICE) for line in log_lines if line.endswith(RESUME_ADVICE)]
     lines = [line for line in lines if _OTHER_ENDED not in line]
     return min(lines, key=lambda line: line.startswith("saved step"), default="stopped")

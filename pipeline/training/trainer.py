@@ -91,7 +91,7 @@ class PhaseProgress:
         sums: sums of metrics since the last record, by name.
         stale: number of validations since the best one.
         best: metric of the best one: bits per token, or nats per chunk for a phase one that decodes nothing.
-        share: share of the peak learning rates in the last step.
+        rate_share: learning rate of the last step, as a share of its peak.
     """
 
     position: Position = field(default_factory=Position)
@@ -99,7 +99,7 @@ class PhaseProgress:
     validated_at: Position = field(default_factory=Position)
     stale: int = 0
     best: float = math.inf
-    share: float = 1.0
+    rate_share: float = 1.0
     saved_at: Position = field(default_factory=Position)
 
     def has_converged(self, limits: PhaseOptions) -> bool:
@@ -141,7 +141,7 @@ def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: 
     saved, ranks = checkpoint.state, learner.objective.ranks
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
-    state = PhaseProgress(Position(saved["step"], **saved["phase"]), share=saved["share"])
+    state = PhaseProgress(Position(saved["step"], **saved["phase"]), rate_share=saved["rate_share"])
     skipped = sum(int(each[SKIPPED]) for each in saved["sums"])
     learner.loader.skipped = skipped if ranks.is_first else 0  # records have the sum over ranks
     state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
@@ -554,9 +554,9 @@ class Trainer:
 
     def update(self) -> Tensor:
         """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
-        self.state.share = learning_rate_share(self.position, self.phase, self.options.optimizer)
+        self.state.rate_share = learning_rate_share(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
-            group["lr"] = group["peak"] * self.state.share
+            group["lr"] = group["peak"] * self.state.rate_share
         for table in self.tables:
             table.grad = self.ranks.average_sparse_gradient(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
@@ -617,7 +617,7 @@ class Trainer:
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
-        record["learning_rate"] = self.options.optimizer.learning_rate * self.state.share
+        record["learning_rate"] = self.options.optimizer.learning_rate * self.state.rate_share
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
 
@@ -640,7 +640,7 @@ class Trainer:
             again = f"This phase has no checkpoint yet. {again}"
         raise NonFiniteLossError(
             f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
-            f"(learning rate {self.options.optimizer.learning_rate * self.state.share:.2g}). {again}"
+            f"(learning rate {self.options.optimizer.learning_rate * self.state.rate_share:.2g}). {again}"
         )
 
     def _write_record(self, record: Record) -> None:
@@ -774,7 +774,7 @@ class Trainer:
             "validated_at": vars(state.validated_at),
             "stale": state.stale,
             "best": state.best if math.isfinite(state.best) else None,
-            "share": state.share,
+            "rate_share": state.rate_share,
             "first": self.first,
         }
 

@@ -8,7 +8,7 @@ import pytest
 
 from flows.forms import FormSubmission, check_all_stages, read_form
 from flows.sweep import fix_options, list_runs_to_try, plan_runs
-from pipeline.config import ConfigError, load_options
+from pipeline.config import ConfigError, dump_options, list_presets, load_options
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served
 
@@ -90,6 +90,11 @@ def test_runs_of_a_sweep_keep_the_options_that_were_checked(run: Path, monkeypat
     run.rename(run.with_name("elsewhere"))
     assert load_options(preset, overrides) == wanted
     assert fix_options("hred", ["seed=7"]) == ("hred", ["seed=7"])
+    for name in list_presets():
+        path = run.parent / f"{name}.yaml"
+        path.write_text(dump_options(load_options(name)))
+        preset, overrides = fix_options(str(path), [])
+        assert load_options(preset, overrides) == load_options(name)
 
 
 def test_values_that_are_the_same_number_are_no_two_runs() -> None:

@@ -77,8 +77,11 @@ def test_batches_of_python_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_batches_in_column_order(tmp_path: Path, protocol: int) -> None:
-    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": np.asfortranarray(PLANES), "mean": 1.5}, protocol))
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": np.asfortranarray(PLANES), "mean": MEAN}, protocol))
     assert np.array_equal(np.concatenate(list(read_rows(str(tmp_path / "data_batch_1"), 7))), PLANES)
+
+
+MEAN = np.zeros((3, 4, 5)).transpose(2, 0, 1)  # contiguous in no order
 
 
 class Called:

@@ -105,7 +105,7 @@ def test_validations_of_other_windows_or_phases_are_not_compared(two: tuple[Opti
     path.write_text(text)
     with (path.parent / "train" / "metrics.jsonl").open("wb") as file:
         file.write(encode_record({"step": second.train.steps, "loss": 5.0}))
-    assert "other: not in its last phase" in verdict()
+    assert "other: not validated in its last phase" in verdict()
 
 
 @pytest.mark.slow
