@@ -66,11 +66,9 @@ _MOST_NAMES = 100_000  # maximum number of names that braces may expand to
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
 ANY = "**/*"  # the default pattern
 NOTES = ".sources.json"  # a file in a folder of corpora
-# Files in the folder of a run, of a corpus, and of a comparison.
-MADE = [
-    *({"config.yaml", "corpus.json"}, {"config.yaml", "lock"}),
-    *({"manifest.json", "train-00000.tar"}, {"comparison.html", "comparison.png"}),
-]
+# Files in the folder of a run, and of a comparison.
+MADE = [{"config.yaml", "corpus.json"}, {"config.yaml", "lock"}, {"comparison.html", "comparison.png"}]
+_CORPUS = re.compile(r".*-[0-9a-f]{12}")  # the folder of a corpus, with a manifest
 LINKS = "links to folders or out of the folder (source.follow_links=true follows them)"
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 
@@ -250,7 +248,8 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
     for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=follow):
         base = os.path.relpath(folder, root)
         parts = () if base == "." else tuple(base.split(os.sep))
-        if parts and (NOTES in names or any(each.issubset(names) for each in MADE)):
+        is_corpus = bool(parts) and "manifest.json" in names and _CORPUS.fullmatch(parts[-1])
+        if parts and (NOTES in names or is_corpus or any(each.issubset(names) for each in MADE)):
             leave(f"{base}/", "made by haed")  # shards_dir or a run, in the folder of the source
             folders.clear()
             continue

@@ -7,6 +7,7 @@ error that says so, and writes nothing.
 
 import os
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.run.files import NOTES, RunNotes, read_notes
 from pipeline.run.run_directory import RunFolder
 from pipeline.web.runs import ServedRuns
 
+_ABANDONED = 60.0  # seconds without a change
 _LONGEST = 200  # bytes of a name
 _notes = Lock()  # of all requests: a note and the archive are fields of one file
 
@@ -125,8 +127,10 @@ def delete_run(runs: ServedRuns, folder: RunFolder) -> None:
         with folder.reserve(), folder.lock():
             os.rename(folder.path, hidden)
             shutil.rmtree(hidden)
-        for rest in folder.path.parent.glob(".deleted-*"):  # by a server that was killed
-            shutil.rmtree(rest, ignore_errors=True)
+        for rest in folder.path.parent.glob(".deleted-*"):
+            with suppress(OSError):
+                if rest.lstat().st_mtime < time.time() - _ABANDONED:  # by a server that was killed
+                    shutil.rmtree(rest, ignore_errors=True)
     except BlockingIOError as error:
         raise RefusedChangeError(f"{error}.") from None
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import csv
 import html
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -163,6 +164,7 @@ def test_runs_are_deleted_whole_after_their_size_was_shown(site: Site, run: Path
     assert "Delete 1 run<" in shown and " MB</button>" in shown and run.is_dir()
     (run.parent / ".deleted-0123456789ab" / "finetune").mkdir(parents=True)  # left by a server that was killed
     (run.parent / ".deleted-0123456789ab" / "config.yaml").write_text("")
+    os.utime(run.parent / ".deleted-0123456789ab", (0, 0))
     assert list_runs(run.parent) == ["kept", "run"] or list_runs(run.parent) == ["run", "kept"]
     change(site, "delete", "run")
     assert [path.name for path in run.parent.iterdir()] == ["kept"]
