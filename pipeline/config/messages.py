@@ -147,7 +147,9 @@ _ELSEWHERE = {
     "optim optimizer_name optimizer_type optimiser adamw adam sgd use_adamw": (
         "the optimizer is AdamW. Set it with `optimizer.learning_rate=0.002` and other options of that section"
     ),
-    "prompt text start question input_text": 'a prompt is an argument: `haed sample RUN --prompt "def "`',
+    "prompt text start question input_text": (
+        'a prompt is an argument: `haed sample RUN --prompt "def "`, `haed next RUN "def "`'
+    ),
     "num_samples n_samples samples num_return_sequences": "it is an argument: `haed sample RUN --samples 4`",
     "count top_n n": "it is an argument: `haed neighbours RUN QUERY --count 4`, `haed next RUN --count 4`",
     "config config_file config_name config_path preset cfg": "a preset or file is an argument: `--config quickstart`",
