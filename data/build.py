@@ -266,9 +266,9 @@ def _explain_empty_splits(
                 f"{where}: {patterns} match every document, so nothing is left for training. Change the patterns "
                 "so that some documents match neither"
             )
-        advice = "Raise source.offsets=" if options.offsets else "Lower source.valid_percent="
-        if splits["by"] != "offsets":
-            advice = f"Add documents, or assign them with {patterns}"
+        advice = f"Add documents, or assign them with {patterns}"
+        if splits["by"] == "offsets":
+            advice = "Raise source.offsets=" if options.offsets else "Lower source.valid_percent="
         return f"{where}: every document fell to valid or test, so nothing is left for training. {advice}"
     names = [name for files in train.values() for name in files["names"]]
     found = some_of(names, sum(files["count"] for files in train.values())) or "it: the source listed no inputs"

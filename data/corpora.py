@@ -191,11 +191,9 @@ class Corpora:
         They differ in the path of the source: absolute, real, and relative to the corpora, which may be moved together.
         """
         path = "-" if self.piped else self.source.path
-        if path in (None, "-"):
-            places = [path]
-        else:
-            absolute = os.path.abspath(str(path))
-            places = [absolute, self.place, os.path.realpath(absolute)]
+        places = [path]
+        if self.place is not None:
+            places = [os.path.abspath(str(path)), self.place, os.path.realpath(str(path))]
         settings = self._digest_settings() | {"format": None, "files": [self.source.pattern, self.source.follow_links]}
         return list(dict.fromkeys(_hash_settings(settings, place) for place in places))
 

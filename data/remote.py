@@ -45,10 +45,8 @@ ATTEMPTS = 8
 _NO_KEYS = ("NoCredentialsError", "NoAuthTokenError")  # of botocore, which is imported for s3:// alone
 _ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
-_SLOWEST, _SLOW_AFTER = (
-    1000,
-    60.0,
-)  # bytes a second, after so many seconds: a server that drips would hold a command for ever
+# Bytes a second, after so many seconds: a server that drips would hold a command for ever.
+_SLOWEST, _SLOW_AFTER = 1000, 60.0
 _NO_ANSWERS = ("TooManyRedirects", "NonHttpUrlRedirectClientError", "InvalidUrlRedirectClientError")  # of aiohttp
 # Disk errors: full, quota exceeded, file too large, read-only, broken.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)

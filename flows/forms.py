@@ -360,6 +360,9 @@ def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[
     return preset, overrides, _divide_seconds(stage, preset, overrides, values, fields) | values | run
 
 
+_DECIDING = ("model.kind", "finetune.start_from")  # options that decide which phases are trained
+
+
 def _divide_seconds(
     stage: str, preset: str, overrides: list[str], values: dict[str, Any], fields: dict[str, Any]
 ) -> dict[str, Any]:
@@ -386,9 +389,6 @@ def _divide_seconds(
 def _phases_to_train(stage: str, options: Options) -> tuple[str, ...]:
     """Return the phase that a stage trains or, for a stage that trains none itself, all phases of such a run."""
     return (stage,) if stage in PHASES else config.phases_to_train(options)
-
-
-_DECIDING = ("model.kind", "finetune.start_from")  # options that decide which phases are trained
 
 
 def divide_training_time(options: Options, phases: Iterable[str]) -> dict[str, float]:

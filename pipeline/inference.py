@@ -11,6 +11,7 @@ import numpy as np
 
 from data.filesystem import encode_checked_json, write_atomically
 from pipeline.config import ConfigError, Options, Phase, SampleOptions
+from pipeline.config.loading import format_value
 from pipeline.console import escape_control_characters, format_probability
 from pipeline.run.files import KeptSample, Sample, write_or_log
 from pipeline.run.index.chunk_index import check_chunks
@@ -200,7 +201,6 @@ def query_index(
         try:
             _ = probe.places if space == "contexts" else probe.index
         except (FileNotFoundError, ValueError) as error:
-            from pipeline.config.loading import format_value
             from pipeline.run.index.build import build_index
             from pipeline.run.index.storage import list_changed_options
 

@@ -121,7 +121,7 @@ class DatasetsSource(Source):
                 column = rows[first : min(first + _ROWS, stop)].column(self.options.field)
                 column.validate(full=True)  # offsets of a damaged file lead out of its memory
                 yield column.to_pylist()
-            except (ValueError, UnicodeDecodeError) as error:
+            except ValueError as error:
                 raise ValueError(
                     f"{self.options.path}, split {name!r}: a text after row {first:,} is damaged, or not UTF-8, as strings "
                     f"must be: {error}"
@@ -267,11 +267,9 @@ def _check_descriptions(folder: Path) -> None:
     for file in (folder / "README.md", folder / ".huggingface.yaml"):
         if file.is_file():
             text = read_bytes(file, RESULT).decode(errors="replace")
-            lines = text.splitlines()
             if file.suffix == ".md":  # its front matter, as `datasets` finds it
-                text = (
-                    "\n".join(lines[1 : lines.index("---", 1)]) if lines[:1] == ["---"] and "---" in lines[1:] else ""
-                )
+                begin, *lines = text.splitlines() or [""]
+                text = "\n".join(lines[: lines.index("---")]) if begin == "---" and "---" in lines else ""
             try:
                 check_tree(text, file, most=_MOST_VALUES)
                 tree = yaml.safe_load(text)
@@ -285,9 +283,8 @@ def _check_descriptions(folder: Path) -> None:
             if not isinstance(tree, dict):
                 raise ValueError(f"{file} is damaged: it is no object of JSON")
             described.append((file, tree.get("_data_files")))
-            if any(
-                "/" in name for name in _list_texts(tree.get("splits") if file.name == "dataset_dict.json" else None)
-            ):
+            splits_named = tree.get("splits") if file.name == "dataset_dict.json" else None
+            if any("/" in name for name in _list_texts(splits_named)):
                 raise ValueError(f"{file} names a split by a path. Remove it")
     for file, tree in described:
         for text in _list_texts(tree):

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 SECONDS = 60  # of CPU time
 _SPARE_BYTES = 1 << 30  # of address space beside the values
-_KEPT_VARIABLES = (
-    "LD_LIBRARY_PATH",
-    "PATH",
-)  # Python may need them to start; others, such as access keys, are withheld
+# Python may need these variables to start. Others, such as access keys, are withheld.
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH")
 _BYTE_TYPES = ("u1", b"u1", "|u1", b"|u1", "uint8", b"uint8")
 _HEAD = struct.Struct("<qq")
 

@@ -33,14 +33,8 @@ SHOWN = 12  # maximum number of options in a text; JSON has all
 _NARROW = 6  # columns of a table in an artifact, beside which Prefect shows a column of its own
 _ENDS = ("steps", "seconds", "epochs")
 _LIMITS = (*_ENDS, "patience", "part_from", "part_to")
-_WORK = (
-    "model.",
-    "batch.",
-    "iem.",
-    "chunker.",
-    "precision",
-    "launcher.processes",
-)  # options that change the cost of a step
+# Options that change the cost of a step.
+_WORK = ("model.", "batch.", "iem.", "chunker.", "precision", "launcher.processes")
 _TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
 _NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
 

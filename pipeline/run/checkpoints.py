@@ -543,9 +543,9 @@ class Checkpoints:
                     return path
         return None
 
-    def restore_pointers(self, newest: Checkpoint) -> None:
-        """Point `latest` to the checkpoint that a training resumes from, and `best` to what `find_best` returns."""
-        if (best := self.find_best(newest)) is not None:
+    def restore_pointers(self, newest: Checkpoint, best: Path | None) -> None:
+        """Point `latest` to the checkpoint that a training resumes from, and `best` to that of `find_best`."""
+        if best is not None:
             self.set_pointer("best", best)
         else:
             (self.folder / "best").unlink(missing_ok=True)

@@ -307,7 +307,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             options, limits = done, getattr(done, phase)
         trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
-            _restore_trainer(trainer, newest, phase)
+            best = checkpoints.find_best(newest)
+            _restore_trainer(trainer, newest, phase, has_best=best is not None)
         elif first is not None:
             check_same_identity(first, trainer.identity)
             restore_learning(trainer.learner, first)
@@ -325,7 +326,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             _warn_unused_phase_one(options, newest is not None)
         if newest is not None:
             if ranks.is_first:
-                checkpoints.restore_pointers(newest)
+                checkpoints.restore_pointers(newest, best)
             _log_resumed(phase, newest, trainer, options, done is not None)
         elif first is not None:
             log_start_checkpoint(first)
@@ -398,12 +399,12 @@ def _check_ranks_agree(ranks: Ranks, newest: Checkpoint | None, identity: Identi
         )
 
 
-def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
-    """Restore a trainer from its checkpoint, without validations that were of another loss."""
+def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase, has_best: bool) -> None:
+    """Restore a trainer from its checkpoint, without validations that were of another loss or of a lost checkpoint."""
     options, limits = trainer.options, trainer.phase
     check_fixed_options(phase, newest, options)
     trainer.state, trainer.first = restore_checkpoint(trainer.learner, newest, options), newest.state["first"]
-    if math.isfinite(trainer.state.best) and trainer.checkpoints.find_best(newest) is None:
+    if math.isfinite(trainer.state.best) and not has_best:
         trainer.state.best, trainer.state.stale = math.inf, 0
         log.info("the checkpoint with the best validation is gone, so earlier validations are not compared")
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})

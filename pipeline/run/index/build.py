@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,12 +186,11 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
         def tables() -> "Iterator[pyarrow.Table]":
             chance = np.random.default_rng(run.options.seed)
             windows = iterate_named_windows(corpus, limits.split, run.options.batch.context)
-            drawn = (each for each in windows if chance.random() < wanted / total)
-            first = iterate_named_windows(corpus, limits.split, run.options.batch.context)
-            # Of very few places, maybe none is drawn.
-            while file.rows < wanted and (
-                batch := list(islice(drawn, _WINDOWS_AT_ONCE)) or ([] if file.rows else [next(first)])
-            ):
+            drawn: Iterator[tuple[bytes, Window]] = (each for each in windows if chance.random() < wanted / total)
+            # If few places are wanted, maybe none is drawn. Then it is the first.
+            first = next(drawn, None) or next(iterate_named_windows(corpus, limits.split, run.options.batch.context))
+            drawn = chain([first], drawn)
+            while file.rows < wanted and (batch := list(islice(drawn, _WINDOWS_AT_ONCE))):
                 vectors = _compute_states(run, [window for _, window in batch])[: wanted - file.rows]
                 file.append_vectors(prepare_vectors(vectors, metric))
                 yield _build_context_table(batch, run.chunker.name, len(vectors))

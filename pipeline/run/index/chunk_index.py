@@ -74,8 +74,8 @@ class ChunkIndex:
         self.meta, self.chunks = files.meta, DistinctChunks(tokens, lengths.astype(np.uint8), counts)
         self.norms, self.distances, self.search = columns["norm"], columns.get("from_mean"), Vectors.open(files)
         self.mean = None if self.meta.mean is None else np.array(self.meta.mean, np.float32)
-        self._chances: dict[int, RandomPairScores | None] = {}  # by the number of chunks that are searched
         self.find_row = lru_cache(1 << 12)(self._search_row)  # a query looks each of its chunks up several times
+        self.score_by_chance = lru_cache(1 << 4)(self._score_random_pairs)
 
     def __len__(self) -> int:
         return len(self.chunks.counts)
@@ -177,17 +177,15 @@ class ChunkIndex:
         log_notes(results)
         rest = f", of {len(self):,} (`--min-count 1`)" if among < len(self) else ""
         often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
-        note = self.meta.describe(None if are_predictions else self._score_by_chance(among))
+        note = self.meta.describe(None if are_predictions else self.score_by_chance(among))
         about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{note}"
         return SearchResults(results, about, SCORES[metric])
 
-    def _score_by_chance(self, among: int) -> RandomPairScores | None:
+    def _score_random_pairs(self, among: int) -> RandomPairScores | None:
         """Return the scores of random pairs of the chunks that are searched."""
         if among == self.count_known(self.meta.floor):
             return self.meta.chance
-        if among not in self._chances:
-            self._chances[among] = random_pair_scores(self.vectors, among, self.meta.metric, seed=0)
-        return self._chances[among]
+        return random_pair_scores(self.vectors, among, self.meta.metric, seed=0)
 
     def _shortage_note(self, count: int, returned: int, among: int, least: int) -> str | None:
         """Return a note for a result with fewer neighbours than requested; None if there are enough."""

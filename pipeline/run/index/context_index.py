@@ -71,7 +71,7 @@ class ContextIndex:
         left = meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {meta.split}" if left else "all places"
         part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
-        about = f"{name}{part}, document at byte, text before ▸ after; {among}{meta.note}"
+        about = f"{name}{part}, document at byte, text before ▸ after; {among}{meta.describe(meta.chance)}"
         return SearchResults(results, about, name)
 
     def passage_at(self, row: int, score: float) -> Passage:

@@ -145,13 +145,8 @@ class IndexMetadata(IndexSummary):
     chance: RandomPairScores | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def note(self) -> str:
-        """The end of a results' description: the scores of random pairs, if known, and a phase that was requested."""
-        return self.describe(self.chance)
-
     def describe(self, chance: RandomPairScores | None) -> str:
-        """Return the end of a results' description with these scores of random pairs."""
+        """Return the end of a results' description: scores of random pairs, if given, and a phase that was requested."""
         notes = [str(chance)] if chance is not None else []
         if self.asked_stage is not None:
             notes.append(f"the index is of {self.stage} step {self.step:,}, as requested for it")
