@@ -56,6 +56,13 @@ def replaced(content: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(content) and None
 
 
+@pytest.fixture
+def handed(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of these, to change, in the working folder."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
 def cut(share: float) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)]) and None
 
@@ -242,19 +249,15 @@ CASES |= {
 }
 
 
-def test_what_is_whole_is_taken(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("handed")
+def test_what_is_whole_is_taken() -> None:
     for command in (FINETUNE, EVALUATE, NEIGHBOURS, CAT, REPORT):
         assert main(command) == 0
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_line_or_two_of_error(
-    whole: Path, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("handed")
+def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pattern, change, command = CASES[case]
     for path in list(tmp_path.glob(pattern)) or [tmp_path / pattern]:
         change(path)
@@ -286,16 +289,13 @@ def test_a_line_or_two_of_error(
         (["options"], []),
     ],
 )
+@pytest.mark.usefixtures("handed")
 def test_a_state_of_other_types_is_a_damaged_checkpoint(
     keys: list[str],
     value: Any,
-    whole: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     for path in tmp_path.glob("runs/run/*/checkpoints/*/state.json"):
         with_key(value, *keys)(path)
         write_state(path, json.loads(path.read_text()))
@@ -358,29 +358,22 @@ def test_an_address_in_a_run_is_said_before_it_is_opened(
         ("corpus/manifest.json", 256 << 20, CAT),
     ],
 )
+@pytest.mark.usefixtures("handed")
 def test_a_file_that_is_larger_than_its_kind_may_be_is_not_parsed(
-    whole: Path,
     name: str,
     most: int,
     command: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     with open(name, "r+b") as file:
         file.truncate(most + 1)
     assert main(command) != 0
     assert f"{Path(name).name} has more than {most:,} bytes" in capsys.readouterr().err
 
 
-def test_no_other_file_is_opened_than_those_of_a_checkpoint(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("handed")
+def test_no_other_file_is_opened_than_those_of_a_checkpoint(tmp_path: Path) -> None:
     """A file that is opened is summed, and refused for its sum."""
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "secret").write_text("SECRET")
     for path in tmp_path.glob(CHECKPOINT + "state.json"):
         state = json.loads(path.read_text())
