@@ -175,8 +175,6 @@ CONFIG = {
     "not a number": b"optimizer: {learning_rate: .nan}\n",
     "path as name": b"name: ../../escaped\n",
     "unknown choice": b"model: {decoder: {kind: gru}}\n",
-    "missing variable": b"name: ${oc.env:NOT_SET_ANYWHERE}\n",
-    "unknown resolver": b"name: ${python:1}\n",
     "duplicate": b"seed: 1\nseed: 2\n",
     "two documents": b"seed: 1\n---\nseed: 2\n",
 }

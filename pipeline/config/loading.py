@@ -1,25 +1,22 @@
 """Load configurations: a YAML preset or file, `key=value` overrides and values, checked against one schema.
 
 Scalars are text, as they are written, until Pydantic gives each the type of its option and checks its bounds. YAML would
-read `1e3`, `3:4` and `no` as numbers and a boolean, but in a name they are text.
-
-`${key}` in a text is replaced by the value of another option, and nothing else is: no environment variable can be read.
-Regular expressions, lists, paths that exist exactly as written, and files that `dump_options` wrote are taken verbatim.
+read `1e3`, `3:4` and `no` as numbers and a boolean, but in a name they are text. Nothing in a text stands for another
+value: no environment variable and no other option can be read.
 """
 
-import glob
 import json
 import logging
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 
@@ -63,17 +60,14 @@ from pipeline.config.schema import (
 from pipeline.console import make_printable
 
 log = logging.getLogger(__name__)
-# The first line of a file that `dump_options` wrote: nothing in it is interpolated.
-RESOLVED = "# All options, resolved. Values are literal: ${...} is not expanded."
+# The first line of a file that `dump_options` wrote.
+COMPLETE = "# All options that the model uses."
 TEXTS = (str, str | None)
 MOST_NAME_BYTES = 200  # file systems take 255, and what is beside a run adds to its name
 _CORE = "tag:yaml.org,2002:"
-PATTERNS = ("source.valid_pattern", "source.test_pattern")  # regular expressions, where `${` has another meaning
 _PATHS = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir")
-_PLACES = (*_PATHS, "finetune.start_from", "analyse.against")  # paths, or names of runs
 # Share of each phase in the training of a whole run, as in the presets.
 _SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
-_LONGEST = 1 << 16  # letters of a text in which references were replaced: they could stand for any number
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
 _FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and symbols that are blank
 
@@ -137,23 +131,20 @@ def load_options(
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file
             is ignored with a warning: only the user may give one.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
-        values: values by dotted key, taken verbatim; overrides of the same key win.
-        log_changes: log what was interpolated or adapted, and which of the given options have no effect.
+        values: values by dotted key; overrides of the same key win.
+        log_changes: log what was adapted, and which of the given options have no effect.
 
     Raises:
         ConfigError: naming the wrong key or file, and what is accepted.
     """
     path = None if config is None else find_config_file(str(config))
-    in_file, resolved = ({}, True) if path is None else _read_config_file(path)
-    overriding = parse_overrides(overrides)
-    typed = {**(values or {}), **overriding}
+    in_file, is_complete = ({}, True) if path is None else _read_config_file(path)
+    typed = {**(values or {}), **parse_overrides(overrides)}
     given = {**in_file, **typed}
-    references: set[str] = set()
 
     def origin(key: str) -> str:
-        """Return where a value is from: the file, and the text that it was interpolated into."""
-        written = f"{key}={shorten_text(given[key])} is " if key in references else ""
-        return f"{path}: {written}" if path and key not in typed else written
+        """Return the file that a value is from, for a message."""
+        return f"{path}: " if path and key not in typed else ""
 
     for key in given.keys() & KINDS.keys():
         try:
@@ -166,14 +157,11 @@ def load_options(
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
         if is_dataclass(type_of(key)):
             raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
-    verbatim = {*(in_file if resolved else ()), *(values or ())} - overriding.keys()
-    plain = _interpolate(given, verbatim, origin)
-    references |= {key for key, text in given.items() if key not in verbatim and _has_references(key, text)}
     for key in _PATHS:
-        if isinstance(plain.get(key), str) and (key in typed or not resolved):
-            plain[key] = os.path.expanduser(plain[key])  # a shell does not expand `~` after `=`
+        if isinstance(given.get(key), str) and (key in typed or not is_complete):
+            given[key] = os.path.expanduser(given[key])  # a shell does not expand `~` after `=`
     try:
-        options = validate_options(plain)
+        options = validate_options(given)
     except InvalidOptionsError as error:
         raise _config_error(error, origin) from None  # its own text may hold a password
     _check_loaded_rules(options, path, given.keys(), typed.keys())
@@ -181,16 +169,16 @@ def load_options(
     for key in typed:
         if not applies_to(key, kind):
             raise ConfigError(explain_inapplicable_option(key, kind))
-    changes = [f"{key}={given[key]} is {key}={get_option(options, key)}" for key in given if key in references]
+    changes: list[str] = []
     if "model.kind" in typed and in_file.get("model.kind", schema_options()["model.kind"].default) != kind:
-        changes += _adapt_to_kind(options, in_file, typed, config)
+        changes = _adapt_to_kind(options, in_file, typed, config)
     elif unused := [key for key in in_file if not applies_to(key, kind)]:
         raise ConfigError(f"{path}: {explain_inapplicable_option(unused[0], kind)}")
     if log_changes:
         warn_of_hidden_kinds()
         for change in changes:
             log.info("%s", change)
-        for key in typed if resolved else given:
+        for key in typed if is_complete else given:
             is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
             if is_chosen and applies_to(key, kind) and not applies_to_part(key, options):
                 section = key.rpartition(".")[0]
@@ -247,49 +235,6 @@ def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]
     return limits
 
 
-_REFERENCE_BEGIN = re.compile(r"(\\*)\$\{")
-_REFERENCE_END = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)\}")
-
-
-def _split_references(key: str, text: str) -> Iterator[tuple[bool, str]]:
-    r"""Yield the parts of a text: whether it refers to an option, and the text or that key. `\${` stands for `${` itself."""
-    end = 0
-    for begin in _REFERENCE_BEGIN.finditer(text):
-        slashes = len(begin[1])
-        yield False, text[end : begin.start()] + "\\" * (slashes // 2)
-        end = begin.end()
-        if slashes % 2:
-            yield False, "${"
-            continue
-        name = _REFERENCE_END.match(text, end)
-        place = text[end - 2 : text.find("}", end) + 1 or None]
-        itself = f"Write \\{place} for the literal text"
-        if name is None:
-            raise ConfigError(
-                f"{key}={text[:200]}: {place} is not an option. Environment variables are not expanded. {itself}"
-            )
-        if type_of(name[1]) is None:
-            raise ConfigError(f"{key}={text[:200]}: there is no option {name[1]}. {itself}")
-        if is_dataclass(type_of(name[1])):
-            raise ConfigError(f"{key}={text[:200]}: {name[1]} is a section of options, not a value. {itself}")
-        yield True, name[1]
-        end = name.end()
-    yield False, text[end:]
-
-
-def _is_verbatim(key: str, text: Any) -> bool:
-    """Return whether nothing in a value can be interpolated; see the docstring of this module."""
-    if not isinstance(text, str) or "${" not in text or key in PATTERNS:
-        return True
-    if get_origin(type_of(key)) is list:
-        return not (text.startswith("${") and _REFERENCE_END.fullmatch(text, 2))
-    return key in _PLACES and "\\${" not in text and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))
-
-
-def _has_references(key: str, text: Any) -> bool:
-    return not _is_verbatim(key, text) and any(is_reference for is_reference, _ in _split_references(key, text))
-
-
 def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[[str], str]) -> None:
     """Raise ConfigError if the kind of an option's section is one of a package that is not installed."""
     choice = f"{key.rpartition('.')[0]}.kind"
@@ -301,44 +246,6 @@ def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[
             f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is "
             "unknown. Install its package"
         )
-
-
-def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:
-    """Replace the references in the options that are given, but not in those of `verbatim`."""
-    known, begun = dict[str, Any](), set[str]()
-
-    def resolve(key: str) -> Any:
-        if key not in known:
-            known[key] = replace_references(key)
-        return known[key]
-
-    def replace_references(key: str) -> Any:
-        text = given.get(key, schema_options()[key].default)
-        if key not in given or key in verbatim or _is_verbatim(key, text):
-            return text
-        if key in begun:
-            raise ConfigError(f"{key}={shorten_text(text)}: it refers to itself")
-        begun.add(key)
-        parts = [part for part in _split_references(key, text) if part[1]]
-        values = [resolve(part) if is_reference else part for is_reference, part in parts]
-        if len(values) == 1 and (type_of(key) not in TEXTS or values[0] is None):
-            return values[0]
-        for (_, part), value in zip(parts, values, strict=True):
-            if value is None or isinstance(value, list):
-                what = "null" if value is None else "a list"
-                raise ConfigError(f"{key}={shorten_text(text)}: {part} is {what}, which cannot be part of a text")
-        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        if sum(map(len, texts)) > _LONGEST:
-            raise ConfigError(f"{key}={shorten_text(text)} expands to more than {_LONGEST:,} characters")
-        return "".join(texts)
-
-    plain = {}
-    for key in given:
-        try:
-            plain[key] = resolve(key)
-        except ConfigError as error:
-            raise ConfigError(f"{origin(key)}{error}") from None
-    return plain
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
@@ -393,8 +300,8 @@ def _explain_yaml_error(error: BaseException, line: str = "") -> str:
 def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
     """Read the options that a file sets, by dotted key, with every scalar as text.
 
-    Return them, and whether `dump_options` wrote the file, so that `${` in its texts has no meaning. The address of a
-    Dask cluster is left out, with a warning: code is sent there, so only the user may give it.
+    Return them, and whether `dump_options` wrote the file. The address of a Dask cluster is left out, with a warning: code
+    is sent there, so only the user may give it.
     """
     try:
         content = read_yaml(path)
@@ -422,7 +329,7 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
         address = redact_urls(str(values.pop("launcher.dask")))
         advice = "which is not used. To use it, set launcher.dask=ADDRESS in the command"
         log.warning("%s names a Dask scheduler, %s, %s", path, address, advice)
-    return values, content.startswith(RESOLVED)
+    return values, content.startswith(COMPLETE)
 
 
 def parse_yaml(text: str | bytes) -> Any:
@@ -489,8 +396,6 @@ def _strip_quotes(typed: str) -> str:
 
 def write_override(key: str, value: Any) -> str:
     """Return the key=value that sets an option to exactly this value, whatever characters it holds."""
-    if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
-        value = _REFERENCE_BEGIN.sub(lambda match: f"{match[1] * 2}\\${{", value)
     return f"{key}={json.dumps(value)}"
 
 
@@ -695,7 +600,7 @@ def dump_options(options: Options, scheduler: bool = False) -> str:
     if values["launcher.dask"] != "local" and not scheduler:
         values["launcher.dask"] = None
     text = yaml.dump(nest_values(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
-    return f"{RESOLVED}\n{make_printable(text)}"
+    return f"{COMPLETE}\n{make_printable(text)}"
 
 
 def format_value(value: Any) -> str:

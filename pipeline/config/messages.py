@@ -449,7 +449,7 @@ def _accepts_value(key: str, value: str) -> bool:
     try:
         validate_options({key: value} | ({f"{key.rpartition('.')[0]}.kind": kinds[0]} if kinds else {}))
     except InvalidOptionsError:
-        return "${" in value  # what it refers to is not known here
+        return False
     return True
 
 

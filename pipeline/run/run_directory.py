@@ -146,7 +146,7 @@ class RunFolder:
             overrides: `key=value` pairs.
             reader: the stage that reads the run, which accepts the options in `READS`; None if the run is to be
                 trained.
-            log_changes: log what was interpolated into the overrides, and which of them have no effect.
+            log_changes: log which of the overrides have no effect.
 
         Raises:
             ConfigError: the configuration is not of this version, or an override is wrong or does not apply.

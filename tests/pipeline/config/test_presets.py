@@ -173,8 +173,8 @@ def test_a_configuration_leaves_out_the_options_of_other_kinds_and_is_read_again
 
 def test_values_are_taken_verbatim_and_checked_and_overrides_win() -> None:
     values = {"finetune.seconds": 100.0, "source.field": "${HOME}", "name": "a", "seed": 3, "sample.prompts": ["x"]}
-    options = load_options("quickstart", ["name=b-${seed}"], values)
-    assert (options.finetune.seconds, options.source.field, options.name) == (100.0, "${HOME}", "b-3")
+    options = load_options("quickstart", ["name=b"], values)
+    assert (options.finetune.seconds, options.source.field, options.name) == (100.0, "${HOME}", "b")
     assert options.sample.prompts == ["x"] and values["name"] == "a"
     with pytest.raises(ConfigError, match="^threads=0: input should be greater than or equal to 1$"):
         load_options(None, [], {"threads": 0})
@@ -221,11 +221,7 @@ def test_texts_in_lists_and_files_and_beyond_the_first_plane_are_taken_verbatim(
 def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Code runs there: none is taken out of a file, be it another run's, and none is written into one."""
     path = tmp_path / "config.yaml"
-    for text in (
-        "launcher: {dask: 'tcp://evil.example:8786'}",
-        "name: local\nlauncher: {dask: '${name}'}",
-        "launcher: {dask: '${source.field}'}\nsource: {field: 'evil.example:1'}",
-    ):
+    for text in ("launcher: {dask: 'tcp://evil.example:8786'}", "launcher: {dask: evil.example:1}"):
         path.write_text(text)
         caplog.clear()
         assert load_options(path).launcher.dask is None
