@@ -66,6 +66,7 @@ TEXTS = (str, str | None)
 MOST_NAME_BYTES = 200  # file systems take 255, and what is beside a run adds to its name
 _CORE = "tag:yaml.org,2002:"
 _PATHS = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir")
+_PLACES = (*_PATHS, "name", "finetune.start_from", "analyse.against")
 # Share of each phase in the training of a whole run, as in the presets.
 _SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
@@ -157,9 +158,14 @@ def load_options(
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
         if is_dataclass(type_of(key)):
             raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
-    for key in _PATHS:
-        if isinstance(given.get(key), str) and (key in typed or not is_complete):
-            given[key] = os.path.expanduser(given[key])  # a shell does not expand `~` after `=`
+    for key in _PLACES:
+        if isinstance(text := given.get(key), str) and (key in typed or not is_complete):
+            if key in _PATHS:
+                given[key] = text = os.path.expanduser(text)  # a shell does not expand `~` after `=`
+            if "${" in text and not os.path.lexists(text):
+                raise ConfigError(
+                    f"{origin(key)}{key}={shorten_text(text)}: ${{…}} is not expanded. Write its value instead"
+                )
     try:
         options = validate_options(given)
     except InvalidOptionsError as error:

@@ -50,14 +50,12 @@ def test_values_that_make_no_runs_are_told(words: list[str], said: str) -> None:
 
 @pytest.mark.slow
 def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
-    fields = {"preset": "quickstart", "name": "x${seed}", "source": "", "seconds": 60.0, "overrides": ["threads=1"]}
+    fields = {"preset": "quickstart", "name": "x$seed", "source": "", "seconds": 60.0, "overrides": ["threads=1"]}
     fields |= {"values": ["model.kind=haed,hourglass"]}
-    runs = plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x${seed}"]), fields))
+    runs = plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x$seed"]), fields))
     haed, hourglass = (load_options("quickstart", run.overrides) for run in runs)
     assert (haed.pretrain.seconds, haed.finetune.seconds, hourglass.train.seconds) == (40, 20, 60)
-    assert (
-        [haed.name, hourglass.name] == [run.name for run in runs] == ["x${seed}-kind-haed", "x${seed}-kind-hourglass"]
-    )
+    assert [haed.name, hourglass.name] == [run.name for run in runs] == ["x$seed-kind-haed", "x$seed-kind-hourglass"]
     assert haed.threads == hourglass.threads == 1
 
 
