@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -303,17 +303,6 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
     return parsed
 
 
-class _RegularInfo(tarfile.TarInfo):
-    """A header of a tar as we write them: of a regular file, without further headers, which may take long to read."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type != tarfile.REGTYPE:
-            raise tarfile.ReadError(f"a member is of type {found.type!r}, no regular file")
-        return found
-
-
 def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
     """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
 
@@ -323,27 +312,28 @@ def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[S
     parts: dict[str, Any] = {}
     end = at = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:", tarinfo=_RegularInfo) as tar:
-            while (member := tar.next()) is not None:
-                name = member.name.split(".", 2)[1]
-                body = memoryview(content)[member.offset_data : member.offset_data + member.size]
-                if len(body) != member.size:
-                    raise CorruptShardError(path, len(content), f"it ends inside {member.name}")
-                if name != "sample":
-                    parts[name] = _parse_npy(body, _ARRAYS[name])
-                    at = member.offset_data + len(body) - parts[name].nbytes if name == "tokens" else at
-                else:
-                    yield _make_sample(path, member.offset, parts, parse_json(bytes(body), member.name), at, checked)
-                    parts = {}
-                end = member.offset_data + member.size
+        while any(header := content[end : end + tarfile.BLOCKSIZE]):
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+            if member.type != tarfile.REGTYPE:
+                raise tarfile.ReadError(f"a member is of type {member.type!r}, no regular file")
+            name, offset = member.name.split(".", 2)[1], end
+            begin = end + tarfile.BLOCKSIZE
+            body = memoryview(content)[begin : begin + member.size]
+            if len(body) != member.size:
+                raise CorruptShardError(path, len(content), f"it ends inside {member.name}")
+            if name != "sample":
+                parts[name] = _parse_npy(body, _ARRAYS[name])
+                at = begin + len(body) - parts[name].nbytes if name == "tokens" else at
+            else:
+                yield _make_sample(path, offset, parts, parse_json(bytes(body), member.name), at, checked)
+                parts = {}
+            end = min(begin + member.size + -member.size % tarfile.BLOCKSIZE, len(content))  # it may end in the padding
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, CorruptShardError):
             raise
-        at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in the padding of a block
-        raise CorruptShardError(path, at, f"{type(error).__name__} {error}") from error
-    end += -end % tarfile.BLOCKSIZE
+        raise CorruptShardError(path, end, f"{type(error).__name__} {error}") from error
     if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
-        raise CorruptShardError(path, min(end, len(content)), "the tar neither continues nor ends here")
+        raise CorruptShardError(path, end, "the tar neither continues nor ends here")
 
 
 def _make_sample(

@@ -153,8 +153,10 @@ def measure_bags(run: Run) -> Measurement:
             real = length_mask(part.lengths, part.tokens.shape[2])
             unigram_nats -= float(unigram[part.tokens[real].long()].sum())
         rows = [["context", "what follows", "likeliest, with their probabilities"]]
-        inputs = run.system.prepare_inputs(windows[:BAG_EXAMPLES])
-        rows += [_bag_example(run, symbols) for symbols in inputs.symbols]  # type: ignore[attr-defined]
+        some = windows[:BAG_EXAMPLES]
+        inputs = run.system.prepare_inputs(some)
+        for symbols, tokens in zip(inputs.symbols, some.lengths.sum(1), strict=True):  # type: ignore[attr-defined]
+            rows.append(_bag_example(run, symbols[: 1 + int(tokens)]))
     return Measurement({"share of a unigram model's bits": nats / unigram_nats}, examples=rows)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -27,14 +27,9 @@ else:
     from backports import zstd
 
 BLOCK = 1 << 20
-# Types of headers that describe the next one: its long name, or further attributes.
-_DESCRIBING = (
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-)
-_LARGEST_HEADER = 1 << 14
 _PIECE = 1 << 14  # what is left of it is copied for each of many streams in a file
 _TAR_BLOCK = 1 << 14  # `tarfile` copies the rest of its buffer at each read
+_HEADERS = 3 * _TAR_BLOCK  # bytes that may be read from the end of a member to the next one: its long name, attributes
 LARGEST_DOCUMENT = 64 << 20  # bytes of a document that must fit into memory: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
 WINDOW = 27  # log2 of the maximum window of a decompressor; xz -9 needs 65 MB
@@ -454,15 +449,22 @@ def read_blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
         yield block
 
 
-class _Tail:
-    """A stream that remembers its last bytes."""
+class _TarStream:
+    """The bytes of a tar. It remembers the last ones, and how many more may be read.
+
+    `tarfile` reads headers that describe another whole, however large they are, and before Python 3.11.10 in a time
+    that grows with the square.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.tail = stream, b""
+        self.stream, self.tail, self.left = stream, b"", float(_HEADERS)
 
     def read(self, size: int) -> bytes:
         content = self.stream.read(size)
         self.tail = (self.tail + content)[-tarfile.BLOCKSIZE :]
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError(f"headers without a member have more than {_HEADERS:,} bytes")
         return content
 
 
@@ -472,20 +474,6 @@ class Member(NamedTuple):
     name: str
     content: IO[bytes]
     size: int
-
-
-class _BoundedInfo(tarfile.TarInfo):
-    """A header of a tar. One that describes another, such as its long name, is refused if it is large.
-
-    `tarfile` reads it whole, however large it is, and before Python 3.11.10 in a time that grows with its square.
-    """
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in _DESCRIBING and found.size > _LARGEST_HEADER:
-            raise tarfile.ReadError(f"a header has {found.size:,} bytes, more than {_LARGEST_HEADER:,}")
-        return found
 
 
 def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
@@ -503,20 +491,23 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
     remarks = Counter() if remarks is None else remarks
     try:
         with open_stream(path, expansion) as stream:
-            whole: Any = _Tail(stream)
-            with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK, tarinfo=_BoundedInfo) as tar:
+            whole: Any = _TarStream(stream)
+            with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
                 for member in tar:
+                    is_link = member.issym() or member.islnk()
+                    has_content = not (is_link or member.isdir() or member.isdev())
+                    whole.left = _HEADERS + (member.size if has_content else 0)
                     if member.issparse():  # a kilobyte may expand to any number of zeros
                         raise ValueError(
                             f"{path}: {member.name} is sparse. Make the tar again without the option sparse"
                         )
-                    is_link = member.issym() or member.islnk()
                     remarks["links in tars were left out, although they may stand for files"] += is_link
                     content = tar.extractfile(member) if member.isfile() else None
                     if content is not None:
                         yield Member(member.name, content, member.size)
                     setattr(tar, "members", [])  # noqa: B010 - else headers pile up
                 rest: Any = tar.fileobj
+                whole.left = float("inf")
                 while block := rest.read(BLOCK):  # `tarfile` stops silently at a damaged header and between two tars
                     if any(block):
                         raise ValueError(
@@ -524,8 +515,6 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
                         )
             if any(whole.tail):
                 raise ValueError(f"{path} was truncated: the tar has no end")
-    except RecursionError as error:
-        raise ValueError(f"{path} cannot be read: it has headers of headers without end") from error
     except tarfile.TarError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 

@@ -81,7 +81,8 @@ class Serving:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{address}", timeout=300) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            with error:
+                return error.code, json.load(error)
 
     def close(self) -> None:
         self.held.set()
