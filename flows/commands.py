@@ -26,7 +26,15 @@ from pipeline.arguments import (
     parse_port,
     split_words,
 )
-from pipeline.config import ConfigError, Options, check_training, load_options, phases_to_train, write_override
+from pipeline.config import (
+    ConfigError,
+    Options,
+    check_training,
+    check_windows,
+    load_options,
+    phases_to_train,
+    write_override,
+)
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import Interrupt
 
@@ -41,6 +49,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     check_corpus(options)
     for phase in phases_to_train(options):
         check_training(phase, options)
+        check_windows(getattr(options, phase), options, options.launcher.processes)
     prepare()
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
 

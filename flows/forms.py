@@ -220,19 +220,16 @@ def check_all_stages(options: Options) -> None:
     """Check what all stages of a run need, before the corpus is sharded.
 
     Raises:
-        ConfigError: a phase cannot be trained so, also for want of windows in the first step of a new run, or the
-            system cannot be built.
+        ConfigError: a phase cannot be trained so, also for want of windows in a step, or the system cannot be built.
         ValueError: the run was trained with another model or on another corpus, or the device is not there.
     """
     from pipeline.run.device import check_device  # with torch, which costs two seconds and serving can do without
     from pipeline.run.system import check_system
     from pipeline.training.stages import check_identity
 
-    phases = phases_to_train(options)
-    for phase in phases:
+    for phase in phases_to_train(options):
         check_training(phase, options)
-    if phases[0] != "finetune" and not RunFolder.from_options(options).path.exists():
-        check_windows(phases[0], options)
+        check_windows(getattr(options, phase), options, options.launcher.processes)
     check_system(options)
     check_device(options.device)
     if (digest := check_corpus(options)) is not None:

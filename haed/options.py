@@ -274,8 +274,8 @@ class GramsOptions:
         Field(description="Lengths of the n-grams, each listed once (BLT: 3 to 8).", max_length=64),
         Unit("tokens"),
         AfterValidator(_check_orders),
-    ] = field(default_factory=lambda: [2, 3, 4, 5])
-    width: Annotated[Width, Field(description="Width of a row.")] = 32
+    ] = field(default_factory=lambda: [2, 3, 4, 5], metadata={"needs": ("rows", ())})
+    width: Annotated[Width, Field(description="Width of a row.")] = field(default=32, metadata={"needs": ("rows", ())})
 
 
 @dataclass(kw_only=True)
@@ -362,7 +362,9 @@ class TokenOptions:
         ),
         Unit("positions"),
     ] = 128
-    hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = 2
+    hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = (
+        field(default=2, metadata={"needs": ("attention", ("lsh",))})
+    )
     activation: Annotated[Literal["gelu", "relu"], Field(description="Activation of the feed-forward layers.")] = "gelu"
     dropout: Annotated[
         Probability,
@@ -575,7 +577,7 @@ class IEMOptions:
     ] = 0
     smoothing: Annotated[
         float, Field(ge=0, le=1e9, description="Added to the count of windows that contain a chunk."), Unit("windows")
-    ] = 0.0
+    ] = field(default=0.0, metadata={"needs": ("correction", ("inclusion",))})
     duplicates: Annotated[
         bool,
         Field(
@@ -601,7 +603,7 @@ class IEMOptions:
             description="Initial inverse of the scale with iem.similarity=cosine. With dot, the scale begins at 1/√E. The "
             "scale is bounded to 1/1,000 to 1,000, near which it hardly learns.",
         ),
-    ] = 0.07
+    ] = field(default=0.07, metadata={"needs": ("similarity", ("cosine",))})
     bias: Annotated[
         bool, Field(description="A chunk's score gets a bias that is linear in its embedding (paper: false).")
     ] = True
@@ -627,7 +629,7 @@ class IEMOptions:
             "2,097,152 to 67,108,864.",
         ),
         Unit("cells"),
-    ] = None
+    ] = field(default=None, metadata={"needs": ("correction", ("inclusion",))})
     block: Annotated[
         int | None,
         Field(

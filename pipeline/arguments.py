@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -286,12 +287,14 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
     words = list(sub.leave_out_values(argv[1:end]))
     if mistake := _explain_misplaced_word(words, argv[0] in ("neighbours", "next")):
         sub.error(mistake)
-    arguments = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
+    before = [re.sub("^(--[^=]+=)--$", rf"\1{_LITERAL}--", word) for word in argv[1:end]]  # argparse drops the value --
+    arguments = sub.parse_intermixed_args([*before, *(_LITERAL + word for word in argv[end + 1 :])])
     if "run" in arguments:
         _assign_words(sub, arguments)
     for name, value in vars(arguments).items():
         if isinstance(value, list):
-            setattr(arguments, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
+            value = [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value]
+        setattr(arguments, name, value.removeprefix(_LITERAL) if isinstance(value, str) else value)
     return arguments
 
 

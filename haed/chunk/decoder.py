@@ -123,12 +123,6 @@ class LSTMDecoder(Decoder):
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
         super().__init__(options, vocabulary, 4 * options.width)
-        for name, usual in (("previous", False), ("context", "same")):
-            if getattr(options, name) != usual:
-                raise ValueError(
-                    f"model.decoder.{name} applies to the transformer decoder. Set model.decoder.kind=transformer, "
-                    f"or model.decoder.{name}={str(usual).lower()}"
-                )
         width = options.width
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
         self.input = nn.Linear(options.token_width, 4 * width)

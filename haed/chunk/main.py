@@ -144,11 +144,6 @@ class LSTMMain(Main):
         self.width, units = options.width, options.units or options.width
         if units < self.width:
             raise ValueError(f"model.main.units={units} must be at least model.main.width={self.width}")
-        if options.positions != "rotary":
-            raise ValueError(
-                f"model.main.positions={options.positions} applies to the transformer. Set model.main.kind=transformer, "
-                "or model.main.positions=rotary"
-            )
         self.positions = None
         self.start = nn.Parameter(torch.empty(embedding))
         self.dropout = nn.Dropout(options.dropout)

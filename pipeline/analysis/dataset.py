@@ -148,8 +148,8 @@ def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int |
         distinct, least = count_distinct_chunks(corpus, split, most=most), 1
     if len(distinct.counts) < 3:
         raise ValueError(
-            f"only {len(distinct.counts)} distinct chunks of the {split} split occur {least} times, too "
-            f"few to analyse. {'Lower analyse.min_count, or choose' if least > 1 else 'Choose'} another analyse.split"
+            f"{len(distinct.counts)} distinct chunks of the {split} split occur {least} times or more, too few to analyse. "
+            f"{'Lower analyse.min_count, or choose' if least > 1 else 'Choose'} another analyse.split"
         )
     chunks = [row.tobytes()[:length] for row, length in zip(distinct.tokens, distinct.lengths, strict=True)]
     return ChunkTable(chunks, distinct.counts, distinct, least, distinct.left_out)

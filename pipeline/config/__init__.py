@@ -38,7 +38,7 @@ from pipeline.config.schema import (
     TrainOptions,
     ValidationOptions,
     applies_to,
-    applies_to_part,
+    explain_no_effect,
     get_option,
     is_mixed,
     is_option,

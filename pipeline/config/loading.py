@@ -43,8 +43,9 @@ from pipeline.config.schema import (
     InvalidOptionsError,
     Options,
     Phase,
+    PhaseOptions,
     applies_to,
-    applies_to_part,
+    explain_no_effect,
     get_option,
     is_limited,
     is_mixed,
@@ -186,9 +187,8 @@ def load_options(
             log.info("%s", change)
         for key in typed if is_complete else given:
             is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
-            if is_chosen and applies_to(key, kind) and not applies_to_part(key, options):
-                section = key.rpartition(".")[0]
-                log.warning("%s has no effect with %s.kind=%s", key, section, get_option(options, section).kind)
+            if is_chosen and applies_to(key, kind) and (choice := explain_no_effect(key, options)):
+                log.warning("%s has no effect with %s", key, choice)
     return options
 
 
@@ -500,6 +500,10 @@ def check_phase(phase: Phase, options: Options) -> None:
     if not applies_to(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two. Train it end to end with `haed train`")
     limits = getattr(options, phase)
+    if applies_to(f"{phase}.iem_weight", kind) and not limits.iem_weight and not limits.decode_fraction:
+        raise ConfigError(
+            f"{phase}.iem_weight and {phase}.decode_fraction are both 0, so nothing would be trained. Raise one of them"
+        )
     if isinstance(limits, FinetuneOptions) and limits.trains != "everything" and not limits.decode_fraction:
         raise ConfigError(
             f"finetune.trains={limits.trains} trains only the decoder, and finetune.decode_fraction=0 decodes "
@@ -530,15 +534,14 @@ def check_training(phase: Phase, options: Options) -> None:
         raise ConfigError(f"{phase} has no limit. Set {phase}.seconds, {phase}.steps or {phase}.epochs")
 
 
-def check_windows(phase: Phase, options: Options) -> None:
-    """Check that the first step of a run has windows enough for its mixture, if its first phase has one.
+def check_windows(limits: PhaseOptions, options: Options, processes: int) -> None:
+    """Check that a step of some processes has windows enough for a mixture, if the phase has one.
 
     Raises:
         ConfigError: it has one window, so no other one shows how likely its chunks are.
     """
-    ranks = min(options.iem.group or options.launcher.processes, options.launcher.processes)
-    windows = options.batch.sequences * (1 + options.iem.extra_batches) * ranks
-    if is_mixed(options, getattr(options, phase)):
+    windows = options.batch.sequences * (1 + options.iem.extra_batches) * min(options.iem.group or processes, processes)
+    if is_mixed(options, limits):
         try:
             options.iem.check_windows(windows)
         except ValueError as error:

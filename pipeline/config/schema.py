@@ -5,6 +5,7 @@ Each option is declared once, beside its owner: options of models in `haed.optio
 
 - `models`: "chunks" or "tokens", if only these models do; `instead` names the option that the others use.
 - `kinds`: the kinds of its section that do, such as "lstm" for `model.main.units`.
+- `needs`: another option, and the values of it without which this one has no effect; no values: any but 0.
 """
 
 import logging
@@ -136,7 +137,7 @@ class PhaseOptions:
     )
     rate_to: Annotated[
         Share, Field(description="Share of the learning rates at the end of the phase (paper: 0.05).")
-    ] = 0.05
+    ] = field(default=0.05, metadata={"needs": ("optimizer.schedule", ("cosine", "linear", "stable"))})
     layer_decay: Annotated[
         float,
         Field(
@@ -145,7 +146,7 @@ class PhaseOptions:
             description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the "
             "same rate.",
         ),
-    ] = 1.0
+    ] = field(default=1.0, metadata=CHUNKS_ONLY)
     patience: Annotated[
         Validations, Field(description="Validations in a row without improvement that end the phase. 0: no limit.")
     ] = 0
@@ -185,7 +186,7 @@ class FinetuneOptions(PhaseOptions):
     ] = "everything"
     decoder_steps: Annotated[
         Steps, Field(description="Steps in which the decoder is trained alone, with finetune.trains=decoder_first.")
-    ] = 1000
+    ] = field(default=1000, metadata={"needs": ("trains", ("decoder_first",))})
 
 
 @dataclass(kw_only=True)
@@ -607,6 +608,7 @@ class Option:
         models: "chunks" or "tokens" if only these models use it, else empty.
         instead: the option that other models use, or empty.
         kinds: kinds of its section that use it; empty: all of them.
+        needs: the option without which it has no effect, and the values that it needs; none: any but 0.
     """
 
     type: Any
@@ -615,6 +617,7 @@ class Option:
     models: str = ""
     instead: str = ""
     kinds: tuple[str, ...] = ()
+    needs: tuple[str, tuple[str, ...]] | None = None
 
 
 # The kinds that other packages can add to, by the option that chooses one.
@@ -699,7 +702,9 @@ def schema_options() -> dict[str, Option]:
                 collect(kind, f"{key}.", options[key])
                 continue
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            options[key] = Option(kind, annotated[each.name], default, models, instead, users)
+            options[key] = Option(
+                kind, annotated[each.name], default, models, instead, users, each.metadata.get("needs")
+            )
 
     collect(Options, "", Option(Options))
     for (key, name), options_class in option_classes.items():
@@ -818,16 +823,24 @@ def applies_to(key: str, kind: str) -> bool:
     return kind in models_with_option(key)
 
 
-def applies_to_part(key: str, options: Options) -> bool:
-    """Return whether the chosen kind of the option's section uses it, such as an LSTM as the main model.
+def explain_no_effect(key: str, options: Options) -> str | None:
+    """Return the choice, such as model.main.kind=lstm, that leaves an option without effect; None if it has one.
 
     A kind of another package may use all options of its section.
     """
-    kinds, choice = schema_options()[key].kinds, f"{key.rpartition('.')[0]}.kind"
-    if not kinds:
-        return True
-    kind = get_option(options, choice)
-    return kind in kinds or kind not in KINDS[choice]
+    option, section = schema_options()[key], key.rpartition(".")[0]
+    if option.kinds:
+        choice = f"{section}.kind"
+        kind = get_option(options, choice)
+        if kind not in option.kinds and kind in KINDS[choice]:
+            return f"{choice}={kind}"
+    if option.needs:
+        name, values = option.needs
+        other = name if "." in name else f"{section}.{name}"
+        value = get_option(options, other)
+        if value not in values if values else not value:
+            return f"{other}={value}"
+    return None
 
 
 def training_phases(kind: str) -> tuple[Phase, ...]:

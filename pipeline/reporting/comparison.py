@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from data.filesystem import write_atomically
-from pipeline.config import PHASES, ConfigError, Options, applies_to, applies_to_part, check_output_folder, flatten_tree
+from pipeline.config import (
+    PHASES,
+    ConfigError,
+    Options,
+    applies_to,
+    check_output_folder,
+    explain_no_effect,
+    flatten_tree,
+)
 from pipeline.console import markdown_text, warn_once
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
@@ -440,7 +448,9 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
         of = [row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}]
         # So are those of a part of the model; "model.kind" and the kinds of parts tell who has it.
         of = [
-            row for row in of if applies_to(key, options[row.run].model.kind) and applies_to_part(key, options[row.run])
+            row
+            for row in of
+            if applies_to(key, options[row.run].model.kind) and not explain_no_effect(key, options[row.run])
         ]
         if key.startswith(_TOLD) and of:
             differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in of}))

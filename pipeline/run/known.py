@@ -28,7 +28,11 @@ CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
 
 
 def make_vocabulary(corpus: Corpus, most: int) -> ChunkVocabulary:
-    """Return the known chunks: the most frequent ones of the train split, at most this many, with their counts."""
+    """Return the known chunks: the most frequent ones of the train split, at most this many, with their counts.
+
+    Raises:
+        ValueError: there are none, since all of these are the rests of documents that are cut into a fixed size.
+    """
     return _as_vocabulary(_find_known_chunks(corpus, most))
 
 
@@ -78,6 +82,11 @@ def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
         # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
         whole = every.lengths == corpus.build_chunker().k if corpus.build_chunker().fixed else slice(None)
         columns_by_name = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}
+        if not len(columns_by_name["lengths"]):
+            raise ValueError(
+                f"no whole chunk of {corpus.build_chunker().k} tokens is among the {most:,} most frequent chunks of the train "
+                "split, so none can be known. Lower chunker.k, or set model.mixture.known=0"
+            )
         write_cache(path, columns_by_name, metadata)
     return columns_by_name
 
@@ -122,5 +131,6 @@ def _hash_tensors(tensors: dict[str, Tensor]) -> str:
     hasher = hashlib.sha256()
     for name in sorted(tensors):
         hasher.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())
-        hasher.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+        if tensors[name].numel():  # an empty array of NumPy has a stride of 0, which `view` refuses
+            hasher.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
     return hasher.hexdigest()

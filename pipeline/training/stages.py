@@ -29,6 +29,7 @@ from pipeline.config import (
     Phase,
     PhaseOptions,
     check_training,
+    check_windows,
     diff_trees,
     format_value,
     is_mixed,
@@ -443,6 +444,8 @@ def _warn_unused_launcher_options(options: Options, ranks: int) -> None:
     """Warn of options of the launcher that this number of ranks leaves without effect."""
     if options.launcher.shard and ranks == 1:
         log.warning("launcher.shard=true has no effect in one process. Set launcher.processes to the number of GPUs")
+    if options.iem.group and ranks == 1:
+        log.warning("iem.group=%d has no effect in one process", options.iem.group)
     if ranks != options.launcher.processes:  # torchrun was called by hand
         log.warning("ranks: %d, as torchrun was told, not launcher.processes=%d", ranks, options.launcher.processes)
 
@@ -458,6 +461,7 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
+    check_windows(limits, options, ranks.size)
     is_sharded = options.launcher.shard and ranks.size > 1
     weights = estimate_memory(options, corpus.build_chunker(), limits, ranks.size if is_sharded else 1)
     check_memory(weights, free_memory(machine.device))

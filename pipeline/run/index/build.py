@@ -178,7 +178,7 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
         how = f"about this many are drawn in windows, with seed {run.options.seed}"
         log.warning("index.max_contexts=%d: of %s %s", wanted, places, how)
     if limits.scale is not None and limits.scale not in (scales := run.system.scale_outputs()):
-        there = f"Set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "leave it out"
+        there = f"Set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "Leave it out"
         raise ConfigError(f"index.scale={limits.scale}: this model has no such scale. {there}")
     width = run.context(b"a", limits.layer, limits.scale).shape[0]
     with write_vectors(unfinished_folder(run.folder, "contexts"), width, metric) as file:

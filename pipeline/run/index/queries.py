@@ -117,8 +117,8 @@ def _parse_pixels(query: str, chunker: Chunker, corpus: Callable[[], Corpus], sp
     if place := PLACE.fullmatch(query.strip()):
         return picture_chunks(corpus(), split, int(place[1]), int(place[2]))[-1]
     raise ValueError(
-        f"the query {query!r} is not a chunk of pixels. Give a colour such as #4080c0, {k} values in "
-        "hexadecimal, or PICTURE:CHUNK such as 12:340. Without queries, chunks of the corpus are used"
+        f"the query {query!r} is not a chunk of pixels. Give a colour such as #4080c0, or all {k} values of a "
+        "chunk in hexadecimal, or PICTURE:CHUNK such as 12:340. Without queries, chunks of the corpus are used"
     )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from haed.base import ChunkingSpec
 from haed.chunk.main import LSTMMain, Main
-from haed.options import MAINS, DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.options import MAINS, EncoderOptions, IEMOptions, MainOptions, ModelOptions
 from haed.registry import make_system
 from tests.haed.layers.test_lstm import by_the_formulas
 
@@ -58,11 +58,6 @@ def test_cached_steps_of_any_length_give_the_same(kind: str) -> None:
     ("main", "iem", "message"),
     [
         ({"kind": "lstm", "units": 5}, {}, r"model\.main\.units=5 must be at least model\.main\.width=6"),
-        (
-            {"kind": "lstm", "positions": "learned"},
-            {},
-            "positions=learned applies to the transformer. Set model.main.kind=",
-        ),
         ({"width": 3}, {}, r"model\.main\.width=3: expected at least 4 \(model\.encoder\.width\)"),
         ({"kind": "lstm", "width": 3}, {"head": "none"}, "iem.head=none needs .*but it is 3. Set iem.head=linear"),
     ],
@@ -71,11 +66,3 @@ def test_what_does_not_fit_is_refused(main: dict[str, object], iem: dict[str, st
     options = ModelOptions(encoder=EncoderOptions(width=4), main=replace(OPTIONS, **main))
     with pytest.raises(ValueError, match=message):
         make_system(options, IEMOptions(**iem), ChunkingSpec(3, 3, False, 9))
-
-
-def test_what_is_of_the_transformer_decoder_is_refused_of_the_lstm() -> None:
-    for option in ({"previous": True}, {"context": "each"}):
-        with pytest.raises(
-            ValueError, match=f"model.decoder.{next(iter(option))} applies to the transformer decoder. Set "
-        ):
-            make_system(ModelOptions(decoder=DecoderOptions(**option)), IEMOptions(), ChunkingSpec(3, 3, False, 9))
