@@ -125,6 +125,13 @@ def plot_passages(passages: ByLayer) -> bytes:
     return encode_png(figure)
 
 
+def choose_pixel_colours(labels: Sequence[str]) -> list[str]:
+    """Return the colour of each chunk's first pixel, grey for a part of a pixel; none if all are parts of pixels."""
+    firsts = [label.split(",")[0] for label in labels]
+    colours = [first if len(first) == len("#rrggbb") else GREY for first in firsts]
+    return colours if any(colour == first for colour, first in zip(colours, firsts, strict=True)) else []
+
+
 def plot_map(
     places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]
 ) -> bytes:

@@ -309,9 +309,7 @@ def _open_drift_reference(run: Run) -> Run | str:
 def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, np.ndarray]) -> dict[str, bytes]:
     """Draw the plots of the analysis; return PNG files by name."""
     first = analysis.maps[0]
-    colours = [label.split(",")[0] for label in dataset.labels] if dataset.pixels else []
-    whole = any(len(colour) == len("#rrggbb") for colour in colours)  # chunks of one or two values have no colour
-    point_colours = [colour if len(colour) == len("#rrggbb") else plots.GREY for colour in colours] if whole else []
+    point_colours = plots.choose_pixel_colours(dataset.labels) if dataset.pixels else []
     pictures = {"map.png": plots.plot_map(places[first], dataset.clusters, dataset.labels, first, point_colours)}
     if analysis.agreement:
         pictures["use.png"] = plots.plot_agreement(analysis.agreement)

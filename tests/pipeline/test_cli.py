@@ -146,6 +146,13 @@ def test_bad_input_ends_in_a_line_or_two(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_text_of_two_dashes_is_a_text() -> None:
+    """Python's argparse drops it, also behind an equals sign."""
+    assert parse_arguments(["sample", "run", "--prompt=--", "--prompt=---"], "haed", COMMANDS).prompt == ["--", "---"]
+    found = parse_arguments(["neighbours", "run", "--like=--", "--file=--", "a", "--", "--"], "haed", COMMANDS)
+    assert (found.like, found.file, found.queries) == (["--"], "--", ["a", "--"])
+
+
 def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("runs/lr=0.1", "others/x=1", "lr=0.1/runs/mine"):

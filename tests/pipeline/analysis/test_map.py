@@ -11,7 +11,9 @@ from PIL import Image
 
 from pipeline.analysis import map
 from pipeline.analysis.map import MapPoints, render_map_page
+from pipeline.analysis.plots import choose_pixel_colours, plot_map
 from pipeline.config import ConfigError
+from pipeline.reporting.plots import GREY
 
 
 def test_pca_is_the_singular_value_decomposition() -> None:
@@ -45,6 +47,20 @@ def test_maps_of_neighbours_keep_groups_together(kind: str, module: str) -> None
 
 
 NASTY = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "a&b", 'q"', "@TITLE@@POINTS@"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "colours"),
+    [
+        (["#102030,#405060", "#a0b0c0,#61"], ["#102030", "#a0b0c0"]),
+        (["#102030", "#61"], ["#102030", GREY]),
+        (["#61", "#6162", "#61"], []),  # matplotlib would read #6162 as #66116622
+    ],
+)
+def test_a_point_has_the_colour_of_its_first_whole_pixel(labels: list[str], colours: list[str]) -> None:
+    assert choose_pixel_colours(labels) == colours
+    places, clusters = np.arange(2 * len(labels)).reshape(-1, 2) / 2, np.zeros(len(labels), np.int64)
+    assert plot_map(places, clusters, labels, "PCA", choose_pixel_colours(labels)).startswith(b"\x89PNG")
 
 
 def points(labels: list[str], pixels: bool = False) -> MapPoints:

@@ -156,13 +156,29 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(
         ("quickstart", "source.kind=text", SOURCE, ["source.image_size", "source.encoding", "source.field"]),
         ("quickstart", "source.kind=audio", SOURCE, ["source.cut", "source.image_size", "source.field", "source.newlines"]),
         ("quickstart", "source.kind=images", SOURCE, ["source.cut", "source.encoding", "source.field", "source.newlines"]),
+        ("quickstart", "iem.correction=none", ["iem.cells=2048", "iem.smoothing=1"], ["iem.cells", "iem.smoothing"]),
+        ("quickstart", "iem.similarity=dot", ["iem.temperature=0.1"], ["iem.temperature"]),
+        ("quickstart", "optimizer.schedule=inverse_root", ["pretrain.rate_to=0.1"], ["pretrain.rate_to"]),
+        ("quickstart", "finetune.trains=everything", ["finetune.decoder_steps=7"], ["finetune.decoder_steps"]),
+        ("hred", "model.decoder.grams.rows=0", ["model.decoder.grams.width=8"], ["model.decoder.grams.width"]),
+        ("hourglass", "model.token.attention=local", ["model.token.hashes=3"], ["model.token.hashes"]),
     ],
 )  # fmt: skip
-def test_what_the_kind_of_a_part_or_source_has_no_use_for_is_said(
+def test_options_that_another_choice_leaves_without_effect_are_named(
     preset: str, kind: str, words: list[str], unused: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", preset, kind, *words]) == 0
     assert capsys.readouterr().err.splitlines() == [f"{key} has no effect with {kind}" for key in unused]
+
+
+def test_a_phase_that_would_train_nothing_is_refused() -> None:
+    nothing = ["finetune.iem_weight=0", "finetune.decode_fraction=0"]
+    check_training("pretrain", load_options("quickstart", nothing))
+    with pytest.raises(ConfigError, match=r"^finetune.iem_weight and finetune.decode_fraction are both 0"):
+        check_training("finetune", load_options("quickstart", nothing))
+    check_training("train", load_options("hourglass", []))
+    with pytest.raises(ConfigError, match="train.layer_decay belongs to model.kind=haed"):  # they have no depth
+        load_options("hourglass", ["train.layer_decay=0.5"])
 
 
 def test_a_configuration_leaves_out_the_options_of_other_kinds_and_is_read_again(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from threading import Thread
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from data.corpus import Corpus
 from haed.chunk.model import HAED
 from pipeline.config import Options, is_mixed, load_options, max_known_chunks
 from pipeline.evaluation.evaluate import evaluate_run
-from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, store_known_chunks
+from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, read_cache, store_known_chunks, write_cache
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
@@ -177,3 +178,18 @@ def test_what_trained_a_checkpoint_says_whose_likelihood_it_is(run: Run, mixed: 
     """Not what config.yaml says since."""
     changed = replace(mixed, finetune=replace(mixed.finetune, iem_weight=0.0))
     assert score(Run(RunFolder.from_options(changed), changed)) == score(run)
+
+
+def test_a_corpus_without_whole_chunks_has_none_to_know(tmp_path: Path) -> None:
+    """Chunks of a fixed size: rests at the ends of documents are no outcomes, and here there is nothing else."""
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40)))
+    where = ["source.kind=jsonl", f"source.path={lines}", "source.valid_percent=20", f"shards_dir={tmp_path}"]
+    corpus = shard_source(load_options("quickstart", [*where, "chunker.kind=fixed", "chunker.k=16"]))
+    with pytest.raises(
+        ValueError, match="no whole chunk of 16 tokens .* Lower chunker.k, or set model.mixture.known=0"
+    ):
+        make_vocabulary(corpus, 100)
+    empty = {"lengths": torch.from_numpy(np.empty(0, np.int64))}
+    write_cache(tmp_path / "empty.safetensors", empty, {})
+    assert read_cache(tmp_path / "empty.safetensors", {})["lengths"].shape == (0,)  # type: ignore[index]

@@ -301,6 +301,22 @@ def test_counts_have_a_cell_for_each_distinct_chunk_unless_said_otherwise(
     assert RunFolder.from_options(options).load_options() == options
 
 
+def test_a_step_without_other_windows_is_refused_before_anything_is_written(tiny: list[str]) -> None:
+    few = load_options("quickstart", [*tiny, "batch.sequences=1", "pretrain.steps=2"])
+    shard_source(few)
+    with pytest.raises(ValueError, match="with one window per step, a mixture"):
+        pretrain(few)
+    assert not RunFolder.from_options(few).path.exists() or not any(
+        path.is_file() and path.name != "lock" for path in RunFolder.from_options(few).path.rglob("*")
+    )
+    pretrain(load_options("quickstart", [*tiny, "batch.sequences=2", "pretrain.steps=2"]))
+    config = RunFolder.from_options(few).path / "config.yaml"
+    before = config.read_bytes()
+    with pytest.raises(ValueError, match="with one window per step, a mixture"):
+        pretrain(replace(few, pretrain=replace(few.pretrain, steps=4)))
+    assert config.read_bytes() == before
+
+
 def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     failing, write = threading.Event(), checkpoints._write_tensors
     monkeypatch.setattr(checkpoints, "_write_tensors", lambda *given: failing.wait() and write(*given))
