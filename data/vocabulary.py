@@ -50,7 +50,12 @@ class DistinctChunks:
 
 
 def count_distinct_chunks(
-    corpus: Corpus, *splits: str, most: int | None = None, at_least: int = 1, limit: int | None = None
+    corpus: Corpus,
+    *splits: str,
+    most: int | None = None,
+    at_least: int = 1,
+    limit: int | None = None,
+    any_of_equal: bool = False,
 ) -> DistinctChunks:
     """Count the distinct chunks of some splits together.
 
@@ -60,12 +65,14 @@ def count_distinct_chunks(
         most: maximum number to return; None: all, in as much memory as they take.
         at_least: minimum count of a returned chunk.
         limit: maximum number of all distinct chunks.
+        any_of_equal: of equally frequent chunks the first by a hash come first, not those of the lowest bytes.
 
     Raises:
         VocabularyOverflowError: there are more than `limit`, raised as soon as that is certain.
         OSError: there is no room for the temporary file.
     """
-    return _count_samples(_iterate_samples(corpus, *splits), corpus.build_chunker().k, most, at_least, limit)
+    samples = _iterate_samples(corpus, *splits)
+    return _count_samples(samples, corpus.build_chunker().k, most, at_least, limit, any_of_equal)
 
 
 def _iterate_samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
@@ -73,7 +80,12 @@ def _iterate_samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
 
 
 def _count_samples(
-    samples: Iterable[Sample], k: int, most: int | None = None, at_least: int = 1, limit: int | None = None
+    samples: Iterable[Sample],
+    k: int,
+    most: int | None = None,
+    at_least: int = 1,
+    limit: int | None = None,
+    any_of_equal: bool = False,
 ) -> DistinctChunks:
     """Count the chunks of samples; see `count_distinct_chunks`."""
     import duckdb
@@ -109,7 +121,8 @@ def _count_samples(
                 )
                 frequent = database.sql("FROM counted WHERE times >= ?", params=[at_least])
                 ((total,),) = frequent.count("*").fetchall()
-                table = frequent.order("times DESC, chunk").limit(total if most is None else most).to_arrow_table()
+                ties = "md5(chunk), chunk" if any_of_equal else "chunk"
+                table = frequent.order(f"times DESC, {ties}").limit(total if most is None else most).to_arrow_table()
             except duckdb.Error as error:
                 if failures:
                     raise failures[0] from None

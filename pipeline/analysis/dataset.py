@@ -8,6 +8,7 @@ Legend: n chunks, E width of an embedding, S positions of the stream.
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -56,8 +57,7 @@ class AnalysisData:
         chunks: the first n of them, which are analysed; the following fields refer to these.
         counts: (n,) occurrences in the split.
         vectors: (n, E) embeddings.
-        centred: (n, E) embeddings less the mean of the run's index, or else of the known ones. Their cosines rank
-            neighbours.
+        mean: (E,) mean of the run's index, or else of the known ones.
         labels: (n) displayed chunks.
         stream: (S,) the split, or its beginning, as rows of `every`.
         clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (dev/LOG.md).
@@ -71,12 +71,17 @@ class AnalysisData:
     chunks: list[bytes]
     counts: np.ndarray
     vectors: np.ndarray
-    centred: np.ndarray
+    mean: np.ndarray
     labels: list[str]
     stream: np.ndarray
     clusters: np.ndarray
     pixels: bool
     notes: list[str]
+
+    @cached_property
+    def centred(self) -> np.ndarray:
+        """Embeddings (n, E) less the mean. Their cosines rank neighbours."""
+        return self.vectors - self.mean
 
 
 def load_analysis_data(run: Run, options: Options) -> AnalysisData:
@@ -95,7 +100,9 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
     if every.least > 1:
         notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 keeps all)")
     if left_out := len(every.chunks) - size + every.left_out:
-        notes.append(f"{left_out:,} rarer chunks are left out (analyse.max_chunks={limits.max_chunks})")
+        notes.append(
+            f"{left_out:,} chunks that are not more frequent are left out (analyse.max_chunks={limits.max_chunks})"
+        )
     if not whole:
         notes.append(
             f"contexts are counted in the first {(rows >= 0).sum():,} known chunks of the split "
@@ -111,7 +118,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
         chunks=every.chunks[:size],
         counts=every.counts[:size],
         vectors=vectors[:size],
-        centred=vectors[:size] - mean,
+        mean=mean,
         labels=label_chunks(run, every.chunks[:size]),
         stream=rows,
         clusters=cluster_directions(vectors[:size], limits.clusters, options.seed),
@@ -130,22 +137,25 @@ def _mean_of_index(run: Run) -> np.ndarray | None:
 
 def label_chunks(run: Run, chunks: list[bytes]) -> list[str]:
     """Return the chunks in displayable form."""
+    if run.of_values and run.chunker.name != PIXELS:  # sound is no text, even if it is cut as one
+        return [chunk.hex() for chunk in chunks]
     return [escape_control_characters(display_chunk(chunk, run.chunker.name)) for chunk in chunks]
 
 
 def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int | None) -> ChunkTable:
     """Return the most frequent chunks of a split, at most `most`.
 
-    Without `min_count` the minimum is 10 occurrences if 1,000 chunks reach it, otherwise 1. For rarer chunks, neither
-    contexts nor rows of the encoder's table are reliable.
+    Of equally frequent ones, as most chunks of pictures are, any are taken, always the same. Without `min_count` the
+    minimum is 10 occurrences if 1,000 chunks reach it, otherwise 1. For rarer chunks, neither contexts nor rows of the
+    encoder's table are reliable.
 
     Raises:
         ValueError: fewer than three chunks remain.
     """
-    distinct = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
+    distinct = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT, any_of_equal=True)
     least = min_count or FREQUENT
     if min_count is None and len(distinct.counts) + distinct.left_out < ENOUGH:
-        distinct, least = count_distinct_chunks(corpus, split, most=most), 1
+        distinct, least = count_distinct_chunks(corpus, split, most=most, any_of_equal=True), 1
     if len(distinct.counts) < 3:
         raise ValueError(
             f"{len(distinct.counts)} distinct chunks of the {split} split occur {least} times or more, too few to analyse. "

@@ -3,71 +3,36 @@
 Use is measured by the chunks directly before and after a chunk: its row holds its positive pointwise mutual
 information (PPMI) with the most frequent of them. Two chunks are used alike if the cosine of their rows is high. The
 same rows in few dimensions are the baseline for the embeddings: they need no training and see one chunk on each side.
-Spelling is measured by the edit distance of bytes, or by the distance of pixels.
+Spelling is measured by the edit distance of bytes, or by the distance of values.
 
 Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E dimensions.
 """
 
 import numpy as np
+from rapidfuzz.distance import Levenshtein
+from rapidfuzz.process import cdist
 
 from pipeline.analysis.geometry import highest_columns, normalise_rows, spearman_correlation
 from pipeline.run.analysis_results import Agreement, Classes, Example, SimilarityStatistics
 
-MOST = 64  # bytes of a chunk that are compared: bits of a word
-_ONE = np.uint64(1)
+MOST = 64  # bytes of a chunk that are compared
 
 
-def spelling_similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> np.ndarray:
+def spelling_similarity(chunks: list[bytes], rows: np.ndarray, of_values: bool = False) -> np.ndarray:
     """Return the spelling similarity (Q, n) float32 of some chunks, given as rows (Q,), to all chunks.
 
-    It is 1 − edit distance / length of the longer chunk, or for pixels 1 − mean absolute difference / 255. Equal
-    chunks have 1, chunks with nothing in common 0.
+    It is 1 − edit distance / length of the longer chunk, of their first 64 bytes. For values of pictures and sound it is
+    1 − mean absolute difference / 255. Equal chunks have 1, chunks with nothing in common 0.
     """
-    if pixels:
-        return np.stack([_pixel_similarity(chunks[row], chunks) for row in rows.tolist()])
-    width = min(MOST, max(map(len, chunks)))
-    table = np.zeros((width, len(chunks)), np.uint8)
-    lengths = np.array([min(len(chunk), width) for chunk in chunks])
-    for number, chunk in enumerate(chunks):
-        table[: lengths[number], number] = np.frombuffer(chunk[:width], np.uint8)
-    similarity = np.empty((len(rows), len(chunks)), np.float32)
-    for at, row in enumerate(rows.tolist()):
-        longer = np.maximum(lengths, lengths[row])
-        similarity[at] = 1 - edit_distances(chunks[row][:width], table, lengths) / longer
-    return similarity
+    if of_values:
+        return np.stack([_value_similarity(chunks[row], chunks) for row in rows.tolist()])
+    cut = [chunk[:MOST] for chunk in chunks]
+    queries = [cut[row] for row in rows.tolist()]
+    return cdist(queries, cut, scorer=Levenshtein.normalized_similarity, dtype=np.float32)
 
 
-def edit_distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Compute the edit distances (n,) of a pattern to n texts with bit vectors (Myers 1999, as in Hyyrö 2001).
-
-    Two bit words hold a column of the dynamic-programming matrix: where it rises and where it falls. So one byte of all
-    texts costs a dozen array operations, whatever the length of the pattern.
-
-    Args:
-        pattern: 1 to 64 bytes.
-        table: (K, n) uint8, the texts in columns.
-        lengths: (n,) lengths of the texts.
-    """
-    places = np.zeros(256, np.uint64)
-    for at, byte in enumerate(pattern):
-        places[byte] |= _ONE << np.uint64(at)
-    last = np.uint64(len(pattern) - 1)
-    texts = table.shape[1]
-    rises, falls = np.full(texts, ~np.uint64(0)), np.zeros(texts, np.uint64)
-    score = np.full(texts, len(pattern), np.int64)
-    for step in range(table.shape[0]):
-        matches = places[table[step]]
-        diagonal = (((matches & rises) + rises) ^ rises) | matches | falls  # the sum carries along runs of matches
-        up, down = falls | ~(diagonal | rises), rises & diagonal
-        change = ((up >> last) & _ONE).astype(np.int64) - ((down >> last) & _ONE).astype(np.int64)
-        score += np.where(step < lengths, change, 0)
-        up, down = (up << _ONE) | _ONE, down << _ONE
-        rises, falls = down | ~(diagonal | up), diagonal & up
-    return score
-
-
-def _pixel_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
-    """Return the similarity (n,) of a chunk of pixels to all chunks, over the values that both have."""
+def _value_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
+    """Return the similarity (n,) of a chunk of values to all chunks, over the values that both have."""
     query = np.frombuffer(chunk, np.uint8).astype(np.float32)
     similarity = np.zeros(len(chunks), np.float32)
     for number, other in enumerate(chunks):
@@ -128,7 +93,7 @@ def measure_agreement(
     band: slice,
     queries: int,
     count: int,
-    pixels: bool = False,
+    of_values: bool = False,
 ) -> Agreement:
     """Compare the neighbours by embedding with those by use and by spelling, in a frequency band.
 
@@ -144,7 +109,7 @@ def measure_agreement(
         band: slice of frequency ranks, at least three.
         queries: maximum number of queries, spread evenly over the ranks.
         count: neighbours of each query.
-        pixels: true if chunks consist of pixels.
+        of_values: true if chunks consist of values of pictures or sound.
     """
     vectors, used, chunks, counts, labels = vectors[band], used[band], chunks[band], counts[band], labels[band]
     among = len(chunks)
@@ -152,7 +117,7 @@ def measure_agreement(
     count = min(count, among - 1)
     units, likely = normalise_rows(vectors), normalise_rows(used)
     cosine = units[sampled] @ units.T
-    kinds = {"use": likely[sampled] @ likely.T, "spelling": spelling_similarity(chunks, sampled, pixels)}
+    kinds = {"use": likely[sampled] @ likely.T, "spelling": spelling_similarity(chunks, sampled, of_values)}
     is_self = sampled[:, None] == np.arange(among)
     near = highest_columns(cosine, is_self, count)
     lists = {name: highest_columns(kind, is_self, count) for name, kind in kinds.items()}

@@ -152,7 +152,7 @@ def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarra
         negative=5,
         epochs=_EPOCHS,
         workers=1,
-        seed=seed,
+        seed=seed % (1 << 31),
     )
     vectors = np.zeros((rows, width), np.float32)
     for row, name in enumerate(names):

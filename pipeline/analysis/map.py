@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -97,6 +97,8 @@ _FEWEST = 32  # minimum number of points for UMAP and t-SNE
 def select_projections(wanted: Kind) -> list[str]:
     """Return the projections to compute, the best first: the requested one, then PCA. `auto` takes an installed one.
 
+    Of less than 32 chunks only PCA is computed, see `project_chunks`.
+
     Raises:
         ConfigError: the package of the requested projection is not installed.
     """
@@ -110,14 +112,19 @@ def select_projections(wanted: Kind) -> list[str]:
     return [*chosen, "pca"]
 
 
-def project_vectors(vectors: np.ndarray, kind: str, seed: int) -> np.ndarray:
-    """Project embeddings (n, E), compared by cosine, to positions (n, 2) float32."""
-    units = normalise_rows(vectors)
+def project_chunks(vectors: np.ndarray, kinds: Sequence[str], seed: int) -> dict[str, np.ndarray]:
+    """Project embeddings (n, E), compared by cosine; return positions (n, 2) float32 by the name of each projection."""
+    units, places = normalise_rows(vectors), {}
     others: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"umap": _project_umap, "tsne": _project_tsne}
-    if kind in others and len(units) >= _FEWEST:
-        log.info("%s of %s chunks", NAMES[kind], f"{len(units):,}")
-        return others[kind](units, seed).astype(np.float32)
-    return principal_components(units)
+    for kind in kinds:
+        if kind not in others:
+            places[NAMES[kind]] = principal_components(units)
+        elif len(units) < _FEWEST:
+            log.info("no %s of %d chunks, which are less than %d", NAMES[kind], len(units), _FEWEST)
+        else:
+            log.info("%s of %s chunks", NAMES[kind], f"{len(units):,}")
+            places[NAMES[kind]] = others[kind](units, seed).astype(np.float32)
+    return places
 
 
 def principal_components(vectors: np.ndarray) -> np.ndarray:

@@ -139,7 +139,9 @@ def plot_map(
     figure = Figure(figsize=(9.5, 7))
     axes = figure.add_subplot()
     point_colours = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
-    axes.scatter(places[:, 0], places[:, 1], c=point_colours, s=3, alpha=0.45, linewidths=0)
+    axes.set_facecolor(GREY if colours else "none")  # black and white pixels are seen, too
+    alpha = 1.0 if colours else 0.45
+    axes.scatter(places[:, 0], places[:, 1], c=point_colours, s=3, alpha=alpha, linewidths=0)
     span = np.maximum(np.ptp(places, axis=0), 1e-9)
     taken: list[np.ndarray] = []
     for place, label in zip(places, () if colours else labels, strict=False):
@@ -152,7 +154,8 @@ def plot_map(
             )
         if len(taken) == _LABELS:
             break
-    axes.set_title(f"{name} of embeddings, coloured by cluster" if not colours else name, fontsize=10, loc="left")
+    what = "the first pixel" if colours else "cluster"
+    axes.set_title(f"{name} of embeddings, coloured by {what}", fontsize=10, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_color(GREY)

@@ -93,7 +93,7 @@ def _analyse_use(
             band,
             _QUERIES,
             _NEAREST,
-            dataset.pixels,
+            dataset.run.of_values,
         )
         for band in bands
     ]
@@ -101,8 +101,8 @@ def _analyse_use(
     classes = distributional.measure_class_information(
         dataset.stream, dataset.clusters, by_use, dataset.chunks, dataset.counts, options.seed
     )
-    if dataset.pixels:
-        notes.append("intrinsic checks need words, so there are none for pixels")
+    if dataset.run.of_values:
+        notes.append("intrinsic checks need words, so there are none for pictures and sound")
         return agreement, classes, None
     return agreement, classes, _run_intrinsic_checks(options, dataset, small, notes)
 
@@ -202,9 +202,9 @@ def analyse_run(options: Options) -> Analysis:
     before = _open_drift_reference(run)
     dataset = load_analysis_data(run, options)
     log.info("comparing neighbours by use and by spelling")
-    analysis = _compute_analysis(options, dataset, before, str(place), [map.NAMES[name] for name in kinds])
+    places = map.project_chunks(dataset.centred, kinds, options.seed)
+    analysis = _compute_analysis(options, dataset, before, str(place), list(places))
     log.info("drawing")
-    places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, options.seed) for name in kinds}
     pictures = _draw_pictures(analysis, dataset, places)
     content = {**pictures, MAP: _render_map(options, dataset, places)}
     make_folders(place, within=folder.path)
@@ -241,8 +241,7 @@ def _check_place(place: Path) -> None:
 def draw_map(run: Run) -> None:
     """Write the map of a run's embeddings alone, where an analysis writes it."""
     dataset = load_analysis_data(run, run.options)
-    kinds = map.select_projections(run.options.analyse.map)
-    places = {map.NAMES[name]: map.project_vectors(dataset.centred, name, run.options.seed) for name in kinds}
+    places = map.project_chunks(dataset.centred, map.select_projections(run.options.analyse.map), run.options.seed)
     place = run.folder.path / ANALYSIS
     make_folders(place, within=run.folder.path)
     write_atomically(place / MAP, _render_map(run.options, dataset, places))
@@ -265,7 +264,7 @@ def _render_map(options: Options, dataset: AnalysisData, places: dict[str, np.nd
     about = (
         f"{run.phase} step {run.step:,}, checkpoint {run.digest[:12]}, made on {time.strftime('%Y-%m-%d at %H:%M')}: "
         f"the {size:,} most frequent chunks of the {options.analyse.split} split. Lines lead to the "
-        "nearest chunks by centred cosine in all dimensions, which may be far apart on the map. Wheel: zoom; "
+        "nearest chunks by centred cosine in all dimensions, which may be far apart on the map. Wheel or two fingers: zoom; "
         "drag: move; click: keep; /: search."
     )
     return render_map_page(f"{options.name}: map of embeddings", about, run.digest, points).encode()
@@ -332,7 +331,7 @@ def _export_projector(dataset: AnalysisData, options: Options) -> None:
     map.export_projector(
         RunFolder.from_options(options).path / ANALYSIS / "projector",
         f"{options.name} centred",
-        dataset.embedded[top] - dataset.vectors.mean(0),
+        dataset.embedded[top] - dataset.mean,
         label_chunks(dataset.run, chunks),
         {"count": dataset.every.counts[top], "bytes": dataset.every.rows.lengths[top]},
         chunks if dataset.pixels else [],

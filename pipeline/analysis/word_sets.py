@@ -87,11 +87,13 @@ _CODE_PAIRS = {
     "opposites in code": "True/False if/else try/except min/max read/write open/close start/end start/stop first/last left/right "
     "get/set encode/decode any/all and/or input/output key/value",
 }
-_SPELLED = ("plurals", "capitalised")
+_SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone finds them
 
 
 def _make_sets(of: Literal["text", "code"], sets: dict[str, str], pairs: dict[str, str]) -> list[WordSet]:
-    made = [WordSet(name, of, tuple((word,) for word in words.split())) for name, words in sets.items()]
+    made = [
+        WordSet(name, of, tuple((word,) for word in words.split()), name in _SPELLED) for name, words in sets.items()
+    ]
     return made + [
         WordSet(name, of, tuple(tuple(pair.split("/")) for pair in words.split()), name in _SPELLED)
         for name, words in pairs.items()

@@ -43,7 +43,7 @@ _ENDS = ("steps", "seconds", "epochs")
 _LIMITS = (*_ENDS, "patience", "part_from", "part_to")
 # Options that change the cost of a step.
 _WORK = ("model.", "batch.", "iem.", "chunker.", "precision", "launcher.processes")
-_TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
+_TOLD = ("seed", "threads", "device", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
 _NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
 
 
@@ -473,7 +473,7 @@ def choose_budget(rows: Sequence[Row], options: Mapping[str, Options], differenc
         for name in _ENDS
         if getattr(getattr(options[row.run], phase.split()[0]), name)
     }
-    return "seconds" if limited == {"seconds"} else "flops"
+    return "seconds" if limited == {"seconds"} and "device" not in changed else "flops"
 
 
 def explain_unequal_budgets(rows: Sequence[Row], options: Mapping[str, Options], by: Budget) -> str | None:

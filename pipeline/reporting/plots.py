@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pipeline.console import make_printable
+from pipeline.console import cut_middle, make_printable
 from pipeline.run.index.queries import PIXELS, QueryResult, display_chunk
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
@@ -28,12 +28,17 @@ def encode_png(figure: Figure, pad: float | None = 1.08) -> bytes:
     return buffer.getvalue()
 
 
+_LONGEST_LABEL = 32  # characters, which leave room for what is plotted
+
+
 def drawable_label(label: str) -> str:
     """Return a label that Matplotlib's font can draw, does not parse as a formula, and does not omit from a legend.
 
+    A long one lacks its middle.
+
     Every name, chunk or sentence in a plot must pass through here: an invalid formula raises an error.
     """
-    label = make_printable(label).replace("\n", "↵").replace("\t", "⇥")
+    label = make_printable(cut_middle(label, _LONGEST_LABEL)).replace("\n", "↵").replace("\t", "⇥")
     drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
     shown = "".join(drawn).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
@@ -74,11 +79,13 @@ def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
             shown = [(getattr(point, name), point.bits) for point in points]
             if shown:
                 style = {"color": f"C{number % 10}", "markersize": 3, "linewidth": 1.1}
+                style["linestyle"] = ("-", "--", ":")[number // 10 % 3]
                 above = " (above the axis)" if min(bits for _, bits in shown) > high else ""
-                axes.plot(*zip(*shown, strict=True), "o-", label=drawable_label(run) + above, **style)
+                axes.plot(*zip(*shown, strict=True), marker="o", label=drawable_label(run) + above, **style)
         axes.set_ylim(low, high)
         if position == 3 and any(curves.values()):
-            axes.legend(fontsize=8, frameon=False, loc="upper right")
+            handles = axes.get_legend_handles_labels()
+            figure.legend(*handles, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3)
     return encode_png(figure)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import yaml
 
@@ -249,4 +249,9 @@ def phase_metrics(
         if records := attempt(partial(_read_records, path, status.st_ctime_ns, status.st_size)):
             saved = {} if is_held else read_position(folders[phase] / "checkpoints")
             metrics[phase] = [each for each in records if each.get("step", 0.0) <= saved.get("step", math.inf)]
-    return {phase: records for phase, records in metrics.items() if records}
+    metrics = {phase: records for phase, records in metrics.items() if records}
+    if metrics and not is_held and not read_position(folders[phase := [*metrics][-1]] / "checkpoints"):
+        begun = RunFolder(folders[phase].parent)
+        if _share_done(begun, cast(Phase, phase.split()[0]), metrics[phase][-1]) < 1:
+            del metrics[phase]  # it was killed before its first checkpoint, so there is no such model
+    return metrics

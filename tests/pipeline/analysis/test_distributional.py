@@ -75,7 +75,7 @@ def test_the_verdict_says_what_neighbours_have_in_common(first: str) -> None:
             assert all(chunk[0] == example.chunk[0] for chunk in near)
 
 
-# Edit distances by bit vectors against the textbook's table, and pixels.
+# Edit distances against the textbook's table, and values.
 
 
 def by_the_table(a: bytes, b: bytes) -> int:
@@ -99,7 +99,7 @@ def test_it_is_the_edit_distance(chunks: list[bytes]) -> None:
         np.testing.assert_allclose(row, expected, atol=1e-6)
 
 
-def test_pixels_are_alike_by_their_values() -> None:
+def test_values_are_alike_by_their_difference() -> None:
     chunks = [bytes([0] * 6), bytes([255] * 6), bytes([51] * 6), bytes([0] * 3)]
-    found = spelling_similarity(chunks, np.array([0, 3]), pixels=True)
+    found = spelling_similarity(chunks, np.array([0, 3]), of_values=True)
     np.testing.assert_allclose(found, [[1, 0, 0.8, 1], [1, 0, 0.8, 1]], atol=1e-6)

@@ -41,9 +41,11 @@ def test_maps_of_neighbours_keep_groups_together(kind: str, module: str) -> None
         pytest.skip(f"{module} is not installed")
     group = np.arange(90) // 30
     vectors = np.eye(8)[group] + 0.05 * np.random.default_rng(0).normal(size=(90, 8))
-    found = map.project_vectors(vectors, kind, seed=0)
+    places = map.project_chunks(vectors, [kind, "pca"], seed=0)
+    found = places[map.NAMES[kind]]
     distances = np.linalg.norm(found[:, None] - found, axis=2) + 1e9 * np.eye(90)
     assert found.shape == (90, 2) and (group[distances.argmin(1)] == group).mean() > 0.9
+    assert list(map.project_chunks(vectors[:31], [kind, "pca"], seed=0)) == ["PCA"]  # too few for neighbourhoods
 
 
 NASTY = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "a&b", 'q"', "@TITLE@@POINTS@"]

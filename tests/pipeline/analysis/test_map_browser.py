@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
-    labels = ["<script>document.title='bad'</script>", "<b>bold</b>␣", *(f"word{number}␣" for number in range(400))]
+    labels = ["<script>document.title='bad'</script>", "<b>bold</b>␣", "the␣", "The␣", "he␣", *(f"word{number}␣" for number in range(400))]
     size = len(labels)
     near = (np.arange(size)[:, None] + np.arange(1, 4)) % size
     rows = np.arange(size)
@@ -62,13 +62,24 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         page.mouse.move(400, 300)
         page.mouse.down()
         assert page.evaluate("last") is not None
-        page.evaluate("canvas.dispatchEvent(new PointerEvent('pointercancel'))")
+        page.evaluate("canvas.dispatchEvent(new PointerEvent('pointercancel', { pointerId: [...pointers.keys()][0] }))")
         assert page.evaluate("last") is None
+        page.mouse.up()
+        touch = page.context.new_cdp_session(page)
+        before, (x, y) = page.evaluate("view.scale"), page.evaluate("[sx(0), sy(0)]")
+        for kind, apart in (("touchStart", 40), ("touchMove", 60), ("touchMove", 120)):  # two fingers
+            points = [{"x": 400 + sign * apart / 2, "y": 300, "id": number} for number, sign in ((0, -1), (1, 1))]
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        until(PATIENCE, lambda: page.evaluate("view.scale") == pytest.approx(3 * before, rel=0.01))
+        assert page.evaluate("[sx(0), sy(0)]") != [x, y]
+        touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        assert page.evaluate("last") is None and page.evaluate("pointers.size") == 0
         page.goto("about:blank")
         page.goto(f"{path.as_uri()}#100%")
         assert page.input_value("#search") == "100%"
-        page.goto("about:blank")
-        page.goto(f"{path.as_uri()}#word39%E2%90%A3")
-        assert page.inner_text("#card b") == "word39␣"
+        for named, shown in (("word39", "word39␣"), ("he", "he␣"), ("the", "the␣"), ("The", "The␣")):  # equal before alike
+            page.goto("about:blank")
+            page.goto(f"{path.as_uri()}#{named}%E2%90%A3")
+            assert page.inner_text("#card b") == shown
         assert page.title() == "run" and not wrong and {each.split("#")[0] for each in fetched} == {path.as_uri()}
         browser.close()
