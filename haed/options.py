@@ -248,7 +248,7 @@ class MainOptions:
         Probability,
         Field(
             description="Dropout probability. In the transformer it applies to the inputs, the attention weights, and the "
-            "outputs of attention and feed-forward layers. In the LSTM it applies to the inputs and to every "
+            "hidden units and outputs of each layer. In the LSTM it applies to the inputs and to every "
             "layer's outputs."
         ),
     ] = 0.0
@@ -312,7 +312,7 @@ class DecoderOptions:
         Probability,
         Field(
             description="Dropout probability. In the transformer it applies to the inputs, the attention weights, and the "
-            "outputs of attention and feed-forward layers. In the LSTM it applies to ŷ, the table of token "
+            "hidden units and outputs of each layer. In the LSTM it applies to ŷ, the table of token "
             "embeddings, and every layer's outputs."
         ),
     ] = 0.0
@@ -331,7 +331,7 @@ class MixtureOptions:
             description="Maximum number of known chunks, the most frequent chunks of the train split. The IEM score gives "
             "their likelihood, and the decoder gives that of all others. 0: the decoder alone. Null: 131,072, or "
             "0 with chunker.kind=pixels, where most chunks are new. A score takes 2 · known · model.encoder.width "
-            "operations, and the embeddings take 2 bytes per dimension.",
+            "operations, and the embeddings take 2 bytes per dimension on disk, and up to 8 in memory.",
         ),
         Unit("chunks"),
     ] = 0
@@ -361,7 +361,7 @@ class TokenOptions:
             description="Positions that local attention sees, including its own, or size of a bucket of lsh attention.",
         ),
         Unit("positions"),
-    ] = 128
+    ] = field(default=128, metadata={"needs": ("attention", ("local", "lsh"))})
     hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = (
         field(default=2, metadata={"needs": ("attention", ("lsh",))})
     )
@@ -369,8 +369,8 @@ class TokenOptions:
     dropout: Annotated[
         Probability,
         Field(
-            description="Dropout probability of the embeddings, the attention weights, and the outputs of attention and "
-            "feed-forward layers."
+            description="Dropout probability of the embeddings, the attention weights, and the hidden units and "
+            "outputs of each layer."
         ),
     ] = 0.0
     shift: Annotated[
@@ -439,7 +439,8 @@ class MultiscaleOptions:
     heads: Annotated[
         str,
         Field(
-            description="bottom_up: heads@scale, such as 2@16 2@4. Empty: equal shares, the rest to the finest scale."
+            description="bottom_up: heads@scale, such as 2@16 2@4. Empty: equal shares, and one more for each of the "
+            "finest scales if some are left."
         ),
     ] = ""
 
@@ -461,8 +462,8 @@ class RetinaOptions:
     heads: Annotated[
         str,
         Field(
-            description="heads@scale, such as 1@16 1@4 2@1. Empty: equal shares of model.token.heads, the rest to the finest "
-            "scale."
+            description="heads@scale, such as 1@16 1@4 2@1. Empty: equal shares of model.token.heads, and one more for "
+            "each of the finest scales if some are left."
         ),
     ] = ""
 

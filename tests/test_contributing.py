@@ -11,16 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from pydantic import TypeAdapter
 
 from data.corpus import Corpus
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
 from haed.options import ENCODERS, LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, check_training, dump_options, load_options
 from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
 from pipeline.run.metrics import read_metrics
+from pipeline.run.sharding import open_shards
+from pipeline.run.system import build_system
 from pipeline.training.stages import train
 from tests.conftest import mostly_nightly
 
@@ -351,10 +356,12 @@ RIGHT, ALL = "super().step(inputs, cache)", "super().parameters_by_depth()"
         (
             f"{RIGHT}[..., :-1]",
             ALL,
-            r"Mine returned \(1, 4, 15\) of torch.float32, expected \(1, 4, 16\): windows × chunks",
+            r"Mine returned \(2, 4, 15\) of torch.float32, expected \(2, 4, 16\): windows × chunks",
         ),
-        ("[]", ALL, r"Mine returned \[\], expected \(1, 4, 16\)"),
+        ("[]", ALL, r"Mine returned \[\], expected \(2, 4, 16\)"),
         (f"{RIGHT} + inputs.mean()", ALL, "Mine: a prediction depends on its own chunk or a later one"),
+        (f"{RIGHT} + inputs[-1:].mean(2).cumsum(1)[..., None]", ALL, "Mine: a prediction depends on other windows"),
+        (f"{RIGHT} + 0 * inputs[0, 0, 0]", ALL, "Mine fails without any chunk, as in a rank"),
         (f"{RIGHT}.flip(1)", ALL, "Mine: a prediction depends on its own chunk or a later one"),
         ("super().step(inputs, {})", ALL, "Mine: `step` with a cache predicts otherwise than `forward`"),
         (RIGHT, f"{ALL}[1:]", "in no group, which would never be trained: .*main.*parameters_by_depth"),
@@ -411,6 +418,43 @@ def test_a_decoder_of_ones_own_is_tried_before_it_is_trained(
         return
     with pytest.raises(ValueError, match=message):
         train(load_options("quickstart", words))
+
+
+SUM = """
+import torch
+from torch import nn
+from haed.chunk.encoder import Encoder
+
+class Mine(Encoder):
+    def __init__(self, options, k, vocabulary, bias=True):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, options.width)
+        self.up = nn.Linear(options.width, options.width)
+        self.add_output_layers(options, bias)
+
+    def initialise_parameters(self):
+        nn.init.eye_(self.up.weight)
+
+    def embed_tokens(self, laid):
+        assert laid.tokens.dtype == laid.lengths.dtype == torch.int64
+        real = torch.arange(laid.tokens.shape[1]) < laid.lengths[:, None]
+        found = self.up(self.tokens(laid.tokens[real]))
+        return found.new_zeros(len(laid), self.width).index_add(0, real.nonzero()[:, 0], found)
+"""
+
+
+def test_an_encoder_of_ones_own_keeps_its_initial_values_reads_int64_and_is_counted_by_length(
+    place: Path, options: Options, tiny: list[str]
+) -> None:
+    add_package(place, "haed.encoders", "mine = my_kind:Mine", SUM)
+    made = load_options("quickstart", [*tiny, "model.encoder.kind=mine", "train.steps=2", "name=mine"])
+    trained = train(made)
+    system = build_system(made, open_shards(made).build_chunker())
+    assert trained.steps == 2 and isinstance(system, HAED)
+    assert torch.equal(system.encoder.up.weight, torch.eye(system.encoder.width))  # type: ignore[arg-type]
+    chunks = Chunks(torch.ones(3, system.cut.k, dtype=torch.uint8), torch.tensor([1, 4, 4], dtype=torch.uint8))
+    assert system.encoder.prepare_inputs(chunks).sizes == [3, 2, 2, 2, *[0] * (system.cut.k - 4)]
+    assert system.chunk_flops("encoder", [[3, 2, 2, 2]]) >= 9 * 2 * system.encoder.width**2
 
 
 def test_an_encoder_of_ones_own_that_looks_at_other_chunks_is_refused(

@@ -82,6 +82,9 @@ class Decoder(nn.Module, ABC):
     def step(self, state: Any, symbol: Tensor) -> Tensor:
         """Feed `symbol` (N,), at first V, to every chunk, update `state` and return logits (N, V + 1) of the next."""
 
+    def initialise_parameters(self) -> None:
+        """Give parameters other values than `haed.chunk.model.HAED.initialise_parameters` does, which calls this last."""
+
     def pack_chunks(self, chunks: Chunks, before: Chunks, fixed: bool, sizes: list[int] | None = None) -> Packed:
         """Lay out chunks and their n-gram look-ups; see `haed.chunk.packing.pack_decisions`."""
         packed = pack_decisions(chunks, self.vocabulary, fixed, before if self.sees_before else None, sizes)

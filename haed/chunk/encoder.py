@@ -43,15 +43,22 @@ class EncoderInput:
     Attributes:
         chunks: chunks in the layout of the kind of encoder.
         looked: look-up of each chunk's row of the table; None without a table.
+        padded: every chunk costs as much as one of K tokens.
     """
 
     chunks: Any
     looked: SparseLookup | None
+    padded: bool = False
 
     @property
     def sizes(self) -> list[int]:
-        """Number of chunks that have a token t, for each t; of a layout that is not packed, only that of all chunks."""
-        return getattr(self.chunks, "sizes", [len(self)])
+        """Number of chunks that have a token t, for each t; if they are padded, only that of all chunks.
+
+        The device is waited for, unless they are padded or packed.
+        """
+        if self.padded or not isinstance(self.chunks, Chunks):
+            return getattr(self.chunks, "sizes", [len(self)])
+        return length_mask(self.chunks.lengths, self.chunks.tokens.shape[1]).sum(0).tolist()
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -69,12 +76,14 @@ class Encoder(nn.Module, ABC):
 
     Attributes:
         options_class: dataclass of its options, with those of its own kind.
+        padded: every chunk costs as much as one of K tokens.
         width: E.
         table: (rows, E), or None.
         output: output layer; chosen by the options.
     """
 
     options_class: ClassVar[type[EncoderOptions]] = EncoderOptions
+    padded: ClassVar[bool] = False
     width: int
     tokens: nn.Embedding
     table: nn.Parameter | None
@@ -104,7 +113,7 @@ class Encoder(nn.Module, ABC):
         if self.table is not None:
             keys = chunk_keys(chunks.tokens, chunks.lengths) if keys is None else keys
             looked = SparseLookup.from_rows(keys.remainder(len(self.table)))
-        return EncoderInput(self.arrange_chunks(chunks, sizes), looked)
+        return EncoderInput(self.arrange_chunks(chunks, sizes), looked, self.padded)
 
     def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
@@ -122,9 +131,12 @@ class Encoder(nn.Module, ABC):
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)
 
+    def initialise_parameters(self) -> None:
+        """Give parameters other values than `haed.chunk.model.HAED.initialise_parameters` does, which calls this last."""
+
     def arrange_chunks(self, chunks: Chunks, sizes: list[int] | None) -> Any:
-        """Return N chunks in the layout that `embed_tokens` takes; by default unchanged. See `prepare_inputs`."""
-        return chunks
+        """Return N chunks in the layout that `embed_tokens` takes; by default int64. See `prepare_inputs`."""
+        return Chunks(chunks.tokens.long(), chunks.lengths.long())
 
     @abstractmethod
     def embed_tokens(self, laid: Any) -> Tensor:
@@ -137,6 +149,8 @@ class MLPEncoder(Encoder):
     Padding is a symbol of its own, so the length of a chunk is known. The linear kind is a layer norm and one linear
     map, the patch embedder of MEGABYTE-pytorch (Yu et al. 2023, section 2.2, has neither).
     """
+
+    padded = True
 
     def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
         super().__init__()

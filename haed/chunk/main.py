@@ -50,6 +50,9 @@ class Main(nn.Module, ABC):
         first[:, 0] = True
         return self.step(torch.where(first[..., None], self.start.to(before.dtype), before), None)
 
+    def initialise_parameters(self) -> None:
+        """Give parameters other values than `haed.chunk.model.HAED.initialise_parameters` does, which calls this last."""
+
     def layer_states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
         """Return the output (B, T, ·) of each layer, and ŷ at last; see `forward`."""
         with record_outputs(dict(enumerate(self.get_layers()))) as seen:

@@ -123,6 +123,8 @@ class HAED(SequenceModel):
             nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all other parameters begin as without it
         if self.decoder.grams is not None:
             self.decoder.grams.initialise_parameters()
+        for part in (self.encoder, self.main, self.decoder):
+            part.initialise_parameters()
 
     @torch.no_grad()
     def _check_parts(self, parts: list[nn.Module]) -> None:
@@ -137,7 +139,7 @@ class HAED(SequenceModel):
         with torch.random.fork_rng(devices=[]):
             rows, lengths = torch.randint(self.cut.vocabulary, (3, self.cut.k)), torch.tensor([1, self.cut.k, 1])
             chunks = Chunks(rows.masked_fill(~length_mask(lengths, self.cut.k), 0), lengths)
-            grid = torch.randn(1, min(4, self.cut.context), self.encoder.width).to(next(self.parameters()))
+            grid = torch.randn(2, min(4, self.cut.context), self.encoder.width).to(next(self.parameters()))
             predictions = torch.randn(3, self.width).to(grid)
         if self.encoder in parts:
             together, alone = (self.encode(chunks[:count]).vector for count in (3, 1))
@@ -147,21 +149,37 @@ class HAED(SequenceModel):
             self._check_main(grid)
         if self.decoder in parts:
             self._check_decoder(predictions, chunks)
+        for part in parts:
+            self._check_empty(part, grid)
         self.train(was_training)
 
+    def _check_empty(self, part: nn.Module, grid: Tensor) -> None:
+        """Check that a part takes no chunk and no window, as in a rank or a piece without any; see `_check_parts`."""
+        try:
+            if part is self.main:
+                self.main(grid[:0], grid[:0, :, 0].bool())
+            else:
+                self._count_equal_chunks("encoder" if part is self.encoder else "decoder", 0)
+        except Exception as error:
+            raise ValueError(
+                f"{type(part).__name__} fails without any chunk, as in a rank or a piece that has none: {error}"
+            ) from error
+
     def _check_main(self, grid: Tensor) -> None:
-        """Check the main model on vectors (1, T, E); see `_check_parts`."""
+        """Check the main model on vectors (2, T, E); see `_check_parts`."""
         name, context = type(self.main).__name__, grid.shape[1]
         starts = torch.zeros(grid.shape[:2], dtype=torch.bool, device=grid.device)
         found = self.main(grid, starts)
-        if not isinstance(found, Tensor) or found.shape != (1, context, self.width):
-            expected = f"{(1, context, self.width)}: windows × chunks × model.main.width"
+        if not isinstance(found, Tensor) or found.shape != (2, context, self.width):
+            expected = f"{(2, context, self.width)}: windows × chunks × model.main.width"
             raise ValueError(f"{name} returned {describe_value(found)}, expected {expected}")
         for place in range(context):
             other = torch.cat([grid[:, :place], grid[:, place:] + 1], 1)
             if not torch.allclose(found[:, : place + 1], self.main(other, starts)[:, : place + 1], *_CLOSE):
                 raise ValueError(f"{name}: a prediction depends on its own chunk or a later one")
-        inputs, cache = torch.cat([self.main.start.expand(1, 1, -1), grid[:, :-1]], 1), self.main.create_cache()
+        if not torch.allclose(found[:1], self.main(grid[:1], starts[:1]), *_CLOSE):
+            raise ValueError(f"{name}: a prediction depends on other windows. Is its batch the first dimension?")
+        inputs, cache = torch.cat([self.main.start.expand(2, 1, -1), grid[:, :-1]], 1), self.main.create_cache()
         steps = [self.main.step(inputs[:, place : place + 1], cache) for place in range(context)]
         if not torch.allclose(found, torch.cat(steps, 1), *_CLOSE):
             raise ValueError(

@@ -164,7 +164,6 @@ class ChunkObjective(Objective):
         )
         self.group = single_process() if self.candidates is None else self.candidates.group
         self.terms = {name: (weight, LOSS_TERMS.load_class(name)) for name, weight in iem.split_terms().items()}
-        self.has_dropout = any(isinstance(each, nn.Dropout) and each.p > 0 for each in system.modules())
         self._compiled_main: CompiledFunction | None = None
         for name, parameter in system.named_parameters():
             if name.startswith(("log_scale", "head.", "encoder.bias.")):
@@ -291,7 +290,6 @@ class ChunkObjective(Objective):
             anchor,
             *arguments,
             use_reentrant=False,
-            preserve_rng_state=self.has_dropout,
         )
 
     def predict_vectors(self, vectors: Tensor, piece: MicroBatch) -> Tensor:

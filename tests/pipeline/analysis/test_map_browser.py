@@ -18,7 +18,14 @@ pytestmark = [
 
 
 def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
-    labels = ["<script>document.title='bad'</script>", "<b>bold</b>␣", "the␣", "The␣", "he␣", *(f"word{number}␣" for number in range(400))]
+    labels = [
+        "<script>document.title='bad'</script>",
+        "<b>bold</b>␣",
+        "the␣",
+        "The␣",
+        "he␣",
+        *(f"word{number}␣" for number in range(400)),
+    ]
     size = len(labels)
     near = (np.arange(size)[:, None] + np.arange(1, 4)) % size
     rows = np.arange(size)
@@ -77,7 +84,12 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
         page.goto("about:blank")
         page.goto(f"{path.as_uri()}#100%")
         assert page.input_value("#search") == "100%"
-        for named, shown in (("word39", "word39␣"), ("he", "he␣"), ("the", "the␣"), ("The", "The␣")):  # equal before alike
+        for named, shown in (
+            ("word39", "word39␣"),
+            ("he", "he␣"),
+            ("the", "the␣"),
+            ("The", "The␣"),
+        ):  # equal before alike
             page.goto("about:blank")
             page.goto(f"{path.as_uri()}#{named}%E2%90%A3")
             assert page.inner_text("#card b") == shown
