@@ -361,7 +361,7 @@ class TokenOptions:
             description="Positions that local attention sees, including its own, or size of a bucket of lsh attention.",
         ),
         Unit("positions"),
-    ] = field(default=128, metadata={"needs": ("attention", ("local", "lsh"))})
+    ] = 128
     hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = (
         field(default=2, metadata={"needs": ("attention", ("lsh",))})
     )
