@@ -112,7 +112,7 @@ def _check_key(rest: str, shown: str) -> None:
 
 def _check_encoded(rest: str, shown: str, scheme: str) -> None:
     """Raise ValueError if a URL of http, https or file contains characters that must be encoded, or a query."""
-    if "?" in rest and scheme != "file":
+    if scheme != "file" and ("?" in rest or any(_SECRET.search(name) for _, name, _ in _PARAMETER.findall(rest))):
         raise ValueError(
             f"{shown} has a query or signature after its path, which would not stay secret. Leave it out, "
             f"and write %3F for a ? in a name. {CREDENTIALS}"

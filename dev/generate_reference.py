@@ -29,7 +29,7 @@ COMMAND_LINE = """# Commands
 
 `haed COMMAND --help` prints the same text.
 Options of a run are `key=value`, see [Options](options.md).
-Every command takes `--json`, which ends its output with the result as one line of JSON.
+Every command but `haed cat` takes `--json`, which ends its output with the result as one line of JSON.
 Every command takes `--debug`, which shows the traceback of an error.
 The exit status is 0 after success, 1 after a failure and 2 after a usage error.
 It is 130 after Ctrl-C and 143 after SIGTERM, of `haed serve` 0 after both.

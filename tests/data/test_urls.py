@@ -52,6 +52,7 @@ SECRET = [
     "http://HOST/x?X-Amz-Credential=hunter2&X-Amz-Signature=hunter2",
     "https://HOST/x?sv=1&sig=hunter2",
     "http://HOST/x?token=hunter2",
+    "http://HOST/x;token=hunter2",
     "az://container/x?sig=hunter2",
 ]
 
