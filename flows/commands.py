@@ -200,7 +200,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--trainings",
         type=int,
         default=1,
-        help="Concurrent trainings on each device. Others wait. 0: as many as half of the memory holds at 512 MB each. Default: %(default)s.",
+        help="Concurrent trainings on each device. Others wait. 0: as many as half of the memory holds, at 512 MB each. "
+        "Default: %(default)s.",
     )
     parser.add_argument(
         "--cron", default="", metavar="LINE", help="Also run all stages at these times, such as '0 2 * * *'."
