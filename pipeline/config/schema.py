@@ -515,7 +515,12 @@ class Options:
     """Options of a run: what it reads, what it trains and how, and where it writes."""
 
     name: Annotated[
-        str, Field(min_length=1, max_length=200, description="Name of the run, which is a folder in runs_dir, of at most 200 bytes.")
+        str,
+        Field(
+            min_length=1,
+            max_length=200,
+            description="Name of the run, which is a folder in runs_dir, of at most 200 bytes.",
+        ),
     ] = "run"
     runs_dir: Annotated[str, Field(description="Folder of runs.")] = "runs"
     shards_dir: Annotated[str, Field(description="Folder of sharded corpora.")] = "shards"
