@@ -686,7 +686,7 @@ class IEMOptions:
             )
 
     def check_windows(self, windows: int) -> None:
-        """Raise ValueError if the first step has too few windows for a mixture: others show how likely its chunks are."""
+        """Raise ValueError if a step has too few windows for a mixture: others show how likely its chunks are."""
         if windows < 2:
             raise ValueError(
                 "with one window per step, a mixture cannot tell how likely its chunks are. Raise batch.sequences or "

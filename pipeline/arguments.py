@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -212,6 +211,16 @@ class _ArgumentParser(argparse.ArgumentParser):
             action = None if is_value else self._option_string_actions.get(word)
             is_value = action is not None and action.nargs != 0
 
+    def keep_dashes(self, word: str) -> str:
+        """Mark the value of `--argument=--`, which `argparse` drops; no value but a text can be two dashes."""
+        flag = word.removesuffix("=--")
+        action = next((each for name, each in self._option_string_actions.items() if name.startswith(flag)), None)
+        if flag == word or action is None:
+            return word
+        if action.type is not None or action.choices is not None:
+            self.error(f"argument {flag}: -- is no value")
+        return f"{flag}={_LITERAL}--"
+
     def _suggest_argument(self, named: str) -> str:
         """Return a suggestion in place of an unknown argument, or an empty text if nothing is similar."""
         word, equals, value = named.split()[0].partition("=")
@@ -287,7 +296,7 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
     words = list(sub.leave_out_values(argv[1:end]))
     if mistake := _explain_misplaced_word(words, argv[0] in ("neighbours", "next")):
         sub.error(mistake)
-    before = [re.sub("^(--[^=]+=)--$", rf"\1{_LITERAL}--", word) for word in argv[1:end]]  # argparse drops the value --
+    before = [sub.keep_dashes(word) for word in argv[1:end]]
     arguments = sub.parse_intermixed_args([*before, *(_LITERAL + word for word in argv[end + 1 :])])
     if "run" in arguments:
         _assign_words(sub, arguments)

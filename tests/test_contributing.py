@@ -454,7 +454,8 @@ def test_an_encoder_of_ones_own_keeps_its_initial_values_reads_int64_and_is_coun
     assert torch.equal(system.encoder.up.weight, torch.eye(system.encoder.width))  # type: ignore[arg-type]
     chunks = Chunks(torch.ones(3, system.cut.k, dtype=torch.uint8), torch.tensor([1, 4, 4], dtype=torch.uint8))
     assert system.encoder.prepare_inputs(chunks).sizes == [3, 2, 2, 2, *[0] * (system.cut.k - 4)]
-    assert system.chunk_flops("encoder", [[3, 2, 2, 2]]) >= 9 * 2 * system.encoder.width**2
+    flops = system.chunk_flops("encoder", [[3, 2, 2, 2]])
+    assert 9 * 2 * system.encoder.width**2 <= flops <= 9 * 2 * system.encoder.width**2 + 3 * 20 * system.encoder.width
 
 
 def test_an_encoder_of_ones_own_that_looks_at_other_chunks_is_refused(

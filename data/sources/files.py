@@ -494,13 +494,12 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
             whole: Any = _TarStream(stream)
             with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
                 for member in tar:
-                    is_link = member.issym() or member.islnk()
-                    has_content = not (is_link or member.isdir() or member.isdev())
-                    whole.left = _HEADERS + (member.size if has_content else 0)
+                    whole.left = _HEADERS + tar.offset - member.offset_data  # not the size, which a header may claim
                     if member.issparse():  # a kilobyte may expand to any number of zeros
                         raise ValueError(
                             f"{path}: {member.name} is sparse. Make the tar again without the option sparse"
                         )
+                    is_link = member.issym() or member.islnk()
                     remarks["links in tars were left out, although they may stand for files"] += is_link
                     content = tar.extractfile(member) if member.isfile() else None
                     if content is not None:

@@ -163,6 +163,10 @@ class MLPEncoder(Encoder):
         self.activation = nn.ReLU() if options.output == "relu" else nn.GELU()
         self.add_output_layers(options, bias)
 
+    def arrange_chunks(self, chunks: Chunks, sizes: list[int] | None) -> Chunks:
+        """Return the chunks unchanged, which are bytes in training; see `Encoder.arrange_chunks`."""
+        return chunks
+
     def embed_tokens(self, laid: Chunks) -> Tensor:
         """See `Encoder.embed_tokens`."""
         real = length_mask(laid.lengths, laid.tokens.shape[1])

@@ -131,8 +131,8 @@ class HAED(SequenceModel):
         """Check the parts of other packages on some chunks: no test of ours knows them.
 
         Raises:
-            ValueError: a result has another shape, depends on what it must not see, so bits would mean nothing, or
-                differs between training and sampling.
+            ValueError: a result has another shape, depends on what it must not see, so bits would mean nothing,
+                differs between training and sampling, or there is none without a chunk.
         """
         was_training = self.training
         self.eval()

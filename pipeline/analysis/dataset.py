@@ -101,7 +101,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
         notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 keeps all)")
     if left_out := len(every.chunks) - size + every.left_out:
         notes.append(
-            f"{left_out:,} chunks that are not more frequent are left out (analyse.max_chunks={limits.max_chunks})"
+            f"{left_out:,} chunks that are as rare or rarer are left out (analyse.max_chunks={limits.max_chunks})"
         )
     if not whole:
         notes.append(

@@ -97,7 +97,7 @@ _FEWEST = 32  # minimum number of points for UMAP and t-SNE
 def select_projections(wanted: Kind) -> list[str]:
     """Return the projections to compute, the best first: the requested one, then PCA. `auto` takes an installed one.
 
-    Of less than 32 chunks only PCA is computed, see `project_chunks`.
+    Of fewer than 32 chunks only PCA is computed, see `project_chunks`.
 
     Raises:
         ConfigError: the package of the requested projection is not installed.
@@ -120,7 +120,7 @@ def project_chunks(vectors: np.ndarray, kinds: Sequence[str], seed: int) -> dict
         if kind not in others:
             places[NAMES[kind]] = principal_components(units)
         elif len(units) < _FEWEST:
-            log.info("no %s of %d chunks, which are less than %d", NAMES[kind], len(units), _FEWEST)
+            log.info("no %s of %d chunks, which are fewer than %d", NAMES[kind], len(units), _FEWEST)
         else:
             log.info("%s of %s chunks", NAMES[kind], f"{len(units):,}")
             places[NAMES[kind]] = others[kind](units, seed).astype(np.float32)

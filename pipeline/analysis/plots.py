@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from pipeline.analysis.intrinsic import MODEL as OF_MODEL
 from pipeline.analysis.intrinsic import WHOLE as OF_WHOLE
+from pipeline.console import cut_middle
 from pipeline.reporting.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
 from pipeline.run.analysis_results import Agreement, ByLayer, Drift, Intrinsic
 from pipeline.run.files import Part
@@ -94,7 +95,12 @@ def plot_drift(drift: Drift) -> bytes:
         places = np.arange(len(moved))[::-1]
         bars = axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.bar_label(bars, fmt="{:z.3f}", fontsize=7, padding=2)
-        axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
+        axes.set_yticks(
+            places,
+            [drawable_label(cut_middle(each.chunk, _LONGEST_LABEL)) for each in moved],
+            fontsize=8,
+            family="monospace",
+        )
         axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1.12)  # room for the values
     return encode_png(figure)
 
@@ -125,11 +131,13 @@ def plot_passages(passages: ByLayer) -> bytes:
     return encode_png(figure)
 
 
+_LONGEST_LABEL = 32  # characters of a chunk, which leave room for what is plotted
+
+
 def choose_pixel_colours(labels: Sequence[str]) -> list[str]:
-    """Return the colour of each chunk's first pixel, grey for a part of a pixel; none if all are parts of pixels."""
+    """Return the colour of each chunk's first pixel; a part of a pixel has its last value in place of what is missing."""
     firsts = [label.split(",")[0] for label in labels]
-    colours = [first if len(first) == len("#rrggbb") else GREY for first in firsts]
-    return colours if any(colour == first for colour, first in zip(colours, firsts, strict=True)) else []
+    return [(first + 2 * first[-2:])[: len("#rrggbb")] for first in firsts]
 
 
 def plot_map(
@@ -139,12 +147,13 @@ def plot_map(
     figure = Figure(figsize=(9.5, 7))
     axes = figure.add_subplot()
     point_colours = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
-    axes.set_facecolor(GREY if colours else "none")  # black and white pixels are seen, too
+    axes.set_facecolor("#776b8f" if colours else "none")  # few pixels have this colour; many are black or white
     alpha = 1.0 if colours else 0.45
     axes.scatter(places[:, 0], places[:, 1], c=point_colours, s=3, alpha=alpha, linewidths=0)
     span = np.maximum(np.ptp(places, axis=0), 1e-9)
     taken: list[np.ndarray] = []
     for place, label in zip(places, () if colours else labels, strict=False):
+        label = cut_middle(label, _LONGEST_LABEL)
         size = np.array([0.012 * (len(label) + 1), 0.026])  # size of a label, as a share of the picture
         middle = (place / span) + size / 2
         if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):

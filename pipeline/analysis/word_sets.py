@@ -17,7 +17,7 @@ class WordSet:
         name: its name.
         of: the kind of corpus that has such words.
         members: words, as tuples of one, or pairs of words.
-        spelled: whether the halves of a pair also look alike, so that spelling alone finds them.
+        spelled: whether the members, or the halves of a pair, also look alike, so that spelling finds most of them.
     """
 
     name: str
@@ -87,7 +87,7 @@ _CODE_PAIRS = {
     "opposites in code": "True/False if/else try/except min/max read/write open/close start/end start/stop first/last left/right "
     "get/set encode/decode any/all and/or input/output key/value",
 }
-_SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone finds them
+_SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone finds most members
 
 
 def _make_sets(of: Literal["text", "code"], sets: dict[str, str], pairs: dict[str, str]) -> list[WordSet]:

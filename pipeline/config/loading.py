@@ -5,6 +5,7 @@ read `1e3`, `3:4` and `no` as numbers and a boolean, but in a name they are text
 value: no environment variable and no other option can be read.
 """
 
+import glob
 import json
 import logging
 import os
@@ -163,7 +164,8 @@ def load_options(
         if isinstance(text := given.get(key), str) and (key in typed or not is_complete):
             if key in _PATHS:
                 given[key] = text = os.path.expanduser(text)  # a shell does not expand `~` after `=`
-            if "${" in text and not os.path.lexists(text):
+            exists = key != "name" and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))
+            if "${" in text and not exists:
                 raise ConfigError(
                     f"{origin(key)}{key}={shorten_text(text)}: ${{…}} is not expanded. Write its value instead"
                 )

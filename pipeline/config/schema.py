@@ -146,7 +146,7 @@ class PhaseOptions:
             description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the "
             "same rate.",
         ),
-    ] = field(default=1.0, metadata=CHUNKS_ONLY)
+    ] = field(default=1.0, metadata={"needs": ("model.kind", ("haed",))})
     patience: Annotated[
         Validations, Field(description="Validations in a row without improvement that end the phase. 0: no limit.")
     ] = 0

@@ -2,7 +2,7 @@
 
 A verdict needs equal budgets, within a tenth. If the steps of all runs do the same work, the budget is steps: a busy
 machine takes longer for them, but learns no more. If steps differ in cost, the budget is seconds if all runs were
-limited by seconds, otherwise model FLOPs.
+limited by seconds on the same kind of device, otherwise model FLOPs.
 """
 
 import math

@@ -26,7 +26,7 @@ PICTURES = {
         "Use and spelling",
         "Use compares the chunks that stand before and after a chunk, by positive pointwise mutual "
         "information. Spelling compares the first 64 bytes by edit distance, divided by the longer length; "
-        "pixels by the mean absolute difference, divided by 255. 0 is the similarity "
+        "pictures and sound by the mean absolute difference, divided by 255. 0 is the similarity "
         "of random chunks, 1 that of the nearest chunks by the same measure. Neighbours are ranked "
         "by centred cosine, the default of index.metric.",
     ),

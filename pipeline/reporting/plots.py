@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pipeline.console import cut_middle, make_printable
+from pipeline.console import make_printable
 from pipeline.run.index.queries import PIXELS, QueryResult, display_chunk
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
@@ -28,17 +28,12 @@ def encode_png(figure: Figure, pad: float | None = 1.08) -> bytes:
     return buffer.getvalue()
 
 
-_LONGEST_LABEL = 32  # characters, which leave room for what is plotted
-
-
 def drawable_label(label: str) -> str:
     """Return a label that Matplotlib's font can draw, does not parse as a formula, and does not omit from a legend.
 
-    A long one lacks its middle.
-
     Every name, chunk or sentence in a plot must pass through here: an invalid formula raises an error.
     """
-    label = make_printable(cut_middle(label, _LONGEST_LABEL)).replace("\n", "↵").replace("\t", "⇥")
+    label = make_printable(label).replace("\n", "↵").replace("\t", "⇥")
     drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
     shown = "".join(drawn).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -57,6 +57,9 @@ class RunState:
         return self.holder is not None
 
 
+_ALMOST = 0.9  # share of a phase whose metrics count without a checkpoint, which was deleted then
+
+
 def determine_state(folder: RunFolder) -> RunState:
     """Return the progress of a run."""
     written = [
@@ -251,7 +254,8 @@ def phase_metrics(
             metrics[phase] = [each for each in records if each.get("step", 0.0) <= saved.get("step", math.inf)]
     metrics = {phase: records for phase, records in metrics.items() if records}
     if metrics and not is_held and not read_position(folders[phase := [*metrics][-1]] / "checkpoints"):
-        begun = RunFolder(folders[phase].parent)
-        if _share_done(begun, cast(Phase, phase.split()[0]), metrics[phase][-1]) < 1:
-            del metrics[phase]  # it was killed before its first checkpoint, so there is no such model
+        begun, last = RunFolder(folders[phase].parent), metrics[phase][-1]
+        with suppress(OSError, ValueError):  # of a configuration that cannot be read, which is said elsewhere
+            if _share_done(begun, cast(Phase, phase.split()[0]), last) < _ALMOST:
+                del metrics[phase]  # it was killed before its first checkpoint, so there is no such model
     return metrics

@@ -306,6 +306,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         done = options_if_finished(phase, options, newest, say=ranks.is_first) if newest is not None else None
         if done:
             options, limits = done, getattr(done, phase)
+        else:
+            check_windows(limits, options, ranks.size)
         trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
             best = checkpoints.find_best(newest)
@@ -461,7 +463,6 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
-    check_windows(limits, options, ranks.size)
     is_sharded = options.launcher.shard and ranks.size > 1
     weights = estimate_memory(options, corpus.build_chunker(), limits, ranks.size if is_sharded else 1)
     check_memory(weights, free_memory(machine.device))

@@ -18,7 +18,7 @@ import pytest
 
 from data.filesystem import read_json
 from pipeline import ROOT
-from pipeline.arguments import options_from_arguments, parse_arguments
+from pipeline.arguments import UsageError, options_from_arguments, parse_arguments
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError
@@ -151,6 +151,9 @@ def test_a_text_of_two_dashes_is_a_text() -> None:
     assert parse_arguments(["sample", "run", "--prompt=--", "--prompt=---"], "haed", COMMANDS).prompt == ["--", "---"]
     found = parse_arguments(["neighbours", "run", "--like=--", "--file=--", "a", "--", "--"], "haed", COMMANDS)
     assert (found.like, found.file, found.queries) == (["--"], "--", ["a", "--"])
+    for words in (["compare", "a", "b", "--out=--"], ["neighbours", "a", "--count=--"], ["profile", "a", "--phase=--"]):
+        with pytest.raises(UsageError, match=rf"argument {words[-1][:-3]}: -- is no value"):
+            parse_arguments(words, "haed", COMMANDS)
 
 
 def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,15 @@ def test_headers_that_take_long_to_read_are_refused(
         list(iterate_members(str(tmp_path / "a.tar"), 250))
 
 
+def test_the_size_that_a_header_claims_allows_no_more_headers(tmp_path: Path) -> None:
+    claim = b" GNU.sparse.realsize=1000000000000\n"
+    lying = describing(tarfile.XHDTYPE, b"%d%s" % (len(claim) + 2, claim)) + tar_of(("a.txt", b""))[: tarfile.BLOCKSIZE]
+    long = describing(tarfile.GNUTYPE_LONGNAME, b"1" * 100_000) + tar_of(("b.txt", b"b"))
+    (tmp_path / "a.tar").write_bytes(lying + long)
+    with pytest.raises(ValueError, match="a.tar cannot be read: headers without a member"):
+        list(iterate_members(str(tmp_path / "a.tar"), 250))
+
+
 def test_long_names_are_read_in_every_format(tmp_path: Path) -> None:
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:

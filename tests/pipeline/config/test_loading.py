@@ -77,7 +77,11 @@ def test_a_value_of_a_form_is_a_value(key: str, text: str) -> None:
     options = Options()
     set_option(options, key, text)
     word = write_override(key, text)
-    if checked(options) and not text.startswith("~") and "${" not in text:
+    if (
+        checked(options)
+        and not text.startswith("~")
+        and ("${" not in text or key in ("source.field", "source.test_pattern"))
+    ):
         expected = text.strip() if key == "name" else text  # blanks around a name are taken off
         assert get_option(load_options(None, [word]), key) == expected, (word, parse_override(word))
 
@@ -112,7 +116,11 @@ def test_a_name_or_path_with_a_reference_is_refused_unless_it_exists(
     with pytest.raises(ConfigError, match=wrong):
         load_options(*read_form("haed", {"preset": "quickstart", "overrides": [], "name": "a${seed}"}))
     (tmp_path / "${seed}").mkdir()
-    assert load_options(None, ["source.path=${seed}"]).source.path == "${seed}"
+    (tmp_path / "${seed}" / "a.txt").touch()
+    for there in ("${seed}", "${seed}/*.txt"):
+        assert load_options(None, [f"source.path={there}"]).source.path == there
+    with pytest.raises(ConfigError, match=wrong):
+        load_options(None, ["name=${seed}"])
 
 
 def test_a_run_and_what_haed_config_prints_keep_a_dollar_sign(
