@@ -152,8 +152,9 @@ def test_a_text_of_two_dashes_is_a_text() -> None:
     found = parse_arguments(["neighbours", "run", "--like=--", "--file=--", "a", "--", "--"], "haed", COMMANDS)
     assert (found.like, found.file, found.queries) == (["--"], "--", ["a", "--"])
     for words in (["compare", "a", "b", "--out=--"], ["neighbours", "a", "--count=--"], ["profile", "a", "--phase=--"]):
-        with pytest.raises(UsageError, match=rf"argument {words[-1][:-3]}: -- is no value"):
+        with pytest.raises(UsageError) as caught:
             parse_arguments(words, "haed", COMMANDS)
+        assert caught.value.message == f"argument {words[-1][:-3]}: -- is no value"
 
 
 def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,3 +74,16 @@ def test_looking_at_a_lock_takes_it_from_nobody(run: Path) -> None:
         pass
     (run / "lock").unlink()
     assert folder.lock_holder() is None
+
+
+def test_a_phase_that_was_killed_before_its_first_checkpoint_does_not_count(run: Path) -> None:
+    """One that had ended counts, though its checkpoints were deleted. So does one whose limits cannot be read."""
+    folder = RunFolder(run)
+    shutil.rmtree(run / "finetune" / "checkpoints")
+    assert list(phase_metrics(folder)) == ["pretrain", "finetune"]
+    change(run, "  steps: 4\n", "  steps: 8\n")  # it was to train longer
+    assert list(phase_metrics(folder)) == ["pretrain"]
+    with folder.lock():
+        assert list(phase_metrics(folder)) == ["pretrain", "finetune"]
+    (run / "config.yaml").write_text("{")
+    assert list(phase_metrics(folder)) == ["pretrain", "finetune"]
