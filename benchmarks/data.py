@@ -149,6 +149,8 @@ def sharding(texts: Path, place: Path, repeats: int) -> Corpus:
 
 
 def storage(corpus: Corpus, place: Path, repeats: int) -> None:
+    import webdataset  # noqa: F401 - not within the time of the first writing
+
     chunker = make_chunker(ChunkerOptions())
     text = b"".join(corpus.iterate_original_blocks("train"))
     cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]

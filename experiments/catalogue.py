@@ -36,6 +36,7 @@ from pipeline.run.files import read_as
 FOLDER = Path(__file__).parent
 COMMON = "common"  # the file of option sets
 DATA = Path("../shared/data")  # with the corpora, beside the checkout
+PACKAGE_OPTIONS = ("source.", "chunker.", "shard.", "threads=", "device=", "precision=")  # that packages of others read
 OURS = "this project"  # the source of what no paper has
 Measure = Literal[
     "bags",

@@ -44,7 +44,7 @@ def select_available(
         scored: bytes kept of each split except train; None: all.
     """
     notes, missing = [], set()
-    part = f", of whose valid split the first {scored / 1e6:g} MB are scored" if scored else ""
+    part = f", of whose valid and test splits the first {scored / 1e6:g} MB are scored" if scored else ""
     for kind in dict.fromkeys(variant.data for variant in variants):
         if kind == "copies":
             notes.append(f"copies: sequences of {_CHUNKS} chunks of three, made here")

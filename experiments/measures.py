@@ -611,7 +611,10 @@ MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
 def main(name: Measure, run: str, *words: str) -> None:
     """Measure a run and keep the results in its folder."""
     folder = RunFolder.find(run, "")
-    measurement = MEASURES[name](Run(folder, folder.load_options(list(words), "profile")))
+    options = folder.load_options(list(words), "profile")
+    if name != "remembered":  # rows show the model alone, so it is timed alone too
+        options.evaluate.memory = 0
+    measurement = MEASURES[name](Run(folder, options))
     path = measurement_path(folder.path, name)
     path.parent.mkdir(exist_ok=True)
     write_json(path, asdict(measurement))

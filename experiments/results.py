@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data.filesystem import write_atomically, write_json
-from experiments.catalogue import OURS, ROW_METRICS, Claim, Experiment, Plan, Relation, Variant
+from experiments.catalogue import OURS, PACKAGE_OPTIONS, ROW_METRICS, Claim, Experiment, Plan, Relation, Variant
 from experiments.measures import Measurement
 from experiments.plots import PlottedModel, plot_experiment
 from pipeline.config import Phase
@@ -213,9 +213,11 @@ def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
         )
     notes = [f"seeds: {plan.seeds}; {limit}; bits are of the valid split"]
     if plan.overrides:
-        packages = any(variant.package for variant in experiment.variants)
-        models = "models of this project, not packages" if packages else "models"
-        notes.append(f"for all {models}: {' '.join(plan.overrides)}")
+        has_packages = any(variant.package for variant in experiment.variants)
+        shared = [word for word in plan.overrides if not has_packages or word.startswith(PACKAGE_OPTIONS)]
+        own = [word for word in plan.overrides if word not in shared]
+        for models, words in (("models", shared), ("models of this project, not packages", own)):
+            notes += [f"for all {models}: {' '.join(words)}"] if words else []
     return notes
 
 

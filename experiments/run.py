@@ -31,7 +31,7 @@ from data.loader import Loader
 from data.options import SourceOptions
 from data.processes import available_threads
 from experiments import corpora
-from experiments.catalogue import Experiment, Plan, Variant
+from experiments.catalogue import PACKAGE_OPTIONS, Experiment, Plan, Variant
 from experiments.external_models import PACKAGES, train_endlessly
 from experiments.measures import PER_VARIANT, Measurement, measurement_path
 from experiments.results import Result, RunTotals, VariantRun, write_results
@@ -57,7 +57,6 @@ Command = tuple[str, ...]  # its name for messages, and the arguments of Python
 # One process for all stages of a run: to import torch takes seconds.
 _RUN_STAGES = "import json, sys; from pipeline.cli import main; sys.exit(next(filter(None, map(main, json.loads(sys.argv[1]))), 0))"
 _POLL = 0.2  # seconds
-_PACKAGE_OPTIONS = ("source.", "chunker.", "shard.", "threads=", "device=", "precision=")  # that a package reads
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
         if variant.package:
             if variant.package not in PACKAGES:
                 raise ConfigError(f"package: {variant.package} is not known. Use one of {', '.join(PACKAGES)}")
-            words = [word for word in plan.overrides if word.startswith(_PACKAGE_OPTIONS)]
+            words = [word for word in plan.overrides if word.startswith(PACKAGE_OPTIONS)]
             if PACKAGES[variant.package].is_installed:
                 remembers = "remembered" in experiment.measures
                 runnable.append(PackageVariant(variant, plan.runs_dir, (*source, *places, *words), remembers=remembers))
@@ -424,7 +423,9 @@ class Worker:
         evaluation = run.folder / "evaluation.json"
         damaged: Path | None = None
         try:
-            if not evaluation.is_file():
+            damaged = evaluation if evaluation.is_file() else None
+            if damaged is None or read_as(Evaluation, evaluation).split != "valid":  # somebody evaluated another split
+                damaged = None
                 log.info("%s, seed %d: %s", name, seed, run.folder)
                 self.execute(*each.make_command(run.folder, seed, steps, self.threads))
             damaged = evaluation
