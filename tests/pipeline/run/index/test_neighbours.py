@@ -131,7 +131,7 @@ def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     drawn = np.asarray(Image.open(io.BytesIO((folder.path / "neighbours.png").read_bytes())).convert("RGB"))
     assert all((drawn == value).all(-1).any() for value in (0, 60, 120, 180))
     assert main(["neighbours", str(folder.path), "def "]) == 1
-    assert "Give a colour such as #4080c0, 12 values in hexadecimal" in capsys.readouterr().err
+    assert "Give a colour such as #4080c0, or all 12 values of a chunk in hexadecimal" in capsys.readouterr().err
     page = Path(write_report(pictures)).read_text()  # whose queries are meant for text
     assert 'fill="#3c3c3c"' in page and "def " not in page.split("Configuration and versions")[0]
 
