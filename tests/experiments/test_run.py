@@ -252,7 +252,7 @@ def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan
     assert found.steps == read_position(done[0].folder / "train" / "checkpoints")["step"]
     assert "`train, evaluate` ended with 1" in str(done[1].failure) and "resume=required" in str(done[1].failure)
     assert done[0].folder.joinpath("evaluation.json").is_file()
-    assert "wikitext-2, of whose valid split" in notes[0]
+    assert "wikitext-2, of whose valid and test splits" in notes[0]
     (done[0].folder / "evaluation.json").write_text("{")
     (damaged, _), _ = make_runs(experiment, plan)
     assert f"Delete {damaged.folder / 'evaluation.json'} to run it again" in str(damaged.failure)
