@@ -374,8 +374,8 @@ class Likelihood(Objective):
     def estimate_flops(self, batch: object) -> float:
         """Return FLOPs, of which a backward pass costs twice those of a forward pass; see `Objective.estimate_flops`.
 
-        Everything that is multiplied counts, padding too, and hidden pairs, fewer on a CPU. `forward` counts it when it meets new shapes,
-        unless it is compiled.
+        Everything that is multiplied counts, also padding and hidden pairs. A CPU multiplies fewer of those.
+        `forward` counts it when it meets new shapes, unless it is compiled.
         """
         assert isinstance(batch, PreparedBatch)
         key = self.system.shape_key(batch.laid)

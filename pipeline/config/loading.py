@@ -164,8 +164,7 @@ def load_options(
         if isinstance(text := given.get(key), str) and (key in typed or not is_complete):
             if key in _PATHS:
                 given[key] = text = os.path.expanduser(text)  # a shell does not expand `~` after `=`
-            exists = key != "name" and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))
-            if "${" in text and not exists:
+            if "${" in text and (key == "name" or not (os.path.lexists(text) or any(True for _ in glob.iglob(text)))):
                 raise ConfigError(
                     f"{origin(key)}{key}={shorten_text(text)}: ${{…}} is not expanded. Write its value instead"
                 )

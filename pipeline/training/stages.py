@@ -318,9 +318,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             trainer.first = cast(PhaseOne, {"digest": first.digest, **read_position(first.path.parent)})
             _continue_reading(trainer, first, options)
         ranks.wait_for_all()
-        noted = options
+        noted = keep_trained_options(phase, run, options) if ranks.is_first else options
         if ranks.is_first:
-            noted = keep_trained_options(phase, run, options)
             run = RunFolder.create(noted)
             run.write_corpus_record(corpus)
             if is_mixed(options, limits):
