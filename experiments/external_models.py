@@ -12,7 +12,7 @@ are those of that shorter run.
 Windows have 256 bytes, or as many as the name says. When scoring, each window but the first adds half a window of new
 bytes after half a window or more of context. Every byte is scored exactly once. The first byte of all, which cannot
 be predicted, counts 8 bits. Before training a check makes sure that no prediction depends on later bytes. RUN gets
-evaluation.json and package.json at the end, so an interrupted run starts over.
+evaluation.json, package.json and environment.json at the end, so an interrupted run starts over.
 """
 
 import argparse
@@ -20,8 +20,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from pipeline.config import Options, load_options
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import Evaluation
 from pipeline.run.opened import compute_word_perplexity, count_characters, count_words
+from pipeline.run.run_directory import describe_environment
 from pipeline.run.sharding import open_shards
 
 CONTEXT, TOKENS = 256, 2048  # bytes of a window, bytes of a step
@@ -396,12 +398,16 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="also score the test split with memory")
     arguments = parser.parse_intermixed_args()
     corpus, rates = open_shards(load_options(None, arguments.words)), list(arguments.rates)
-    machine = setup_compute(load_options(None, [*arguments.words, f"threads={arguments.threads}"]))
+    options = load_options(None, [*arguments.words, f"threads={arguments.threads}", f"seed={arguments.seed}"])
+    machine = setup_compute(options)
     model, totals, evaluation = train_and_score(corpus, arguments.name, arguments.steps, arguments.seed, rates, machine)
     path = measurement_path(arguments.run, "remembered")
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.memory:
         write_json(path, asdict(measure_remembered(PACKAGES[arguments.name], model, corpus, machine)))
+    environment, distribution = describe_environment(options), arguments.name.partition(",")[0]
+    versions = environment.versions | {distribution: version(distribution)}
+    write_json(arguments.run / "environment.json", asdict(replace(environment, versions=versions)))
     write_json(arguments.run / "package.json", totals)
     write_json(arguments.run / "evaluation.json", asdict(evaluation))  # says that all is there
 

@@ -469,7 +469,7 @@ def _display_windows(run: Run, windows: TokenBatch) -> list[str]:
     return [display_chunk(row, run.chunker.name) for row in rows]
 
 
-PROMPTS, SAMPLES, SAMPLE_WORDS, SAMPLE_BYTES = 8, 3, 64, 320  # bytes: about as many as so many words have
+PROMPTS, SAMPLES, SAMPLE_WORDS, SAMPLE_BYTES = 32, 3, 64, 320  # bytes: about as many as so many words have
 ORDER, GRAMS, SAMPLE_EXAMPLES, SAMPLE_LETTERS = 5, (1, 2, 3, 4), 3, 160
 
 

@@ -261,15 +261,26 @@ def time_steps(
     seconds: float,
     stop: Callable[[], bool],
 ) -> StepTimes:
-    """Return the clock of these models and this budget, measured once. Variants with equal steps share their times.
+    """Return the clock of these models, measured once for all results. Variants with equal steps share their times.
+
+    Args:
+        variants: the models.
+        corpora: their corpora.
+        plan: see `Plan`.
+        seconds: of training for each seed. A long one is worth a clock of more steps.
+        stop: true to stop.
 
     Raises:
         Exception: no variant can take a step; the error of the first one.
         ValueError: the clock would not count the work of a GPU.
     """
+    keys = {
+        f"{each.variant.name}/{phase}": each.step_identity(phase) for each in variants for phase in each.variant.phases
+    }
+    rounds = (3, 3, 1) if seconds < 60 * len(set(keys.values())) else (3, 8, 3)
     threads = [each.options.threads for each in select_own(variants)]
-    of = [seconds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
-    path = plan.folder / f"clock-{hashlib.sha256(repr(of).encode()).hexdigest()[:8]}.json"
+    of = [rounds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
+    path = plan.runs_dir / "clocks" / f"{hashlib.sha256(repr(of).encode()).hexdigest()[:10]}.json"
     if path.is_file():
         try:
             clock = read_as(dict[str, Any], path)
@@ -278,9 +289,6 @@ def time_steps(
         if clock["on"] != platform.node():
             log.info("seconds are by a clock that was measured on %s; without %s it is here", clock["on"], path)
         return StepTimes(dict(clock["seconds"]), dict(clock["failures"]))
-    keys = {
-        f"{each.variant.name}/{phase}": each.step_identity(phase) for each in variants for phase in each.variant.phases
-    }
     log.info("timing the steps of %d models and phases, in turns", len(set(keys.values())))
     times, turns, error = StepTimes(), dict[str, Iterator[None]](), None
     with tempfile.TemporaryDirectory() as folder:
@@ -303,7 +311,6 @@ def time_steps(
             del steps
         if error is not None and not turns:
             raise error
-        rounds = (3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)
         step_seconds = measure_step_seconds(turns, *rounds, clock=plan.clock)
     del turns
     release_memory()  # of all models, which would be kept beside the runs
@@ -365,7 +372,7 @@ def make_runs(
     variants = [replace(each, corpus=corpora[each.corpus_key].folder.name) for each in variants]
     clock, limits = StepTimes(), dict[str, int]()
     if plan.seconds is not None:
-        clock = time_steps(variants, corpora, plan, plan.seconds, stop)
+        clock = time_steps(variants, corpora, plan, plan.seconds / plan.seeds, stop)
         able = [each for each in variants if each.variant.name not in clock.failures]
         limits = divide_budget(experiment, able, clock.seconds, plan.seconds / plan.seeds)
     cores = next((each.options.threads for each in select_own(variants)), None) or available_threads()

@@ -49,6 +49,13 @@ def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
     assert judge(BETTER, [wide, flat]).startswith(word)
 
 
+@pytest.mark.parametrize(("lead", "word"), [(0.008, "cannot tell"), (-0.011, "cannot tell"), (0.014, "agrees")])
+def test_equal_seconds_add_the_error_of_the_clock(lead: float, word: str) -> None:
+    rows = [row("flat", 1.5, 0.001, 3), row("wide", 1.5 + lead, 0.001, 3)]
+    assert judge(BETTER, rows, replace(TWO, equal="seconds")).startswith(word)
+    assert not judge(BETTER, rows).startswith("cannot tell")
+
+
 def test_a_claim_of_many_pairs_is_not_refuted_by_chance() -> None:
     """By three seeds of equal models, the spreads are exceeded in one of twenty pairs on each side."""
     names = [f"model {number}" for number in range(14)]

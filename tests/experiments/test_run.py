@@ -5,6 +5,7 @@ import json
 import lzma
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ from experiments.run import (
     divide_budget,
     make_runs,
     prepare_variants,
+    run_experiment,
     select_measured,
     select_own,
     shard_corpora,
@@ -141,7 +143,10 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
     corpora = shard_corpora(variants)
     found = time_steps(variants, corpora, plan, 1.0, lambda: False).seconds
     assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
-    assert time_steps(variants, corpora, plan, 1.0, lambda: True).seconds == found  # read, not measured again
+    elsewhere = replace(
+        plan, folder=plan.folder / "three", seeds=3
+    )  # read, not measured again, so that runs are reused
+    assert time_steps(variants, corpora, elsewhere, 2.0, lambda: True).seconds == found
 
 
 @pytest.mark.slow
@@ -336,6 +341,16 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
     )
     assert evaluation.bytes == sum(map(len, corpus.iterate_originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found["parameters"] < 3e6 and found["flops"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_result_names_the_version_of_a_package(plan: Plan) -> None:
+    if not PACKAGES["x-transformers"].is_installed:
+        pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
+    theirs = Variant("theirs", package="x-transformers")
+    result = run_experiment(replace(TWO, variants=(theirs, TWO.variants[1])), replace(plan, parallel=1))
+    assert f"versions: x-transformers {version('x-transformers')}" in result.notes and ";" not in result.machine
 
 
 def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
