@@ -34,7 +34,7 @@ from prefect.settings import (
 )
 from prefect.states import Crashed, Pending
 
-from flows.lifecycle import ASKS, SERVED_BY, TRAINS, read_states, settle_flow_run
+from flows.lifecycle import ASKS, SERVED_BY, TRAINS, bare_run_name, read_states, settle_flow_run
 from pipeline.signals import (
     SAME_SECONDS,
     StopRequested,
@@ -61,7 +61,6 @@ class FlowProcess:
     Attributes:
         flow: name of the flow.
         process: the process.
-        name: name of the flow run.
         began: when it was started.
         kill_at: when it is killed, if the run has been cancelled.
         report_at: when its end is next reported.
@@ -69,7 +68,6 @@ class FlowProcess:
 
     flow: str
     process: "subprocess.Popen[bytes]"
-    name: str = ""
     began: datetime = field(default_factory=datetime.now)
     kill_at: float | None = None
     report_at: float = 0.0
@@ -168,10 +166,9 @@ class FlowDispatcher:
 
     def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
         """Log on the pages of waiting runs which runs have their places, whenever those change."""
-        holders = {id: each for id, each in self._running.items() if each.flow in names}
-        for id in [id for id, each in holders.items() if not each.name]:
-            holders[id].name = client.read_flow_run(id).name
-        behind = ", ".join(f"{each.name} (since {each.began:%Y-%m-%d %H:%M})" for each in holders.values())
+        began = {id: each.began for id, each in self._running.items() if each.flow in names}
+        names_now = {id: bare_run_name(client.read_flow_run(id).name) for id in began}  # a flow renames its run
+        behind = ", ".join(f"{names_now[id]} (since {each:%Y-%m-%d %H:%M})" for id, each in began.items())
         for run in waiting:
             if self._told.get(run.id) != behind:
                 self._told[run.id] = behind

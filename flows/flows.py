@@ -54,6 +54,7 @@ from flows.sweep import sweep
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
 from pipeline.config import (
+    COMPARISON,
     ConfigError,
     Options,
     Phase,
@@ -328,7 +329,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
         raise ConfigError("no run is named. Give the names of the runs to compare")
     tag_with_runs(runs, runs_dir)
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
-    comparison = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
+    comparison = run_stage(runs, runs_dir, Path(runs_dir) / COMPARISON)
     picture = data_uri(read_bytes(comparison.picture, PICTURE))
     places = "\n".join(
         f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()

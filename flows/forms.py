@@ -31,7 +31,15 @@ from pydantic.fields import FieldInfo
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.urls import NO_SECRET, is_remote
 from flows.artifacts import ROOMS, name_flows_in_logs, update_parent_progress
-from flows.lifecycle import WAITS, drop_tracebacks, finish_flow_run, is_inner, is_served, label_flow_run, tag_flow_run
+from flows.lifecycle import (
+    bare_run_name,
+    drop_tracebacks,
+    finish_flow_run,
+    is_inner,
+    is_served,
+    label_flow_run,
+    tag_flow_run,
+)
 from flows.middleware import VALUES
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
@@ -455,7 +463,7 @@ def run_name(stage: str) -> Callable[[], str]:
     """Return a function that names a flow run by its stage, run and budget."""
 
     def name_flow_run() -> str:
-        now, made = str(flow_run.name or "").partition(f" · {WAITS}")[0], describe_flow_run()
+        now, made = bare_run_name(str(flow_run.name or "")), describe_flow_run()
         if now and is_user_chosen(now) and not now.startswith(made.partition(" · ")[0]):
             made = now
         return make_printable(" ".join(made.split()))[:_MOST_LETTERS]  # the server keeps and lists it

@@ -503,6 +503,11 @@ def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_canc
         report_end(client, run, how)
 
 
+def bare_run_name(name: str) -> str:
+    """Return the name of a flow run without what it waits for."""
+    return name.partition(f" · {WAITS}")[0]
+
+
 def report_end(client: Any, run: FlowRun, how: str) -> bool:
     """Report, in the state and the log of a flow run, how it ended and what was saved.
 
@@ -518,6 +523,8 @@ def report_end(client: Any, run: FlowRun, how: str) -> bool:
     is_cancelled = run.state is not None and run.state.is_cancelling()
     last: State = Cancelled(message=f"{how}{kept}") if is_cancelled else Crashed(message=f"{how}{kept}")
     mark_stages_crashed(client, run.id)  # first: once the run has ended, nothing of it is settled again
+    if (name := bare_run_name(run.name)) != run.name:
+        client.update_flow_run(run.id, name=name)
     client.set_flow_run_state(run.id, last, force=True)
     flow_run_logger(run).error("%s", last.message)
     return not is_cancelled

@@ -4,7 +4,6 @@ import fcntl
 import logging
 import os
 import secrets
-import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -125,10 +124,7 @@ def _print_summary(address: str, name: str, secret: str, board: str | None, sche
     print(f"Deployments: haed/haed-{name}, and one of each stage")
     for line in schedules:
         print(f"Scheduled:   {line}")
-    kept = f"$(cat {shlex.quote(str(file))})" if is_kept else "$PREFECT_SERVER_API_AUTH_STRING"
-    known = f' PREFECT_API_AUTH_STRING="{kept}"' if secret else ""
-    command = f'prefect deployment schedule create haed/haed-{name} --cron "0 2 * * *"'
-    print(f"To schedule: PREFECT_API_URL={address}/api{known} {command}", flush=True)
+    print("To schedule: haed serve --cron '0 2 * * *' 'name=nightly-{date}'", flush=True)
 
 
 def _load_or_create_password() -> str:

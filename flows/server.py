@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary
 
 from data.filesystem import file_lock
 from data.processes import available_threads
+from pipeline.config import ConfigError
 from pipeline.signals import die_with_parent
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
 
@@ -136,6 +137,12 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[s
     if is_server_healthy(address):
         yield False
         return
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror}. Use an address of this machine, or 0.0.0.0 for all"
+        ) from error
     arguments = ["server", "prefect", "--host", host, "--port", str(port), "--runs", "runs"]
     arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     ended = threading.Event()

@@ -25,6 +25,7 @@ from pipeline.arguments import (
     parse_port,
 )
 from pipeline.config import (
+    COMPARISON,
     PHASES,
     ConfigError,
     Phase,
@@ -463,7 +464,7 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
     if not runs:
         raise ConfigError("haed compare needs the names or folders of runs, such as `haed compare runs/a runs/b`")
     runs_dir = load_options(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
-    found = compare_runs(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
+    found = compare_runs(runs, runs_dir, arguments.output or Path(runs_dir) / COMPARISON)
     return CommandResult(f"{format_comparison(found)}\n{found.page}", asdict(found))
 
 

@@ -93,7 +93,7 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
                     n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
                 )
             except RuntimeError as error:
-                raise OSError(f"Dask could not start its workers: {error}. Try again") from error
+                raise OSError(f"Dask could not start its workers: {str(error).rstrip('.')}. Try again") from error
             held.enter_context(where)
         try:
             client = held.enter_context(Client(where))

@@ -630,7 +630,7 @@ class Trainer:
         mend = "Lower optimizer.learning_rate or optimizer.clip_norm"
         if terms:
             mend = f"The loss without {', '.join(terms)} of iem.terms is finite. Mend what computes it, or leave it out"
-        again = f"{mend}, and run the same command again"
+        again = f"{mend}, and train the run again"
         with suppress(OSError):
             self.checkpoints.wait_until_written()
         if saved := list_checkpoints(self.checkpoints.folder):

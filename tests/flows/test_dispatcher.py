@@ -16,7 +16,7 @@ from prefect.client.schemas.responses import SetStateStatus
 
 from flows import dispatcher
 from flows.dispatcher import FlowDispatcher, FlowProcess
-from flows.lifecycle import ASKS, TRAINS
+from flows.lifecycle import ASKS, TRAINS, WAITS
 from pipeline.signals import StopSignal
 
 LONG = ("shard", "evaluate", "index", "analyse")
@@ -48,6 +48,8 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[UUID, int, float | No
 class Server:
     """The server's runs that are due, by deployment; it refuses those of `refused`."""
 
+    name = "run"
+
     def __init__(self, due: dict[str, int], refused: str = "") -> None:
         self.due = [
             SimpleNamespace(id=uuid4(), deployment_id=DEPLOYMENTS[flow]) for flow in due for _ in range(due[flow])
@@ -58,7 +60,7 @@ class Server:
         return [run for run in self.due if run.deployment_id in ids]
 
     def read_flow_run(self, id: UUID) -> Any:
-        return SimpleNamespace(name=f"run {id}")
+        return SimpleNamespace(name=f"{self.name} {id} · {WAITS}cpu behind another")
 
     def set_flow_run_state(self, id: UUID, state: Any, force: bool = False) -> Any:
         (run,) = (run for run in self.due if run.id == id)
@@ -95,6 +97,10 @@ def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_cha
         made._start_due_runs(server, *made._kinds[0])
     first, second, third = (f"run {run.id}" for run in server.due)
     assert [line.split(" (since ")[0] for line in told] == [f"waits until one of these ends: {first}"] * 2
+    server.name = "train"  # the flow has renamed its run
+    made._start_due_runs(server, *made._kinds[0])
+    assert told.pop().startswith(f"waits until one of these ends: train {server.due[0].id} (since ") and told.pop()
+    server.name = "run"
     del made._running[server.due[0].id], server.due[0]
     made._start_due_runs(server, *made._kinds[0])
     assert [line.split(" (since ")[0] for line in told[2:]] == [f"waits until one of these ends: {second}"], third

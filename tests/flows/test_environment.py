@@ -83,3 +83,8 @@ def test_a_server_of_a_profile_is_used_and_missed(command: str, tmp_path: Path) 
     done = haed(tmp_path, *command.split(), HOME=str(tmp_path), PREFECT_CLIENT_MAX_RETRIES="0")
     assert done.returncode == 1 and "error: no Prefect server answers at http://127.0.0.2:9/api" in done.stderr
     assert "Prefect profile 'team'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_host_that_has_no_address_is_no_busy_port(tmp_path: Path) -> None:
+    done = haed(tmp_path, "serve", "--host", "nobody.invalid", "--port", "4399")
+    assert done.returncode == 2 and done.stderr.startswith("error: --host nobody.invalid: "), done.stderr

@@ -175,6 +175,19 @@ def test_a_cancel_that_comes_when_the_work_is_done_is_no_crash(
     assert states == ["Cancelled"] * is_cancelled
 
 
+def test_a_run_that_is_killed_while_it_waits_no_longer_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    run: Any = SimpleNamespace(
+        id=uuid4(), labels={}, name=f"train a · {lifecycle.WAITS}cpu behind train b", state=Running()
+    )
+    client = SimpleNamespace(
+        update_flow_run=lambda id, name: names.append(name), set_flow_run_state=lambda id, state, force: None
+    )
+    monkeypatch.setattr(lifecycle, "mark_stages_crashed", lambda client, id: None)
+    monkeypatch.setattr(lifecycle, "flow_run_logger", lambda run: logging.getLogger("none"))
+    assert lifecycle.report_end(client, run, "its process was killed") and names == ["train a"]
+
+
 def test_a_run_that_was_cancelled_does_not_say_that_it_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect would refuse that, with a traceback."""
     client = SimpleNamespace(read_flow_run=lambda id: SimpleNamespace(state=Cancelling()))

@@ -23,6 +23,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards, shard_source
 from pipeline.run.system import build_system
 from pipeline.signals import TrainingInterrupted
+from pipeline.suggestions import name_flows
 from pipeline.training import trainer
 from pipeline.training.stages import finetune, pretrain, train
 from pipeline.training.trainer import NonFiniteLossError
@@ -218,8 +219,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
     with pytest.raises(
         NonFiniteLossError,
         match=r"not finite at step 2: .*loss.*bits_per_token \(learning rate 8.6e\+29\).* Lower optimizer",
-    ):
+    ) as refused:
         train(options)
+    assert name_flows(str(refused.value)) == str(refused.value)  # Retry in Prefect would take the same options
 
 
 @pytest.mark.parametrize("log_every", [100, 1])
