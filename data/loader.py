@@ -279,7 +279,7 @@ class Loader:
     def _fetch_ahead(self, numbers: np.ndarray) -> None:
         """Fetch the shards of the next buffer into the cache while the present one is read."""
         if self.corpus.is_remote and (self._fetching is None or not self._fetching.is_alive()):
-            shards = [self._shards[number] for number in numbers]
+            shards = [self._shards[number] for number in numbers if number not in self._damaged]
             self._fetching = threading.Thread(target=self.corpus.fetch_ahead, args=(shards,), daemon=True)
             self._fetching.start()
 

@@ -4,6 +4,7 @@ import logging
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -98,10 +99,20 @@ def process_pool(
     """
     forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    pool = ProcessPoolExecutor(workers, context, _initialise_worker, (initializer, arguments))
+    pool = ProcessPoolExecutor(workers, context, _initialise_worker, (initializer, arguments, _describe_logs()))
     # At exit, a process started by multiprocessing waits for its children before the pool would end them.
     Finalize(pool, _shut_down_pool, (weakref.ref(pool),), exitpriority=100)
     return pool
+
+
+def _describe_logs() -> tuple[Callable[..., logging.LogRecord], int]:
+    """Return what makes log records printable in this process, and the level of this package's."""
+    factory = logging.getLogRecordFactory()
+    try:
+        pickle.dumps(factory)
+    except (pickle.PicklingError, AttributeError, TypeError):  # somebody's own, which a worker cannot have
+        factory = logging.LogRecord
+    return factory, log.getEffectiveLevel()
 
 
 def _shut_down_pool(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
@@ -109,7 +120,14 @@ def _shut_down_pool(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
         still.shutdown(cancel_futures=True)
 
 
-def _initialise_worker(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _initialise_worker(
+    initializer: Callable[..., None] | None,
+    arguments: tuple[Any, ...],
+    logs: tuple[Callable[..., logging.LogRecord], int],
+) -> None:
+    logging.setLogRecordFactory(logs[0])
+    logging.basicConfig(format="%(message)s")  # to standard error, unless it was forked and has a handler
+    logging.getLogger("data").setLevel(logs[1])
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

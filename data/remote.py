@@ -42,7 +42,10 @@ from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls, sho
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ATTEMPTS = 8
-_NO_KEYS = ("NoCredentialsError", "NoAuthTokenError")  # of botocore, which is imported for s3:// alone
+# Of botocore, which is imported for s3:// alone: keys are missing, or the environment is wrong.
+_NO_KEYS = ("NoCredentialsError", "NoAuthTokenError", "PartialCredentialsError", "ProfileNotFound")
+_NO_TRUST = ("ClientConnectorCertificateError",)  # of aiohttp
+_PACKAGES = {"s3": "'haed[s3]'", "gs": "gcsfs", "az": "adlfs"}
 _ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
 # Bytes a second, after so many seconds: a server that drips would hold a command for ever.
@@ -195,15 +198,20 @@ class RemoteFolder:
             options["get_client"] = _make_client
             options["encoded"] = self.url.isascii()  # it is passed on unchanged
             self._how = {"block_size": 0, "size": 1}  # one response, read as a stream, whatever its length
+        elif self.url.startswith("s3://"):
+            options = {"config_kwargs": {"retries": {"max_attempts": 0}}}  # those of this module are enough
+        scheme, _, rest = self.url.partition("://")
         try:
-            scheme, _, rest = self.url.partition("://")
             self._is_local = scheme == "file"
             self.files = fsspec.filesystem(scheme, **options)
             self.path = (
                 self.url if scheme in ("http", "https") else path_of_file_url(self.url) if self._is_local else rest
             )
-        except (ImportError, ValueError) as error:
-            raise ValueError(f"{self.url} cannot be opened: {redact_urls(str(error))}") from None
+        except ImportError:
+            raise ValueError(f"{self.url} needs a package. Run pip install {_PACKAGES[scheme]}") from None
+        except ValueError as error:
+            advice = f". {CREDENTIALS}" if scheme in _PACKAGES else ""
+            raise ValueError(f"{self.url} cannot be opened: {redact_urls(str(error))}{advice}") from None
 
     def read_manifest(self, name: str) -> bytes:
         """Fetch the manifest, every time anew.
@@ -216,6 +224,8 @@ class RemoteFolder:
         content = _retry_with_pauses(lambda: b"".join(self._read_blocks(name, MANY)), f"{self.url}/{name}")
         if len(content) > MANY:
             raise ValueError(f"{self.url}/{name} has more than {MANY:,} bytes, so it is not a manifest")
+        if not content.startswith(b"{"):
+            raise ValueError(f"{self.url}/{name} is not a manifest: it begins with {content[:20]!r}. Check the address")
         return content
 
     def open_shard(self, shard: Shard) -> IO[bytes]:
@@ -235,9 +245,10 @@ class RemoteFolder:
         return self.cache.open_or_fill(shard.sha256, shard.file_bytes, lambda file: self._fetch_shard(shard, file))
 
     def _fetch_shard(self, shard: Shard, file: IO[bytes]) -> None:
-        where = f"{self.url}/{shard.file}"
+        where, wrong = f"{self.url}/{shard.file}", ""
 
         def once() -> None:
+            nonlocal wrong
             file.seek(0)
             file.truncate()
             digest, size = hashlib.sha256(), 0
@@ -250,7 +261,9 @@ class RemoteFolder:
                 got = f"{size:,} of" if size < shard.file_bytes else "more than"
                 raise _WrongContentError(f"got {got} {shard.file_bytes:,} bytes")
             if digest.hexdigest() != shard.sha256:
-                raise _WrongContentError("its bytes are others than in the manifest")
+                again, wrong = digest.hexdigest() == wrong, digest.hexdigest()  # the same twice: no broken connection
+                reason = "its bytes are others than in the manifest"
+                raise CorruptShardError(where, None, reason) if again else _WrongContentError(reason)
 
         try:
             _retry_with_pauses(once, where)
@@ -260,13 +273,35 @@ class RemoteFolder:
     def _read_blocks(self, name: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most one more than the limit."""
         path, began, size = f"{self.path}/{name}", time.monotonic(), 0
-        with open_file(path) if self._is_local else closing(self.files.open(path, "rb", **self._how)) as file:
+        with open_file(path) if self._is_local else closing(self._open_stream(path)) as file:
             for block in read_blocks(file, limit + 1):
                 seconds = time.monotonic() - began
                 if seconds > _SLOW_AFTER and size and size < _SLOWEST * seconds:  # and this block may not be the last
                     raise TimeoutError(f"{size:,} bytes came in {seconds:.0f} s")
                 yield block
                 size += len(block)
+
+    def _open_stream(self, path: str) -> Any:
+        if self.url.startswith("s3://"):
+            return _S3Stream(self.files, path)
+        return self.files.open(path, "rb", **self._how)
+
+
+class _S3Stream:
+    """A file of S3 as one response. `S3FileSystem.open` fetches a range as a whole, however long that takes."""
+
+    def __init__(self, files: Any, path: str) -> None:
+        files.retries = 1  # those of this module are enough
+        bucket, key, _ = files.split_path(path)
+        self.files, self.body = files, files.call_s3("get_object", Bucket=bucket, Key=key)["Body"]
+
+    def read(self, size: int) -> bytes:
+        from fsspec.asyn import sync
+
+        return bytes(sync(self.files.loop, self.body.read, size))
+
+    def close(self) -> None:
+        self.body.close()
 
 
 async def _make_client(**settings: Any) -> Any:
@@ -309,23 +344,30 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
         try:
             return once()
         except FileNotFoundError:
-            raise FileNotFoundError(f"{where} does not exist") from None
-        except CorruptFileError:  # of file://, a pipe or a device
+            advice = "" if where.startswith(("http", "file:")) else ". Check the bucket and the path"
+            raise FileNotFoundError(f"{where} does not exist{advice}") from None
+        except (CorruptFileError, CorruptShardError):  # of file://, a pipe or a device
             raise
         except Exception as error:  # each protocol has its own errors
             status = _http_status(error)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS and status is None:
                 raise
-            denied = (401, 403, 407) if not where.startswith("s3:") else (400, 401, 403, 407)
-            if isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS or status in denied:
+            kind, is_s3 = type(error).__name__, where.startswith("s3:")
+            denied = status in ((400, 401, 403, 407) if is_s3 else (401, 403, 407))
+            denied = denied or isinstance(error, OSError) and str(error).startswith("Forbidden")  # of gcsfs
+            if denied or isinstance(error, PermissionError) or kind in _NO_KEYS:
                 raise PermissionError(f"{where} cannot be read: {_describe_error(error)}. {CREDENTIALS}") from None
+            if is_s3 and isinstance(error, ValueError):
+                raise ValueError(f"{where} cannot be read: {_describe_error(error)}. Check AWS_ENDPOINT_URL") from None
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
             refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
-            refused = refused or type(error).__name__ in _NO_ANSWERS  # without a status
+            refused = refused or kind in _NO_ANSWERS + _NO_TRUST  # without a status
             if attempt == ATTEMPTS or refused:
+                advice = ". Set SSL_CERT_FILE to the certificate of its authority" if kind in _NO_TRUST else ""
+                said = f"{_describe_error(error)}{advice}"
                 # Not `from error`: its own message has not been redacted.
-                raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {_describe_error(error)}") from None
+                raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {said}") from None
             pause = min(0.1 * 2**attempt, 10.0)
             left = ATTEMPTS - attempt
             log.info("%s: %s. Trying again in %.1f s (attempts left: %d)", where, _describe_error(error), pause, left)
@@ -334,13 +376,16 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
 
 
 def _http_status(error: Exception) -> int | None:
-    """Return the HTTP status behind an error: of aiohttp, or of botocore, which s3fs translates."""
+    """Return the HTTP status behind an error: of aiohttp, Azure, gcsfs, or botocore, which s3fs translates."""
     answer = getattr(error.__cause__, "response", None)
     behind = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
-    status = getattr(error, "status", behind)
-    return status if isinstance(status, int) else None
+    if behind is None:  # one after the other: aiohttp warns of its `code`
+        found = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+        behind = next((status for status in found if isinstance(status, int)), None)
+    return behind
 
 
 def _describe_error(error: Exception) -> str:
     kind = "" if isinstance(error, _WrongContentError) else f"{type(error).__name__} "
-    return redact_urls(f"{kind}{error}")
+    text = " ".join(str(error).split())  # some have several lines
+    return redact_urls(f"{kind}{text or 'no answer in time' * ('Timeout' in kind)}".rstrip())

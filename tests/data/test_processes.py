@@ -1,5 +1,6 @@
 """Pools of processes that end as they should, whichever process began them."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from data.processes import available_threads, process_pool
+from pipeline.console import prepare_logs
 
 _kept: list[object] = []
 
@@ -38,6 +40,25 @@ def test_a_pool_that_is_never_closed_ends_by_itself_not_by_a_signal(tmp_path: Pa
     process.start()
     process.join()
     assert (process.exitcode, list(tmp_path.iterdir())) == (0, [])
+
+
+def _warn(text: str) -> None:
+    logging.getLogger("data.remote").info("no file %s", text)
+
+
+@pytest.mark.slow
+def test_what_a_worker_logs_is_as_printable_as_what_its_parent_logs(capfd: pytest.CaptureFixture[str]) -> None:
+    before, level = logging.getLogRecordFactory(), logging.getLogger("data").level
+    try:
+        prepare_logs()
+        logging.getLogger("data").setLevel(logging.INFO)
+        with process_pool(1) as pool:
+            pool.submit(_warn, "a\x1b[31m of https://me:hunter2@host/x").result()
+    finally:
+        logging.setLogRecordFactory(before)
+        logging.getLogger("data").setLevel(level)
+    said = capfd.readouterr().err
+    assert "no file a\\x1b[31m" in said and "hunter2" not in said
 
 
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -171,7 +171,21 @@ def test_a_redirect_that_is_no_http_is_not_tried_again(address: str, corpus: Cor
         Corpus.open(url, options(tmp_path))
 
 
-def test_a_server_that_drips_is_given_up(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Keys of S3, whose address is to be set."""
+    s3fs = pytest.importorskip("s3fs")
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "testing")
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield monkeypatch
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_server_that_drips_is_given_up(
+    scheme: str, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: pytest.MonkeyPatch
+) -> None:
     class Drip(Files):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -183,7 +197,8 @@ def test_a_server_that_drips_is_given_up(corpus: Corpus, tmp_path: Path, monkeyp
     monkeypatch.setattr("data.remote._SLOW_AFTER", 0.3)
     monkeypatch.setattr("data.remote.ATTEMPTS", 2)
     with serving(corpus.folder, Drip) as url, pytest.raises(OSError, match=r"attempts: 2\): .* bytes came in 0 s"):
-        Corpus.open(url, options(tmp_path))
+        keys.setenv("AWS_ENDPOINT_URL", url)
+        Corpus.open(url if scheme == "http" else "s3://corpora/books", options(tmp_path))
 
 
 def test_redirects_that_lead_in_a_circle_are_not_tried_again(corpus: Corpus, tmp_path: Path) -> None:
@@ -349,6 +364,50 @@ def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, mon
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
+def test_a_shard_that_is_wrong_twice_alike_is_not_fetched_a_third_time(corpus: Corpus, tmp_path: Path) -> None:
+    shutil.copytree(corpus.folder, folder := tmp_path / "served")
+    wrong = folder / corpus.shards_of("train")[0].file
+    wrong.write_bytes(wrong.read_bytes()[:-1] + b"x")
+    with serving(folder, Files) as address:
+        remote = Corpus.open(address, options(tmp_path))
+        with pytest.raises(CorruptShardError, match="its bytes are others than in the manifest"):
+            remote.read(remote.shards_of("train")[0])
+        assert Files.served[wrong.name] == 2
+        (folder / "manifest.json").write_text("<html>log in</html>")
+        with pytest.raises(ValueError, match="is not a manifest: it begins with b'<html>log in.*Check the address"):
+            Corpus.open(address, options(tmp_path))
+
+
+class Forbidden(Exception):
+    """What Azure's and Google's packages raise."""
+
+    def __init__(self, **more: int) -> None:
+        super().__init__("no\nentry")
+        self.__dict__.update(more)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (Forbidden(status_code=403), PermissionError, "Forbidden no entry. .*AZURE_STORAGE"),
+        (Forbidden(code=401), PermissionError, "Forbidden no entry. .*GOOGLE_APPLICATION"),
+        (OSError("Forbidden: b/o"), PermissionError, "OSError Forbidden: b/o. .*GOOGLE_APPLICATION"),
+        (type("ProfileNotFound", (Exception,), {})("none"), PermissionError, "ProfileNotFound none. .*~/.aws"),
+        (ValueError("Invalid endpoint"), ValueError, "Invalid endpoint. Check AWS_ENDPOINT_URL"),
+        (type("ClientConnectorCertificateError", (OSError,), {})("no"), OSError, "attempts: 1.*Set SSL_CERT_FILE"),
+        (FileNotFoundError(), FileNotFoundError, "does not exist. Check the bucket and the path"),
+    ],
+)
+def test_what_another_attempt_does_not_mend_ends_the_first_with_advice(
+    error: Exception, expected: type[Exception], message: str
+) -> None:
+    def once() -> None:
+        raise error
+
+    with pytest.raises(expected, match=message):
+        data.remote._retry_with_pauses(once, "s3://bucket/key")
+
+
 ODD = "a b#c?d=1&e%20f%25é+g"
 
 
@@ -408,10 +467,14 @@ def test_a_run_keeps_the_url_of_its_shards(corpus: Corpus, tmp_path: Path) -> No
     ],
 )
 def test_an_answer_of_s3_is_no_error_of_the_disk(
-    status: int, error: type[OSError], message: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int,
+    error: type[OSError],
+    message: str,
+    tries: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: pytest.MonkeyPatch,
 ) -> None:
-    s3fs = pytest.importorskip("s3fs")
-
     class Refusing(Files):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -424,16 +487,10 @@ def test_an_answer_of_s3_is_no_error_of_the_disk(
     read = data.remote.RemoteFolder._read_blocks
     monkeypatch.setattr(data.remote, "ATTEMPTS", 2)
     monkeypatch.setattr(data.remote.RemoteFolder, "_read_blocks", lambda *a: called.append(a) or read(*a))
-    for name, value in {"MAX_ATTEMPTS": "1", "ACCESS_KEY_ID": "testing", "SECRET_ACCESS_KEY": "testing"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
     with serving(tmp_path, Refusing) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        s3fs.S3FileSystem.clear_instance_cache()
-        try:
-            with pytest.raises(error, match=message):
-                Corpus.open("s3://corpora/books", options(tmp_path))
-        finally:
-            s3fs.S3FileSystem.clear_instance_cache()
+        keys.setenv("AWS_ENDPOINT_URL", address)
+        with pytest.raises(error, match=message):
+            Corpus.open("s3://corpora/books", options(tmp_path))
     assert len(called) == tries
 
 
