@@ -150,7 +150,7 @@ def log_changed_options(state: State, options: Options, ranks: int) -> None:
         log.info("ranks: %d (before: %d). They resume at the same place in the data", ranks, len(state["sums"]))
     if state["threads"] != torch.get_num_threads():
         log.info(
-            ("threads: %d (before: %d). Sums are rounded differently, so the last bits of the result will differ"),
+            "threads: %d (before: %d). Sums are rounded differently, so the last bits of the result will differ",
             torch.get_num_threads(),
             state["threads"],
         )
