@@ -355,18 +355,17 @@ def small(tmp_path: Path, name: str) -> Corpus:
 
 @pytest.mark.parametrize("scheme", ["http", "file", "local"])
 def test_odd_names_and_their_codes_are_two_places(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    scheme: str, here: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """A folder with every odd sign, beside one that is called as its URL: neither is taken for the other."""
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "served"
+    place = here / "served"
     for name, folder in (("odd", ODD), ("other", quote(ODD))):
-        shutil.copytree(small(tmp_path, name).folder, place / folder)
+        shutil.copytree(small(here, name).folder, place / folder)
     with serving(place, Files) as address:
         root = {"http": address, "file": f"file://{place}", "local": str(place)}[scheme]
         for name, folder in (("odd", ODD), ("other", quote(ODD))):
             path = f"{root}/{folder if scheme == 'local' else quote(folder)}"
-            assert list(Corpus.open(path, options(tmp_path)).iterate_originals("train")) == [name.encode() * 99]
+            assert list(Corpus.open(path, options(here)).iterate_originals("train")) == [name.encode() * 99]
             assert main(["shard", "source.kind=shards", f"source.path={path}"]) == 0
             capfdbinary.readouterr()
             assert main(["cat", path]) == 0

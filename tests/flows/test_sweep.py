@@ -96,11 +96,8 @@ def test_values_that_are_the_same_number_are_no_two_runs() -> None:
         plan(["seed=1,2", "optimizer.learning_rate=0.001,1e-3"], [], seconds=60.0)
 
 
-def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("some words\n" * 9)
+def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(here: Path) -> None:
+    (here / "text.txt").write_text("some words\n" * 9)
     text = ["source.kind=text", "source.path=text.txt"]
     with pytest.raises(ConfigError, match=r"with one window per step.*Raise batch\.sequences"):
         plan(["batch.sequences=1,2"], text, seconds=60.0)
@@ -115,18 +112,18 @@ def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(
         ("device=cuda:77", "device=cuda:77 is not available"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_another_model_or_device_is_refused_before_anything_is_cut_or_waited_for(
-    word: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch
+    word: str, said: str, run: Path
 ) -> None:
-    monkeypatch.chdir(run.parent.parent)
     check_all_stages(load_options(run / "config.yaml"))
     with pytest.raises(ValueError, match=said):
         check_all_stages(load_options(run / "config.yaml", [word]))
 
 
-def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("here")
+def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path) -> None:
     """The form of the page of a run names it, and no preset."""
-    monkeypatch.chdir(run.parent.parent)
     fields = {"preset": None, "name": run.name, "source": "", "overrides": ["threads=1"], "values": ["seed=5,6"]}
     preset, overrides, values = read_form("haed", fields)
     options = load_options(preset, overrides, values)
