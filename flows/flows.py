@@ -239,10 +239,8 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
 
     options = load_tagged_options(run, overrides, "evaluate", evaluate__split=split)
     evaluation = run_stage(options)
-    metric, about = (
-        evaluation.headline,
-        describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint),
-    )
+    metric = evaluation.headline
+    about = describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint)
     scalars = {name: value for name, value in asdict(evaluation).items() if isinstance(value, str | int | float)}
     rows: list[dict[str, Any]] = [{"model": options.name, metric.unit: metric.value} | scalars]
     if evaluation.decoder_metric is not None:
