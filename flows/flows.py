@@ -53,21 +53,8 @@ from flows.mappers import as_tasks
 from flows.sweep import sweep
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
-from pipeline.config import (
-    ConfigError,
-    Options,
-    Phase,
-    PhaseOptions,
-    phases_to_train,
-    write_override,
-)
-from pipeline.console import (
-    code_fence,
-    escape_control_characters,
-    format_duration,
-    markdown_code,
-    markdown_text,
-)
+from pipeline.config import ConfigError, Options, Phase, PhaseOptions, phases_to_train, write_override
+from pipeline.console import code_fence, escape_control_characters, format_duration, markdown_code, markdown_text
 from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex

@@ -24,15 +24,7 @@ from pipeline.arguments import (
     parse_path,
     parse_port,
 )
-from pipeline.config import (
-    PHASES,
-    ConfigError,
-    Phase,
-    is_option,
-    load_options,
-    training_phases,
-    write_override,
-)
+from pipeline.config import PHASES, ConfigError, Phase, is_option, load_options, training_phases, write_override
 from pipeline.config.reference import comment_options, format_options, search_options
 from pipeline.run.files import describe_speed, write_or_log
 from pipeline.run.run_directory import RunFolder, describe_runs

@@ -288,10 +288,7 @@ def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.Captur
 )
 @pytest.mark.usefixtures("handed")
 def test_a_state_of_other_types_is_a_damaged_checkpoint(
-    keys: list[str],
-    value: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    keys: list[str], value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in tmp_path.glob("runs/run/*/checkpoints/*/state.json"):
         with_key(value, *keys)(path)
@@ -350,10 +347,7 @@ def test_an_address_in_a_run_is_said_before_it_is_opened(
 )
 @pytest.mark.usefixtures("handed")
 def test_a_file_that_is_larger_than_its_kind_may_be_is_not_parsed(
-    name: str,
-    most: int,
-    command: list[str],
-    capsys: pytest.CaptureFixture[str],
+    name: str, most: int, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open(name, "r+b") as file:
         file.truncate(most + 1)

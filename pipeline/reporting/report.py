@@ -34,13 +34,7 @@ from pipeline.reporting.run_state import (
 )
 from pipeline.reporting.terms import Footnotes
 from pipeline.run.analysis_results import Analysis
-from pipeline.run.checkpoints import (
-    Checkpoint,
-    explain_too_few_steps,
-    list_checkpoints,
-    read_state,
-    resolve_pointer,
-)
+from pipeline.run.checkpoints import Checkpoint, explain_too_few_steps, list_checkpoints, read_state, resolve_pointer
 from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import PIXELS, SearchResults

@@ -572,10 +572,7 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     """
     then = first.state["options"]
     one, two = then["pretrain"], options.finetune
-    orders = (
-        (then["seed"], one["part_from"], one["part_to"]),
-        (options.seed, two.part_from, two.part_to),
-    )
+    orders = ((then["seed"], one["part_from"], one["part_to"]), (options.seed, two.part_from, two.part_to))
     if orders[0] != orders[1]:
         log.info(
             "finetune reads its data from the beginning: seed, part_from and part_to are %s, but %s in phase one",
