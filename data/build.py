@@ -159,11 +159,8 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
                 continue
             if before != by:
                 head["splits"]["notes"].append(
-                    (
-                        f"{folder} was split in another way ({before}, now {by}), so documents moved between splits. "
-                        "Do not compare runs on the two"
-                    )
-                    + (". Use source.cut=true to cut again" if before == "cut" else "")
+                    f"{folder} was split in another way ({before}, now {by}), so documents moved between splits. "
+                    "Do not compare runs on the two" + (". Use source.cut=true to cut again" if before == "cut" else "")
                 )
             return
 
@@ -287,10 +284,8 @@ def _describe_uneven_splits(records: list[PartRecord], percent: int) -> list[str
     total = sum(shard.source_bytes for shard in shards)
     shares = {split: sum(x.source_bytes for x in shards if x.split == split) / total for split in ("valid", "test")}
     return [
-        (
-            f"{split} has {100 * share:.0f} % of the bytes instead of {percent} %, because the documents "
-            "are few or differ in size. Use other file names or patterns, or source.cut=true for text"
-        )
+        f"{split} has {100 * share:.0f} % of the bytes instead of {percent} %, because the documents "
+        "are few or differ in size. Use other file names or patterns, or source.cut=true for text"
         for split, share in shares.items()
         if 100 * share > max(_UNEVEN * percent, _LARGE)
     ]
@@ -478,10 +473,8 @@ def _warn_of_lost_shards(corpora: Corpora) -> None:
             return
         if names:
             log.warning(
-                (
-                    "%s was made with these options, but has missing or damaged files: %s. They cannot be made "
-                    "again, because the source or this version changed"
-                ),
+                "%s was made with these options, but has missing or damaged files: %s. They cannot be made "
+                "again, because the source or this version changed",
                 folder,
                 format_names(names),
             )

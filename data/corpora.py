@@ -35,14 +35,7 @@ from data.filesystem import (
     remove_unlocked_files,
     write_json,
 )
-from data.options import (
-    CHUNKERS,
-    SOURCES,
-    ChunkerOptions,
-    ShardOptions,
-    SourceOptions,
-    restore_options,
-)
+from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions, restore_options
 from data.parts import UNFINISHED
 from data.sources.files import ANY, NOTES, read_blocks
 from data.sources.source import Source, make_source, source_title

@@ -58,13 +58,9 @@ def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None
 
 def _post(create: Callable[[Any, str, str], object], content: Any, key: str, about: Sequence[str]) -> None:
     try:
-        create(content, key, _join_paragraphs(about))
+        create(content, key, "\n\n".join(markdown_text(name_flows(each)) for each in about))
     except Exception as error:  # whatever it is: what a flow has done lies in the run's folder
         log.warning("the server did not take the artifact %s: %s", key, str(error).partition("\n")[0])
-
-
-def _join_paragraphs(about: Sequence[str]) -> str:
-    return "\n\n".join(markdown_text(name_flows(each)) for each in about)
 
 
 def name_flows_in_logs() -> None:

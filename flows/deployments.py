@@ -243,10 +243,7 @@ def skip_missed(deployments: list[str]) -> int:
 
     Otherwise they would all start at once.
     """
-    missed = {
-        "state": {"type": {"any_": ["SCHEDULED"]}},
-        "next_scheduled_start_time": {"before_": datetime.now(UTC)},
-    }
+    missed = {"state": {"type": {"any_": ["SCHEDULED"]}}, "next_scheduled_start_time": {"before_": datetime.now(UTC)}}
     with get_client(sync_client=True) as client:
         due = client.read_flow_runs(
             deployment_filter=_filter_by_names(deployments),

@@ -214,10 +214,8 @@ class FlowDispatcher:
         end_interruptible()
         if self._running:
             print(
-                (
-                    f"stopping: {len(self._running)} flow(s) save and end first, within {PATIENCE_SECONDS:.0f} "
-                    f"s. Another signal after {SAME_SECONDS:.0f} s stops at once"
-                ),
+                f"stopping: {len(self._running)} flow(s) save and end first, within {PATIENCE_SECONDS:.0f} "
+                f"s. Another signal after {SAME_SECONDS:.0f} s stops at once",
                 flush=True,
             )
         with suppress(StopRequested):

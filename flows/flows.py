@@ -53,22 +53,8 @@ from flows.mappers import as_tasks
 from flows.sweep import sweep
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
-from pipeline.config import (
-    COMPARISON,
-    ConfigError,
-    Options,
-    Phase,
-    PhaseOptions,
-    phases_to_train,
-    write_override,
-)
-from pipeline.console import (
-    code_fence,
-    escape_control_characters,
-    format_duration,
-    markdown_code,
-    markdown_text,
-)
+from pipeline.config import COMPARISON, ConfigError, Options, Phase, PhaseOptions, phases_to_train, write_override
+from pipeline.console import code_fence, escape_control_characters, format_duration, markdown_code, markdown_text
 from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex
@@ -240,10 +226,8 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
 
     options = load_tagged_options(run, overrides, "evaluate", evaluate__split=split)
     evaluation = run_stage(options)
-    metric, about = (
-        evaluation.headline,
-        describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint),
-    )
+    metric = evaluation.headline
+    about = describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint)
     scalars = {name: value for name, value in asdict(evaluation).items() if isinstance(value, str | int | float)}
     rows: list[dict[str, Any]] = [{"model": options.name, metric.unit: metric.value} | scalars]
     if evaluation.decoder_metric is not None:

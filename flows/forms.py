@@ -180,9 +180,7 @@ PLAIN = {
         "",
     ),
     "seconds": FormField(
-        Seconds,
-        "Training time, divided among the phases as in the preset. Unit: seconds. 0: the preset's limits.",
-        0,
+        Seconds, "Training time, divided among the phases as in the preset. Unit: seconds. 0: the preset's limits.", 0
     ),
     **{
         f"{phase}_seconds": FormField(

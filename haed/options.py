@@ -144,8 +144,7 @@ ENCODERS = PartKinds(
 )
 MAINS = PartKinds("haed.mains", {"transformer": "haed.chunk.main:TransformerMain", "lstm": "haed.chunk.main:LSTMMain"})
 DECODERS = PartKinds(
-    "haed.decoders",
-    {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"},
+    "haed.decoders", {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"}
 )
 LOSS_TERMS = PartKinds("haed.loss_terms", {})  # functions, by name; see `haed.iem.objective.LossTermInputs`
 

@@ -127,12 +127,7 @@ def _score_known(system: HAED, predictions: Tensor) -> Tensor | None:
 
 
 def _list_outcomes(
-    system: HAED,
-    document: DocumentMemory,
-    prediction: Tensor,
-    before: Chunks,
-    opened: Tensor,
-    summoned: Tensor | None,
+    system: HAED, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor, summoned: Tensor | None
 ) -> Outcomes:
     """Return the outcomes after what a document has; see `outcome_log_probs`.
 
@@ -213,12 +208,7 @@ class LikeliestChunks:
 
 @torch.no_grad()
 def find_likeliest_chunks(
-    system: HAED,
-    prediction: Tensor,
-    before: Chunks,
-    opened: Tensor,
-    count: int,
-    document: DocumentMemory | None = None,
+    system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int, document: DocumentMemory | None = None
 ) -> LikeliestChunks:
     """Return the likeliest next chunks, at most `count`, of ŷ (1, W), after a remembered document or none.
 

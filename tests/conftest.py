@@ -153,6 +153,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def tiny(text: Path, tmp_path: Path) -> list[str]:
     """Overrides that make any preset tiny, reading `text` and writing under tmp_path."""
     return [

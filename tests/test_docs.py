@@ -136,11 +136,9 @@ def test_the_commands_on_data_and_the_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_that_ask_a_run(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_commands_that_ask_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run.rename(run.with_name("quickstart"))
-    monkeypatch.chdir(run.parent.parent)
     commands = [line for page in ASKED for line in read_commands(page) if line not in ELSEWHERE]
     addresses = [shlex.split(line)[1] for line in commands if line.startswith("curl ")]
     assert len(commands) > 15 and len(addresses) == 5
@@ -159,13 +157,10 @@ def test_the_commands_that_ask_a_run(
 
 
 @pytest.mark.slow
-def test_the_commands_that_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_that_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With steps in place of seconds."""
-    (tmp_path / "my-texts").mkdir()
-    (tmp_path / "my-texts" / "diary.txt").write_text("A line of text.\n\n" * 2000)
-    monkeypatch.chdir(tmp_path)
+    (here / "my-texts").mkdir()
+    (here / "my-texts" / "diary.txt").write_text("A line of text.\n\n" * 2000)
     steps = {"pretrain.seconds=30": "pretrain.steps=3", "pretrain.seconds=35": "pretrain.steps=5"}
     commands = read_commands("how-to/resume-and-recover.md")
     assert len(commands) == 5
@@ -173,13 +168,13 @@ def test_the_commands_that_resume(
         _, *words = shlex.split(command)
         begins = TINY if words[:2] == ["pretrain", "--config"] else []
         assert main([*words[:1], *begins, *(steps.get(word, word) for word in words[1:])]) == 0, capsys.readouterr().err
-    latest = tmp_path / "runs/mine/pretrain/checkpoints/latest"
+    latest = here / "runs/mine/pretrain/checkpoints/latest"
     assert latest.read_text().strip() == "step-00000005"
 
 
 @pytest.mark.slow
 def test_the_commands_that_read_shards_elsewhere(
-    text: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, sharded: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From moto's S3 server, and from the HTTP server that the page starts, on another port."""
     pytest.importorskip("s3fs")
@@ -187,8 +182,7 @@ def test_the_commands_that_read_shards_elsewhere(
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     (corpus,) = sharded.glob("*-*")
-    shutil.copytree(corpus, tmp_path / "shards" / "NAME-DIGEST")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(corpus, here / "shards" / "NAME-DIGEST")
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
     keys["AWS_ENDPOINT_URL"] = "http://{}:{}".format(*server.get_host_and_port())
     with socket.socket() as bound:
@@ -205,15 +199,15 @@ def test_the_commands_that_read_shards_elsewhere(
         for path in corpus.iterdir():
             client.upload_file(str(path), "my-bucket", f"NAME-DIGEST/{path.name}", {"ACL": "public-read"})
         original = (text / "test-queue.py").read_text()
-        assert bash(from_s3, tmp_path, **keys) == original
+        assert bash(from_s3, here, **keys) == original
         without = f"unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; export FSSPEC_S3_ANON=true; {from_s3}"
         assert "export FSSPEC_S3_ANON=true\n" in read_blocks("how-to/read-shards-from-s3.md", "bash")
-        assert bash(without, tmp_path, **keys) == original
+        assert bash(without, here, **keys) == original
         program, stage, *words = shlex.split(trains)
         assert (program, stage) == ("haed", "run")  # of whose stages the first that trains is enough here
         assert main(["pretrain", *words, *TINY]) == 0
         until(PATIENCE, lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/").status == 200)
-        assert bash(from_http.replace("8000", port), tmp_path) == original
+        assert bash(from_http.replace("8000", port), here) == original
         (example,) = read_blocks("how-to/read-shards-from-s3.md", "python")
         exec(example.replace("8000", port), scope := dict[str, Any]())
         assert scope["corpus"].split_counts("train").documents == 2

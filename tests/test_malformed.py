@@ -57,10 +57,9 @@ def replaced(content: bytes) -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def handed(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def handed(whole: Path, here: Path) -> None:
     """A copy of these, to change, in the working folder."""
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole, here, dirs_exist_ok=True)
 
 
 def cut(share: float) -> Callable[[Path], None]:
@@ -289,10 +288,7 @@ def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.Captur
 )
 @pytest.mark.usefixtures("handed")
 def test_a_state_of_other_types_is_a_damaged_checkpoint(
-    keys: list[str],
-    value: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    keys: list[str], value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in tmp_path.glob("runs/run/*/checkpoints/*/state.json"):
         with_key(value, *keys)(path)
@@ -313,18 +309,12 @@ def test_figures_that_no_float_holds_are_a_damaged_line(name: str, value: Any, t
 
 @pytest.mark.parametrize("address", ["dask://HOST::file:///any", "http://me:pw@HOST/x"])
 def test_addresses_in_a_strangers_run_are_not_opened(
-    whole: Path,
-    address: str,
-    listener: Listener,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    whole: Path, address: str, listener: Listener, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(whole / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole / "runs", here / "runs")
     url = address.replace("HOST", listener.host)
-    config = tmp_path / "runs/run/config.yaml"
-    with_key(url, "location")(tmp_path / "runs/run/corpus.json")
+    config = here / "runs/run/config.yaml"
+    with_key(url, "location")(here / "runs/run/corpus.json")
     assert main(EVALUATE) == 1
     kind, path = "kind: shards", f"path: '{url}'"
     config.write_text(re.sub("kind: text", kind, re.sub("path: .*", path, config.read_text())))
@@ -334,13 +324,12 @@ def test_addresses_in_a_strangers_run_are_not_opened(
 
 
 def test_an_address_in_a_run_is_said_before_it_is_opened(
-    whole: Path, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    whole: Path, listener: Listener, here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(data.remote, "ATTEMPTS", 1)
-    shutil.copytree(whole / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole / "runs", here / "runs")
     url = "http://127.0.0.1:1/x"
-    with_key(url, "location")(tmp_path / "runs/run/corpus.json")
+    with_key(url, "location")(here / "runs/run/corpus.json")
     assert main(EVALUATE) == 1
     assert f"corpus.json says where the shards are: {url}" in caplog.text
     assert main(["shard", "runs/run", "source.kind=shards", f"source.path={url}"]) == 1
@@ -358,10 +347,7 @@ def test_an_address_in_a_run_is_said_before_it_is_opened(
 )
 @pytest.mark.usefixtures("handed")
 def test_a_file_that_is_larger_than_its_kind_may_be_is_not_parsed(
-    name: str,
-    most: int,
-    command: list[str],
-    capsys: pytest.CaptureFixture[str],
+    name: str, most: int, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open(name, "r+b") as file:
         file.truncate(most + 1)

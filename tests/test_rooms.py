@@ -56,11 +56,8 @@ ORDER = {
     ],
 }
 # What of haed is open to pipeline: the protocol to all of it, the layout of chunks to some.
-OPEN, TO_SOME, SOME = (
-    {"base", "registry", "sampling", "distributed", "fsdp", "options", "hashing"},
-    "haed.chunk",
-    {"run", "training", "evaluation", "analysis"},
-)
+OPEN = {"base", "registry", "sampling", "distributed", "fsdp", "options", "hashing"}
+TO_SOME, SOME = "haed.chunk", {"run", "training", "evaluation", "analysis"}
 
 
 def modules() -> dict[str, Path]:

@@ -201,9 +201,8 @@ class RowEncoder(Encoder):
 
     def arrange_chunks(self, chunks: Chunks, sizes: list[int] | None) -> PackedTokens:
         """See `Encoder.arrange_chunks`."""
-        packed = pack_decisions(
-            chunks, 0, fixed=True, sizes=sizes
-        )  # without ends, so that the targets are the tokens themselves
+        # Without ends, so that the targets are the tokens themselves.
+        packed = pack_decisions(chunks, 0, fixed=True, sizes=sizes)
         lengths = chunks.lengths[packed.order].long()
         return PackedTokens(packed.targets, packed.sizes, packed.order.argsort(), lengths)
 

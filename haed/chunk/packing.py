@@ -140,11 +140,7 @@ def mask_decisions(lengths: Tensor, k: int, fixed: bool) -> Tensor:
 
 
 def pack_decisions(
-    chunks: Chunks,
-    vocabulary: int,
-    fixed: bool = False,
-    before: Chunks | None = None,
-    sizes: list[int] | None = None,
+    chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | None = None, sizes: list[int] | None = None
 ) -> Packed:
     """Lay out the decisions of N chunks, each of length 1 or more.
 

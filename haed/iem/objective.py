@@ -285,12 +285,7 @@ class ChunkObjective(Objective):
             return function(*arguments)
         # Dropout is drawn again on the devices of the arguments that are tensors. A part of a batch is none.
         anchor = next(self.system.parameters())
-        return self.recompute(
-            lambda _, *rest: function(*rest),
-            anchor,
-            *arguments,
-            use_reentrant=False,
-        )
+        return self.recompute(lambda _, *rest: function(*rest), anchor, *arguments, use_reentrant=False)
 
     def predict_vectors(self, vectors: Tensor, piece: MicroBatch) -> Tensor:
         """Return ŷ (m, W) of a piece's chunks."""

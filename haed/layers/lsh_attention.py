@@ -36,9 +36,8 @@ class LSH(Attention):
         super().__init__(options)
         self.window: int = options.window
         self.rounds = options.hashes
-        half = -(
-            -options.longest // options.window
-        )  # Reformer: twice as many buckets as pieces, so that most fit into one
+        # Reformer: twice as many buckets as pieces, so that most fit into one.
+        half = -(-options.longest // options.window)
         rotations = torch.empty(options.heads, options.head_width, options.hashes * half)
         self.register_buffer("rotations", nn.init.normal_(rotations))
 

@@ -131,10 +131,7 @@ class ScaledAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        options: BlockOptions,
-        heads: dict[int, int],
-        windows: dict[int, tuple[int, int]] | None = None,
+        self, options: BlockOptions, heads: dict[int, int], windows: dict[int, tuple[int, int]] | None = None
     ) -> None:
         super().__init__()
         self.scales = list(heads)
@@ -181,13 +178,7 @@ class Level(nn.Module):
     """
 
     def __init__(
-        self,
-        options: BlockOptions,
-        pool: Pool,
-        layers: int,
-        above: bool = False,
-        ratio: int = 1,
-        repeat: bool = False,
+        self, options: BlockOptions, pool: Pool, layers: int, above: bool = False, ratio: int = 1, repeat: bool = False
     ) -> None:
         super().__init__()
         width, self.ratio = options.width, ratio

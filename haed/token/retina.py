@@ -36,11 +36,7 @@ class RetinaLayer(nn.Module):
     """Attention to groups of the layer's own input, and feed-forward."""
 
     def __init__(
-        self,
-        options: BlockOptions,
-        heads: dict[int, int],
-        windows: dict[int, tuple[int, int]],
-        pooling: str,
+        self, options: BlockOptions, heads: dict[int, int], windows: dict[int, tuple[int, int]], pooling: str
     ) -> None:
         super().__init__()
         self.norm = Norm(options)

@@ -19,14 +19,8 @@ from pipeline.run.analysis_results import Check, Difference, Intrinsic
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus
-MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
-    "model (centred cosine)",
-    "model (cosine)",
-    "PPMI-SVD",
-    "skip-gram",
-    "spelling",
-    "chance",
-)
+MODEL, WHOLE, COUNTED = "model (centred cosine)", "model (cosine)", "PPMI-SVD"
+SKIP_GRAM, SPELLED, CHANCE = "skip-gram", "spelling", "chance"
 _SENTENCE, _EPOCHS, _WINDOW = 1000, 5, 2
 
 

@@ -85,7 +85,7 @@ _TEXT_PAIRS = {
 }
 _CODE_PAIRS = {
     "opposites in code": "True/False if/else try/except min/max read/write open/close start/end start/stop first/last left/right "
-    "get/set encode/decode any/all and/or input/output key/value",
+    "get/set encode/decode any/all and/or input/output key/value"
 }
 _SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone finds most members
 

@@ -34,13 +34,7 @@ from pipeline.reporting.run_state import (
 )
 from pipeline.reporting.terms import Footnotes
 from pipeline.run.analysis_results import Analysis
-from pipeline.run.checkpoints import (
-    Checkpoint,
-    explain_too_few_steps,
-    list_checkpoints,
-    read_state,
-    resolve_pointer,
-)
+from pipeline.run.checkpoints import Checkpoint, explain_too_few_steps, list_checkpoints, read_state, resolve_pointer
 from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as
 from pipeline.run.index.probe import Probe
 from pipeline.run.index.queries import PIXELS, SearchResults
@@ -170,15 +164,12 @@ class RunReport:
         }
         precision = self.analysis.intrinsic if self.analysis else None
         preset, changed = find_nearest_preset(self.options) if self.options else ("", [])
-        return vars(self) | {
-            "training": self.training,
-            "mixture": self.mixture,
-            "ranking": self.ranking,
+        computed = ("training", "corpus", "known_share", "mixture", "ranking")
+        values = vars(self) | {name: getattr(self, name) for name in computed}
+        return values | {
             "footnotes": Footnotes(),
             "curves": draw_curves(self.phases),
             "corpus_charts": draw_corpus(self.statistics) if self.statistics else "",
-            "known_share": self.known_share,
-            "corpus": self.corpus,
             "seed": self.options.get("seed"),
             "is_pixels": self.options.get("chunker.kind") == PIXELS,
             "preset": preset,
@@ -262,14 +253,14 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
     state = files.attempt(lambda: determine_state(folder)) or damaged_state(folder)
     report = RunReport(folder.path.name, state, phases, files.warnings)
     report.options = flatten_options(saved) if saved else {}
-    report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
-    report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
+    report.evaluation = files.read("evaluation.json", Evaluation)
+    report.samples = files.read("samples.json", list[KeptSample]) or []
     is_recorded = folder.is_trained() or os.path.lexists(folder.path / "corpus.json")
     record = files.attempt(lambda: folder.read_corpus_record() if is_recorded else None)
     report.statistics = record.statistics.get("train") if record else None
-    environment = files.read("environment.json", lambda path: read_as(dict[str, Any], path))
+    environment = files.read("environment.json", dict[str, Any])
     report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
-    analysis = files.read(f"{ANALYSIS}/{RESULT}", lambda path: read_as(Analysis, path, folder.path))
+    analysis = files.read(f"{ANALYSIS}/{RESULT}", Analysis)
     present = files.attempt(lambda: folder.select_checkpoint(stage) if folder.is_trained() else None)
     if present is not None:
         if files.is_strict:
@@ -304,10 +295,10 @@ class _RunFiles:
         self.folder, self.is_strict = folder, is_strict
         self.warnings: list[str] = []
 
-    def read(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """Return the content of a file; None if it is missing or damaged."""
+    def read(self, name: str, kind: type[T]) -> T | None:
+        """Return the content of a JSON file; None if it is missing or damaged."""
         path = self.folder.path / name
-        return self.attempt(lambda: read(path)) if os.path.lexists(path) else None
+        return self.attempt(lambda: read_as(kind, path, self.folder.path)) if os.path.lexists(path) else None
 
     def attempt(self, work: Callable[[], T]) -> T | None:
         """Return a result; None if it needs a file that cannot be read."""
@@ -382,7 +373,7 @@ def evaluation_status(folder: RunFolder) -> EvaluationStatus:
     """Return the evaluation of a run, if there is one, and whether it belongs to the present checkpoint."""
     files, stage = _RunFiles(folder, is_strict=False), read_settings(folder).get("evaluate.stage")
     stage = stage if stage in PHASES else None
-    result, present = files.read("evaluation.json", lambda path: read_as(Evaluation, path)), None
+    result, present = files.read("evaluation.json", Evaluation), None
     with suppress(OSError, ValueError):
         present = folder.select_checkpoint(stage)
     warnings = [*files.warnings, *([present.fallback] if present is not None and present.fallback else [])]

@@ -276,12 +276,7 @@ def read_position(folder: Path) -> dict[str, float]:
     state = read_newest_state(folder)
     with suppress(TypeError, KeyError):
         where = state["phase"]
-        return {
-            "step": state["step"],
-            "seconds": where["seconds"],
-            "epoch": where["epochs"],
-            "flops": where["flops"],
-        }
+        return {"step": state["step"], "seconds": where["seconds"], "epoch": where["epochs"], "flops": where["flops"]}
     return {}
 
 

@@ -36,10 +36,8 @@ log = logging.getLogger(__name__)
 GATE, RECALL = "known/gate.safetensors", "recall.safetensors"
 FITTED, FITTED_PER_DOCUMENT = 20_480, 4096  # chunks of the valid split on which the gate is fitted
 RECALLED = 1 << 25  # chunks of the train split at most: 8 bytes each
-_GATE_FORMAT, _RECALL_FORMAT = (
-    "gate of features in deviations, scales of spelling by place and context, of documents in random order",
-    "contexts sorted beyond 32 chunks",
-)
+_GATE_FORMAT = "gate of features in deviations, scales of spelling by place and context, of documents in random order"
+_RECALL_FORMAT = "contexts sorted beyond 32 chunks"
 _SORTED = 1 << 20  # chunks whose distinct ones are found at a time
 
 

@@ -41,13 +41,7 @@ from data.urls import is_remote, redact_urls
 from data.vocabulary import frequent_words
 from pipeline.config import ConfigError, Options, Phase, dump_options, list_presets, load_options
 from pipeline.console import warn_once
-from pipeline.run.checkpoints import (
-    Checkpoint,
-    choose_checkpoint,
-    has_checkpoint,
-    identity_differences,
-    make_identity,
-)
+from pipeline.run.checkpoints import Checkpoint, choose_checkpoint, has_checkpoint, identity_differences, make_identity
 from pipeline.run.files import CorpusRecord, Environment, read_as
 from pipeline.suggestions import format_command
 

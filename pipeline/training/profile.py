@@ -156,7 +156,7 @@ def format_profile(profile: Profile) -> str:
     total, kept = sum(profile.milliseconds.values()), sum(profile.kept.values())
     lines = [
         f"{profile.phase}: {total:.1f} ms per step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept "
-        "for the backward pass",
+        "for the backward pass"
     ]
     for part, spent in profile.milliseconds.items():
         if part == "loss" and BATCH[1] in profile.milliseconds:

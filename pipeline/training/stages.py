@@ -150,7 +150,7 @@ def log_changed_options(state: State, options: Options, ranks: int) -> None:
         log.info("ranks: %d (before: %d). They resume at the same place in the data", ranks, len(state["sums"]))
     if state["threads"] != torch.get_num_threads():
         log.info(
-            ("threads: %d (before: %d). Sums are rounded differently, so the last bits of the result will differ"),
+            "threads: %d (before: %d). Sums are rounded differently, so the last bits of the result will differ",
             torch.get_num_threads(),
             state["threads"],
         )
@@ -572,10 +572,7 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     """
     then = first.state["options"]
     one, two = then["pretrain"], options.finetune
-    orders = (
-        (then["seed"], one["part_from"], one["part_to"]),
-        (options.seed, two.part_from, two.part_to),
-    )
+    orders = ((then["seed"], one["part_from"], one["part_to"]), (options.seed, two.part_from, two.part_to))
     if orders[0] != orders[1]:
         log.info(
             "finetune reads its data from the beginning: seed, part_from and part_to are %s, but %s in phase one",

@@ -102,11 +102,7 @@ def make_templates(links: dict[str, str]) -> Environment:
         links: addresses by name, shown at the head of every page.
     """
     made = make_environment(
-        links=links,
-        address=run_page_url,
-        form=_form_url,
-        asking=_neighbours_url,
-        heading=_next_chunks_heading,
+        links=links, address=run_page_url, form=_form_url, asking=_neighbours_url, heading=_next_chunks_heading
     )
     if links:
         made.filters["commands"] = partial(mark_commands, form_url=_form_url)

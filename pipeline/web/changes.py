@@ -22,7 +22,6 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.web.runs import ServedRuns
 
 _ABANDONED = 60.0  # seconds without a change
-_LONGEST = 200  # bytes of a name
 _notes = Lock()  # of all requests: a note and the archive are fields of one file
 
 
@@ -98,8 +97,6 @@ def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
         name = check_name(name)
     except ConfigError as error:
         raise RefusedChangeError(str(error), "name") from None
-    if len(name.encode()) > _LONGEST:
-        raise RefusedChangeError(f"A name has 1 to {_LONGEST} bytes.", "name")
     target = folder.path.with_name(name)
     if os.path.lexists(target):
         raise RefusedChangeError(f"{name} exists already. Choose another name.", "name")

@@ -25,13 +25,7 @@ from pipeline.reporting.report import (
     find_nearest_preset,
     flat_presets,
 )
-from pipeline.reporting.run_state import (
-    RunState,
-    count_parameters,
-    damaged_state,
-    determine_state,
-    read_settings,
-)
+from pipeline.reporting.run_state import RunState, count_parameters, damaged_state, determine_state, read_settings
 from pipeline.run.files import NOTES, RunNotes, read_notes
 from pipeline.run.run_directory import LATEST_FIRST, RunFolder
 from pipeline.web.runs import ServedRuns

@@ -74,46 +74,44 @@ def test_the_same_size_and_time_are_not_the_same_contents(texts: Path, tmp_path:
 
 
 def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     first = sharded("texts", Path("shards"))
     (texts / "train.txt").write_bytes(b"another text\n" * 100)
     second = sharded("texts", Path("shards"))
-    assert asked(texts, tmp_path / "shards").find_last_corpus() == tmp_path / second.folder
+    assert asked(texts, here / "shards").find_last_corpus() == here / second.folder
     (texts / "train.txt").write_bytes(b"the train text\n" * 100)
     assert sharded("texts", Path("shards")).folder == first.folder == asked("texts", Path("shards")).find_last_corpus()
     assert not asked("texts", Path("shards")).has_changed()
     shutil.rmtree(texts)
     assert not asked("texts", Path("shards")).has_changed()  # nothing to compare with
-    project = tmp_path / "elsewhere" / "project"
+    project = here / "elsewhere" / "project"
     project.mkdir(parents=True)
-    shutil.move(tmp_path / "shards", project / "shards")
+    shutil.move(here / "shards", project / "shards")
     monkeypatch.chdir(project)
     assert asked("texts", Path("shards")).find_last_corpus() == first.folder
     assert asked("other", Path("shards")).find_last_corpus() is None
 
 
 def test_a_relative_path_in_another_folder_is_another_source(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Projects may share a folder of corpora."""
-    other = tmp_path / "project"
+    other = here / "project"
     shutil.copytree(texts, other / "texts")
     (other / "texts" / "train.txt").write_bytes(b"of another project\n" * 100)
-    monkeypatch.chdir(tmp_path)
-    corpus = sharded(Path("texts"), tmp_path / "shards")
+    corpus = sharded(Path("texts"), here / "shards")
     for notes in (True, False):
         if not notes:
-            (tmp_path / "shards" / NOTES).unlink()
-        monkeypatch.chdir(tmp_path)
-        assert asked("texts", tmp_path / "shards").find_last_corpus() == corpus.folder
+            (here / "shards" / NOTES).unlink()
+        monkeypatch.chdir(here)
+        assert asked("texts", here / "shards").find_last_corpus() == corpus.folder
         monkeypatch.chdir(other)
-        assert asked("texts", tmp_path / "shards").find_last_corpus() is None
-    moved = tmp_path / "moved"
+        assert asked("texts", here / "shards").find_last_corpus() is None
+    moved = here / "moved"
     moved.mkdir()
     for name in ("shards", "texts"):
-        shutil.move(tmp_path / name, moved / name)
+        shutil.move(here / name, moved / name)
     monkeypatch.chdir(moved)
     assert asked("texts", moved / "shards").find_last_corpus() == moved / "shards" / corpus.folder.name
 

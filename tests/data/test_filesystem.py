@@ -117,8 +117,7 @@ def test_locks_and_leftovers_that_are_no_files_are_waited_for_by_nobody(tmp_path
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"[" * 10**6, b'{"a":' * 10**6, b'["' + b"[" * 100 + b'",' + b"[" * 10**5, b'"\\"' + b"[" * 10**6],
+    "content", [b"[" * 10**6, b'{"a":' * 10**6, b'["' + b"[" * 100 + b'",' + b"[" * 10**5, b'"\\"' + b"[" * 10**6]
 )
 def test_deep_json_never_meets_the_parser(content: bytes) -> None:
     with pytest.raises(CorruptFileError, match="x.json is damaged"):

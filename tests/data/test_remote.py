@@ -53,6 +53,13 @@ class Unreliable(Files):
             super().do_GET()
 
 
+def redirect(handler: Files, address: str) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", address)
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
 def send_half(handler: Files) -> None:
     """Half of a file, and then nothing."""
     content = Path(handler.translate_path(handler.path)).read_bytes()
@@ -96,10 +103,7 @@ class Elsewhere(Files):
     def do_GET(self) -> None:
         if not self.path.startswith("/old/"):
             return super().do_GET()
-        self.send_response(302)
-        self.send_header("Location", self.path.removeprefix("/old"))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        redirect(self, self.path.removeprefix("/old"))
 
 
 @pytest.fixture
@@ -145,10 +149,7 @@ def test_a_redirect_to_another_server_is_logged_once_before_it_is_asked(
 
         class Away(Files):
             def do_GET(self) -> None:
-                self.send_response(302)
-                self.send_header("Location", f"{other}{self.path}?signature=secret")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                redirect(self, f"{other}{self.path}?signature=secret")
 
         with serving(corpus.folder, Away) as url:
             remote = Corpus.open(url, options(tmp_path))
@@ -162,10 +163,7 @@ def test_a_redirect_to_another_server_is_logged_once_before_it_is_asked(
 def test_a_redirect_that_is_no_http_is_not_tried_again(address: str, corpus: Corpus, tmp_path: Path) -> None:
     class Odd(Files):
         def do_GET(self) -> None:
-            self.send_response(302)
-            self.send_header("Location", address)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            redirect(self, address)
 
     with serving(corpus.folder, Odd) as url, pytest.raises(OSError, match=r"attempts: 1\): "):
         Corpus.open(url, options(tmp_path))
@@ -207,10 +205,7 @@ def test_redirects_that_lead_in_a_circle_are_not_tried_again(corpus: Corpus, tmp
 
         def do_GET(self) -> None:
             Circle.asked += 1
-            self.send_response(302)
-            self.send_header("Location", self.path)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            redirect(self, self.path)
 
     with serving(corpus.folder, Circle) as url, pytest.raises(OSError, match=r"attempts: 1\): TooManyRedirects"):
         Corpus.open(url, options(tmp_path))
@@ -419,18 +414,17 @@ def small(tmp_path: Path, name: str) -> Corpus:
 
 @pytest.mark.parametrize("scheme", ["http", "file", "local"])
 def test_odd_names_and_their_codes_are_two_places(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    scheme: str, here: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """A folder with every odd sign, beside one that is called as its URL: neither is taken for the other."""
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "served"
+    place = here / "served"
     for name, folder in (("odd", ODD), ("other", quote(ODD))):
-        shutil.copytree(small(tmp_path, name).folder, place / folder)
+        shutil.copytree(small(here, name).folder, place / folder)
     with serving(place, Files) as address:
         root = {"http": address, "file": f"file://{place}", "local": str(place)}[scheme]
         for name, folder in (("odd", ODD), ("other", quote(ODD))):
             path = f"{root}/{folder if scheme == 'local' else quote(folder)}"
-            assert list(Corpus.open(path, options(tmp_path)).iterate_originals("train")) == [name.encode() * 99]
+            assert list(Corpus.open(path, options(here)).iterate_originals("train")) == [name.encode() * 99]
             assert main(["shard", "source.kind=shards", f"source.path={path}"]) == 0
             capfdbinary.readouterr()
             assert main(["cat", path]) == 0

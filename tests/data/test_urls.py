@@ -58,10 +58,7 @@ SECRET = [
 
 
 @pytest.mark.parametrize("url", [*REFUSED, *SECRET])
-def test_nothing_is_contacted(
-    url: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_contacted(url: str, listener: Listener, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = url.replace("HOST", listener.host)
     with pytest.raises(ValueError) as caught:
         Corpus.open(url)
@@ -73,7 +70,7 @@ def test_nothing_is_contacted(
     said += capsys.readouterr().err
     assert "%" in url or "hunter2" not in said, said
     assert "hunter2" not in url or re.search(r"netrc.*AWS_SECRET_ACCESS_KEY.*Prefect", said)  # to use instead
-    assert listener.contacts == 0 and not list(tmp_path.iterdir())
+    assert listener.contacts == 0 and not list(here.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -141,10 +138,7 @@ def test_what_is_shown_of_an_address() -> None:
 
 
 @pytest.mark.parametrize("folder", ["s3://b/x", "s3:/b/x", "S3://u:pw@b", "file:///tmp/x", "./s3://b", "dask://h::x"])
-def test_a_url_is_no_folder_to_write_to(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_url_is_no_folder_to_write_to(folder: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("shards_dir", "runs_dir", "loader.cache_dir"):
         assert main(["shard", f"{option}={folder}"]) == 2
         said = capsys.readouterr().err
@@ -155,7 +149,7 @@ def test_a_url_is_no_folder_to_write_to(
         assert main(command) == 2 and "a folder of this machine" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a folder of this machine"):
         shard_source(".", Path(folder))
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
     check_folder("C:x/y:z", "shards_dir")
 
 

@@ -90,11 +90,8 @@ def check() -> None:
     from flows.deployments import build_deployments, offer_runs
 
     with get_client(sync_client=True) as client:
-        refused, kept, ids = (
-            set[str](),
-            0,
-            {deployment.flow_name: deployment.apply() for deployment in build_deployments("place")},
-        )
+        refused, kept = set[str](), 0
+        ids = {deployment.flow_name: deployment.apply() for deployment in build_deployments("place")}
         offer_runs(ids, [])
         for id in ids.values():
             schema: Any = client.read_deployment(id).parameter_openapi_schema

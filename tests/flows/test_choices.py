@@ -74,10 +74,8 @@ def test_what_is_no_path_of_this_machine_stays_what_it_is(tmp_path: Path) -> Non
     assert read_form("haed", asked | {"sources": {"kind": "jsonl"}})[2]["source.kind"] == "jsonl"
 
 
-def test_without_a_preset_the_configuration_is_the_runs_own(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_without_a_preset_the_configuration_is_the_runs_own(tiny: list[str]) -> None:
     made = RunFolder.create(config.load_options("quickstart", [*tiny, "name=first", "runs_dir=runs", "seed=7"]))
     made.path.rename("runs/second")  # the name in its config.yaml is another now
 
@@ -148,13 +146,10 @@ def test_a_name_that_somebody_typed_is_told_from_one_that_was_made_up(name: str,
     assert is_user_chosen(name) == typed
 
 
-def test_a_run_of_ones_own_source_is_named_by_it_and_two_sources_never_meet(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_of_ones_own_source_is_named_by_it_and_two_sources_never_meet(tiny: list[str], here: Path) -> None:
     for folder in ("one", "two"):
-        (tmp_path / folder / "books").mkdir(parents=True)
-        (tmp_path / folder / "books/train.txt").write_text("text")
+        (here / folder / "books").mkdir(parents=True)
+        (here / folder / "books/train.txt").write_text("text")
     asked = {"preset": "quickstart", "name": "", "source": "one/books/", "seconds": 0, "overrides": []}
     options = config.load_options(*read_form("train", asked))
     assert options.name == "quickstart-books"
@@ -164,5 +159,5 @@ def test_a_run_of_ones_own_source_is_named_by_it_and_two_sources_never_meet(
     assert config.load_options(*read_form("train", asked | {"source": ""})).name == "quickstart"
     RunFolder.create(options)
     assert config.load_options(*read_form("train", asked)).name == "quickstart-books"  # it goes on
-    other = config.load_options(*read_form("train", asked | {"source": str(tmp_path / "two/books")})).name
+    other = config.load_options(*read_form("train", asked | {"source": str(here / "two/books")})).name
     assert re.fullmatch("quickstart-books-[0-9a-f]{4}", other)

@@ -35,18 +35,12 @@ from tests.flows.api import PATIENCE, ROOT, clean_environment, haed, python, unt
     ],
 )
 def test_what_is_wrong_is_said_before_prefect_starts(
-    arguments: list[str],
-    status: int,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], status: int, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(["run", *arguments]) == status
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def resume(*words: str) -> Options:
@@ -64,10 +58,8 @@ def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path:
 
 
 @pytest.mark.parametrize("name", ["rate=1", "runs/rate=1"])
-def test_a_run_with_an_equals_sign_in_its_name_goes_on(
-    name: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_run_with_an_equals_sign_in_its_name_goes_on(name: str, tiny: list[str]) -> None:
     RunFolder.create(load_options("quickstart", [*tiny, "name=rate=1", "runs_dir=runs"]))
     options = resume(name, "seed=3")
     assert (options.name, options.seed) == ("rate=1", 3)

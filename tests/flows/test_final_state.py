@@ -144,12 +144,8 @@ def test_a_signal_that_python_loses_is_raised_again(monkeypatch: pytest.MonkeyPa
 def test_a_flow_that_is_no_longer_to_run_ends_outside_of_training_too(
     state: State | None, ends: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, client = (
-        uuid4(),
-        SimpleNamespace(
-            read_flow_run=lambda id: SimpleNamespace(state=state), set_flow_run_state=lambda *_, **__: None
-        ),
-    )
+    run, client = uuid4(), SimpleNamespace(set_flow_run_state=lambda *_, **__: None)
+    client.read_flow_run = lambda id: SimpleNamespace(state=state)
     monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
     monkeypatch.setattr(lifecycle, "_WATCH_SECONDS", 0.05)
     monkeypatch.setattr(lifecycle, "read_states", lambda client, runs: {} if state is None else {run: state})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.forms import FormSubmission, check_all_stages, read_form
-from flows.sweep import fix_options, list_runs_to_try, plan_runs
+from flows.sweep import SweptRun, fix_options, list_runs_to_try, plan_runs
 from pipeline.config import ConfigError, dump_options, list_presets, load_options
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served
@@ -48,11 +48,15 @@ def test_values_that_make_no_runs_are_told(words: list[str], said: str) -> None:
         list_runs_to_try("a", words)
 
 
+def plan(values: list[str], overrides: list[str], **fields: Any) -> list[SweptRun]:
+    """The runs of a sweep of quickstart."""
+    given = {"preset": "quickstart", "name": "x", "source": "", "overrides": overrides, "values": values} | fields
+    return plan_runs(FormSubmission("quickstart", [], load_options("quickstart", [f"name={given['name']}"]), given))
+
+
 @pytest.mark.slow
 def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
-    fields = {"preset": "quickstart", "name": "x$seed", "source": "", "seconds": 60.0, "overrides": ["threads=1"]}
-    fields |= {"values": ["model.kind=haed,hourglass"]}
-    runs = plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x$seed"]), fields))
+    runs = plan(["model.kind=haed,hourglass"], ["threads=1"], name="x$seed", seconds=60.0)
     haed, hourglass = (load_options("quickstart", run.overrides) for run in runs)
     assert (haed.pretrain.seconds, haed.finetune.seconds, hourglass.train.seconds) == (40, 20, 60)
     assert [haed.name, hourglass.name] == [run.name for run in runs] == ["x$seed-kind-haed", "x$seed-kind-hourglass"]
@@ -61,24 +65,15 @@ def test_kinds_of_models_share_a_time_each_among_its_own_phases() -> None:
 
 @pytest.mark.parametrize(("source", "values"), [("", ["source.path=/nowhere"]), ("/nowhere", ["seed=0,1"])])
 def test_a_sweep_whose_source_is_missing_starts_no_run(source: str, values: list[str]) -> None:
-    fields = {
-        "preset": "quickstart",
-        "name": "x",
-        "source": source,
-        "overrides": ["source.kind=text"],
-        "values": values,
-    }
     with pytest.raises(FileNotFoundError, match="/nowhere"):
-        plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+        plan(values, ["source.kind=text"], source=source)
 
 
 def test_each_chunker_of_a_sweep_must_suit_the_source(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"a text of {split}\n")
-    fields = {"preset": "quickstart", "name": "x", "source": str(tmp_path), "overrides": ["source.kind=text"]}
-    fields |= {"values": ["chunker.kind=words,pixels"]}
     with pytest.raises(ValueError, match="gives text, but chunker.kind=pixels cuts pictures"):
-        plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+        plan(["chunker.kind=words,pixels"], ["source.kind=text"], source=str(tmp_path))
 
 
 def test_runs_of_a_sweep_keep_the_options_that_were_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,25 +91,18 @@ def test_runs_of_a_sweep_keep_the_options_that_were_checked(run: Path, monkeypat
 
 
 def test_values_that_are_the_same_number_are_no_two_runs() -> None:
-    fields = {"preset": "quickstart", "name": "x", "source": "", "seconds": 60.0, "overrides": []}
-    fields |= {"values": ["seed=1,2", "optimizer.learning_rate=0.001,1e-3"]}
     same = "seed=1, optimizer.learning_rate=0.001 and seed=1, optimizer.learning_rate=1e-3 are the same. Leave one"
     with pytest.raises(ConfigError, match=same):
-        plan_runs(FormSubmission("quickstart", [], load_options("quickstart", ["name=x"]), fields))
+        plan(["seed=1,2", "optimizer.learning_rate=0.001,1e-3"], [], seconds=60.0)
 
 
-def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("some words\n" * 9)
-    fields = {"preset": "quickstart", "name": "x", "source": "", "seconds": 60.0}
-    fields |= {"overrides": ["source.kind=text", "source.path=text.txt"], "values": ["batch.sequences=1,2"]}
-    options = load_options("quickstart", ["name=x", *fields["overrides"]])  # type: ignore[misc]
+def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(here: Path) -> None:
+    (here / "text.txt").write_text("some words\n" * 9)
+    text = ["source.kind=text", "source.path=text.txt"]
     with pytest.raises(ConfigError, match=r"with one window per step.*Raise batch\.sequences"):
-        plan_runs(FormSubmission("quickstart", [], options, fields))
+        plan(["batch.sequences=1,2"], text, seconds=60.0)
     for enough in ("iem.extra_batches=1", "launcher.processes=2", "model.mixture.known=0"):
-        check_all_stages(load_options("quickstart", ["name=x", *fields["overrides"], "batch.sequences=1", enough]))  # type: ignore[misc]
+        check_all_stages(load_options("quickstart", ["name=x", *text, "batch.sequences=1", enough]))
 
 
 @pytest.mark.parametrize(
@@ -124,18 +112,18 @@ def test_a_sweep_whose_mixture_would_have_one_window_starts_no_run(
         ("device=cuda:77", "device=cuda:77 is not available"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_another_model_or_device_is_refused_before_anything_is_cut_or_waited_for(
-    word: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch
+    word: str, said: str, run: Path
 ) -> None:
-    monkeypatch.chdir(run.parent.parent)
     check_all_stages(load_options(run / "config.yaml"))
     with pytest.raises(ValueError, match=said):
         check_all_stages(load_options(run / "config.yaml", [word]))
 
 
-def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("here")
+def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path) -> None:
     """The form of the page of a run names it, and no preset."""
-    monkeypatch.chdir(run.parent.parent)
     fields = {"preset": None, "name": run.name, "source": "", "overrides": ["threads=1"], "values": ["seed=5,6"]}
     preset, overrides, values = read_form("haed", fields)
     options = load_options(preset, overrides, values)

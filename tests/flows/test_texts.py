@@ -99,10 +99,8 @@ def test_no_artifact_or_state_names_a_command(whole: Path, tmp_path: Path, api: 
     assert check_texts(api.removesuffix("/api")) > 20
 
 
-def test_runs_are_listed_with_state_and_date_finished_first(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_runs_are_listed_with_state_and_date_finished_first(run: Path) -> None:
     for number, name in enumerate(("older", "stopped", "busy", "bare")):
         shutil.copytree(run, run.with_name(name))
         os.utime(run.with_name(name) / "config.yaml", (1e9 + number, 1e9 + number))
@@ -124,8 +122,8 @@ def test_runs_are_listed_with_state_and_date_finished_first(
     assert unlabel_run(" typed (v2) ") == "typed (v2)"
 
 
-def test_a_phase_may_have_seconds_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_phase_may_have_seconds_of_its_own() -> None:
 
     def limits(**given: Any) -> dict[str, float | None]:
         fields = {name: each.default for name, each in PLAIN.items()} | given
@@ -144,10 +142,8 @@ def test_a_phase_may_have_seconds_of_its_own(tmp_path: Path, monkeypatch: pytest
         limits(preset="hourglass", pretrain_seconds=30)
 
 
-def test_a_form_without_a_run_and_one_with_far_too_much_get_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_form_without_a_run_and_one_with_far_too_much_get_a_sentence() -> None:
     with pytest.raises(config.ConfigError, match="no run is named. Choose one of the list.*the flow|there are no runs"):
         load_tagged_options("   ", [], "evaluate")
     state = finish_flow_run("haed", lambda: config.load_options("quickstart", ["x" * 70_000]), str)

@@ -74,9 +74,7 @@ CASES = {
     ),
     "positions in the padding": of_chunks_with(LSTM, main=replace(MAIN, width=12, positions="concatenated")),
     "hred": of_chunks_with(
-        LSTM,
-        replace(READ, kind="lstm", output="none", layers=1),
-        replace(MAIN, kind="lstm", units=10, dropout=0.3),
+        LSTM, replace(READ, kind="lstm", output="none", layers=1), replace(MAIN, kind="lstm", units=10, dropout=0.3)
     ),
     "hred with transformer": of_chunks_with(LSTM, replace(READ, kind="lstm")),
     "megabyte": of_chunks_with(

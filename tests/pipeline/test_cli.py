@@ -136,14 +136,12 @@ def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest
     ],
 )
 def test_bad_input_ends_in_a_line_or_two(
-    arguments: list[str], status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
+    arguments: list[str], status: int, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == status
     error = capsys.readouterr().err
     assert message in error and error.count("\n") <= 2 and "Traceback" not in error
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_text_of_two_dashes_is_a_text() -> None:
@@ -157,11 +155,10 @@ def test_a_text_of_two_dashes_is_a_text() -> None:
         assert caught.value.message == f"argument {words[-1][:-3]}: -- is no value"
 
 
-def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_may_have_an_equals_sign(here: Path) -> None:
     for name in ("runs/lr=0.1", "others/x=1", "lr=0.1/runs/mine"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.yaml").touch()
+        (here / name).mkdir(parents=True)
+        (here / name / "config.yaml").touch()
     for command in ("evaluate", "neighbours"):
         for words, run in (
             (["lr=0.1/runs/mine", "seed=1"], "lr=0.1/runs/mine"),

@@ -57,15 +57,14 @@ FAILING = {
 @pytest.mark.parametrize("command", [command.name for command in (*COMMANDS, *MORE)])
 @pytest.mark.parametrize("wrong", ["", "--nothing", "seed=x", "batch_size=8"])
 def test_every_failure_with_json_ends_with_an_object(
-    command: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, wrong: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     status = main([command, *FAILING[command], *([wrong] if wrong else []), "--json"])
     told = capsys.readouterr()
     error = last_error(told.out)
     assert error["exit"] == status != 0 and error["message"] and str(error["message"]) in told.err.replace("\n", " ")
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("flag", ["--js", "--json=true"])
@@ -81,10 +80,8 @@ def test_usage_errors_are_objects_too(words: list[str], capsys: pytest.CaptureFi
     assert main(words) == 2 and capsys.readouterr().out == ""
 
 
-def test_a_query_is_no_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_query_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["neighbours", "nowhere", "--", "--json"]) == 1 and capsys.readouterr().out == ""
 
 

@@ -134,8 +134,7 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
 
 
 @pytest.mark.parametrize(
-    ("scores", "lost", "best"),
-    [([10.0, 8.0, 9.0, 9.5], 4, (6, 9.0, 1)), ([10.0, 11.0, 8.0, 12.0], 6, (2, 10.0, 2))],
+    ("scores", "lost", "best"), [([10.0, 8.0, 9.0, 9.5], 4, (6, 9.0, 1)), ([10.0, 11.0, 8.0, 12.0], 6, (2, 10.0, 2))]
 )
 def test_a_best_checkpoint_that_is_lost_is_no_longer_the_best(
     scores: list[float], lost: int, best: tuple[int, float, int], often: Options, monkeypatch: pytest.MonkeyPatch

@@ -250,23 +250,16 @@ def test_links_that_lead_out_are_followed_only_when_asked(linked: Path) -> None:
         list_files(str(linked), "**/*", "text")
 
 
-def test_runs_in_the_folder_of_the_source_are_no_part_of_it(tmp_path: Path) -> None:
+def test_runs_and_comparisons_in_the_folder_of_the_source_are_no_part_of_it(tmp_path: Path) -> None:
     """As after `haed run source.path=.`."""
-    (tmp_path / "runs" / "mine" / "logs").mkdir(parents=True)
-    (tmp_path / "runs" / "begun").mkdir()
     run = ("config.yaml", "corpus.json", "logs/log.txt")
-    for name in ("a.txt", *(f"runs/mine/{file}" for file in run), "runs/begun/config.yaml", "runs/begun/lock"):
+    names = ["a.txt", *(f"runs/mine/{file}" for file in run), "runs/begun/config.yaml", "runs/begun/lock"]
+    for name in (*names, "runs/comparison/comparison.html", "runs/comparison/comparison.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     left: LeftOut = {}
     assert [file.name for file in list_files(str(tmp_path), "**/*", "text", left_out=left)] == ["a.txt"]
-    assert sorted(left["made by haed"]) == ["runs/begun/", "runs/mine/"]
-
-
-def test_comparisons_of_runs_are_no_part_of_it(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "comparison").mkdir(parents=True)
-    for name in ("a.txt", "runs/comparison/comparison.html", "runs/comparison/comparison.png"):
-        (tmp_path / name).write_text("x")
-    assert [file.name for file in list_files(str(tmp_path), "**/*", "text")] == ["a.txt"]
+    assert sorted(left["made by haed"]) == ["runs/begun/", "runs/comparison/", "runs/mine/"]
 
 
 def test_links_in_a_tar_are_counted(tmp_path: Path) -> None:

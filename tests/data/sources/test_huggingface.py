@@ -31,6 +31,11 @@ def load_library() -> None:
     datasets = pytest.importorskip("datasets")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
 def test_splits_of_the_data_set(tmp_path: Path) -> None:
     made = {name: datasets.Dataset.from_dict({"body": TEXTS[a:b]}) for name, a, b in
             (("train", 0, 400), ("validation", 400, 450), ("test", 450, 500))}  # fmt: skip
@@ -93,8 +98,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
 @pytest.mark.parametrize("saved", [False, True])
-def test_every_type_of_strings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, saved: bool) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_every_type_of_strings_is_read(tmp_path: Path, kind: str, saved: bool) -> None:
     texts = [*TEXTS, None, ""]
     array = pa.array(texts).dictionary_encode() if kind == "dictionary" else pa.array(texts, getattr(pa, kind)())
     folder = tmp_path / "texts"
@@ -109,10 +113,7 @@ def test_every_type_of_strings_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("array", [pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))])
-def test_a_type_that_datasets_do_not_know_names_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: pa.Array
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_a_type_that_datasets_do_not_know_names_the_source(tmp_path: Path, array: pa.Array) -> None:
     (tmp_path / "maps").mkdir()
     parquet.write_table(pa.table({"text": array}), tmp_path / "maps" / "train.parquet")
     with pytest.raises(ValueError, match="source.path=.*maps cannot be read as a data set: .*map<string"):
@@ -130,7 +131,6 @@ def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: 
     (folder / "README.md").write_text(f"{head}---\n")
     load, asked = datasets.load_dataset, []
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **b: (asked.append((a, b)), load(*a, **b))[1])
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     corpus = sharded(folder, tmp_path / "shards", workers=1, config="two")
     assert len(corpus.shards_of("train")) > 3 and [a for a, _ in asked] == [(str(folder), "two")]
     assert all(text.startswith(b"two ") for text in corpus.iterate_originals("valid"))
@@ -155,9 +155,8 @@ def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_no_data_set_are_an_error_in_words(
-    name: str, content: bytes | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, content: bytes | None, message: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "mine").mkdir()
     if content is None:
         parquet.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "mine" / name)
@@ -186,10 +185,7 @@ def test_rows_that_change_behind_an_unchanged_state_are_another_corpus(tmp_path:
     assert folders[0] != folders[1]
 
 
-def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
     (folder / ".git").mkdir()
@@ -207,9 +203,8 @@ def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(
 
 @pytest.mark.parametrize(("suffix", "between"), [("csv", ","), ("tsv", "\t")])
 def test_words_that_stand_for_nothing_elsewhere_are_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, suffix: str, between: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, between: str
 ) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "rows"
     folder.mkdir()
     texts = ["NA", "null", "None", "nan", "n/a", "NULL", *(f"text {number}" for number in range(200))]
@@ -255,12 +250,11 @@ def test_splits_are_selected_by_their_names(tmp_path: Path) -> None:
         sharded(tmp_path / "saved", tmp_path / "shards", pattern="x")
 
 
-def test_a_folder_with_the_name_of_a_loader_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_with_the_name_of_a_loader_is_a_folder(here: Path) -> None:
     for name in ("json", "other"):
         Path(name).mkdir()
         Path(name, "a.jsonl").write_text("".join(f'{{"text": "{name} {number}"}}\n' for number in range(6)))
-    corpus = sharded(Path("json"), tmp_path / "shards", valid_percent=0)
+    corpus = sharded(Path("json"), here / "shards", valid_percent=0)
     assert list(corpus.iterate_originals("train")) == [f"json {number}".encode() for number in range(6)]
 
 

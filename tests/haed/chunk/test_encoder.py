@@ -119,10 +119,8 @@ def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
     every = Chunks(torch.cat(parts), torch.tensor([n for n, part in enumerate(parts, 1) for _ in part]))
     looked = encoder.prepare_inputs(every).looked
     assert looked is not None and len(every) == 19_607
-    twice, rows = (
-        encoder.prepare_inputs(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).looked,
-        looked.row_indices,
-    )
+    twice = encoder.prepare_inputs(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).looked
+    rows = looked.row_indices
     assert twice is not None and torch.equal(twice.row_indices, rows.repeat(2))
     counts = torch.bincount(rows, minlength=4096).double()
     mean = len(every) / 4096

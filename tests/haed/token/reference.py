@@ -85,13 +85,7 @@ def layer(
 
 
 def layers(
-    w: Weights,
-    name: str,
-    number: int,
-    xs: list[Array],
-    heads: int,
-    window: int | None = None,
-    shift: bool = False,
+    w: Weights, name: str, number: int, xs: list[Array], heads: int, window: int | None = None, shift: bool = False
 ) -> list[Array]:
     for place in range(number):
         xs = layer(w, f"{name}.{place}", xs, heads, window, shift)

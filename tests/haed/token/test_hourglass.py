@@ -135,10 +135,7 @@ TABLE_7 = {  # linear cost of each hierarchy (section 4.5)
     "2@1 1@2 4@4 1@2 2@1": "9",
 }
 TABLE_9 = {"6@1": "6", "14@1": "14", "5@1 8@2 5@1": "16"}  # those that Table 7 does not have
-MAIN = {
-    "5@1 24@3 5@1": "20",
-    "3@1 24@3 3@1": "16",
-}  # Tables 1 and 2
+MAIN = {"5@1 24@3 5@1": "20", "3@1 24@3 3@1": "16"}  # Tables 1 and 2
 IMAGENET64 = "3@1 12@3 3@1"  # 10 in Table 2, which is its cost without attention between levels
 
 

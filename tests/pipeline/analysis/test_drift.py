@@ -45,10 +45,8 @@ def test_unrelated_clouds_have_the_neighbours_of_chance() -> None:
 
 def test_cosines_before_and_after_the_alignment_are_both_centred(source: np.ndarray) -> None:
     target = np.random.default_rng(1).normal(size=(80, 6))
-    apart, near = (
-        measure_drift(source, target, LABELS, "a", "b"),
-        measure_drift(source + 9, target + 9, LABELS, "a", "b"),
-    )
+    apart = measure_drift(source, target, LABELS, "a", "b")
+    near = measure_drift(source + 9, target + 9, LABELS, "a", "b")
     assert near.unaligned == pytest.approx(apart.unaligned) and near.cosine == pytest.approx(apart.cosine)
 
 

@@ -11,10 +11,7 @@ from tests.flows.api import PATIENCE, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")]
 
 
 def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:

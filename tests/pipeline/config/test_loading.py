@@ -100,11 +100,10 @@ def test_nothing_in_a_text_stands_for_another_value(tmp_path: Path, monkeypatch:
 
 
 def test_a_name_or_path_with_a_reference_is_refused_unless_it_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "secret-place")
-    path = tmp_path / "mine.yaml"
+    path = here / "mine.yaml"
     path.write_text("runs_dir: ${oc.env:HOME}/runs\n")
     wrong = "is not expanded. Write its value instead"
     with pytest.raises(ConfigError, match=rf"^{path}: runs_dir=\$\{{oc.env:HOME\}}/runs: .* {wrong}$"):
@@ -115,18 +114,16 @@ def test_a_name_or_path_with_a_reference_is_refused_unless_it_exists(
         assert "secret-place" not in str(caught.value)
     with pytest.raises(ConfigError, match=wrong):
         load_options(*read_form("haed", {"preset": "quickstart", "overrides": [], "name": "a${seed}"}))
-    (tmp_path / "${seed}").mkdir()
-    (tmp_path / "${seed}" / "a.txt").touch()
+    (here / "${seed}").mkdir()
+    (here / "${seed}" / "a.txt").touch()
     for there in ("${seed}", "${seed}/*.txt"):
         assert load_options(None, [f"source.path={there}"]).source.path == there
     with pytest.raises(ConfigError, match=wrong):
         load_options(None, ["name=${seed}"])
 
 
-def test_a_run_and_what_haed_config_prints_keep_a_dollar_sign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_run_and_what_haed_config_prints_keep_a_dollar_sign(capsys: pytest.CaptureFixture[str]) -> None:
     options = load_options("quickstart", ["name=a$seed", "source.path=$seed", "source.kind=text"])
     run = RunFolder.create(options)
     assert run.path == Path("runs", "a$seed") and run.load_options() == options

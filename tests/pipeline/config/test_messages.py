@@ -242,13 +242,11 @@ def test_all_that_is_advised_is_there() -> None:
     ],
 )  # fmt: skip
 def test_a_command_that_is_none(
-    words: str, status: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "there").mkdir(parents=True)
-    (tmp_path / "runs" / "there" / "config.yaml").write_text("name: there\n")
-    (tmp_path / "texts").mkdir()
+    words: str, status: int, advice: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "runs" / "there").mkdir(parents=True)
+    (here / "runs" / "there" / "config.yaml").write_text("name: there\n")
+    (here / "texts").mkdir()
     files = {
         "mine.yaml": "seed: 1\n",
         "mine.toml": "seed = 1\n",
@@ -257,7 +255,7 @@ def test_a_command_that_is_none(
     }
     files |= {"tabs.yaml": "pretrain:\n\tseconds: 3\n", "lr.yaml": "pretrain: {learning_rate: 0.01}\n"}
     for name, content in files.items():
-        (tmp_path / name).write_text(content)
+        (here / name).write_text(content)
     try:
         assert main(words.split()) == status
     except SystemExit as error:
@@ -271,8 +269,8 @@ def test_flags_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) 
     assert '"seed": 3' in capsys.readouterr().out
 
 
-def test_every_preset_is_told_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_every_preset_is_told_from_a_run() -> None:
     for preset in list_presets():
         with pytest.raises(FileNotFoundError, match=f"`haed run --config {preset}` makes a run of it"):
             load_run_options(preset, [])

@@ -90,14 +90,11 @@ def test_dask(options: Options, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["texts", "texts/*.txt", "texts/{train,valid}-*.txt"])
-def test_workers_of_dask_read_the_files_that_are_seen_from_here(
-    path: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_dask_read_the_files_that_are_seen_from_here(path: str, options: Options, here: Path) -> None:
     """They have another working directory, where there may be files of the same names."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts").mkdir()
+    (here / "texts").mkdir()
     for split in ("train", "valid"):
-        (tmp_path / "texts" / f"{split}-1.txt").write_text(f"some text of {split}\n" * 99)
+        (here / "texts" / f"{split}-1.txt").write_text(f"some text of {split}\n" * 99)
     options.source.path, options.launcher.dask = path, "none:1"
     read = list[str]()
 
@@ -107,7 +104,7 @@ def test_workers_of_dask_read_the_files_that_are_seen_from_here(
             write(part)
 
     shard_source(options, write_here)
-    assert {*read} == {str(tmp_path / "texts" / f"{split}-1.txt") for split in ("train", "valid")}
+    assert {*read} == {str(here / "texts" / f"{split}-1.txt") for split in ("train", "valid")}
 
 
 def test_a_cluster_of_dask_that_is_not_there_or_is_lost_is_named_by_its_option() -> None:

@@ -27,10 +27,7 @@ from pipeline.web.runs import ServedRuns
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")]
 LONG = "long-" + "x" * 60 + " wörter <b> 'and' \"quotes\" & " + "y" * 55
 
 

@@ -133,10 +133,8 @@ def test_a_missing_index_leads_to_the_form_that_builds_it(run: Path) -> None:
     site = Site(run.parent)
     served = site.beside_prefect()
     for question in ("", "?prompt=import"):
-        alone, page = (
-            site.get(f"/runs/run/passages{question}", 409).text,
-            served.get(f"/runs/run/passages{question}").text,
-        )
+        alone = site.get(f"/runs/run/passages{question}", 409).text
+        page = served.get(f"/runs/run/passages{question}").text
         assert "<code>haed index" in alone and "form/" not in alone
         assert 'href="/runs/run/form/index?space=contexts"' in page and "haed index" not in page
     Checkpoints(run / "finetune" / "checkpoints").set_pointer(

@@ -264,10 +264,7 @@ def test_a_chunk_may_be_typed_as_it_is_shown(run: Path, caplog: pytest.LogCaptur
         assert "for␣ is read as 'for '" in caplog.text
         assert find_neighbours(options, ["zq␣"], 3) == find_neighbours(options, ["zq "], 3)
         find_neighbours(options, ["for"], 3)
-    for line in (
-        "zq␣ is read as 'zq '",
-        "for is not in the index, so its own embedding is used; the index has for␣",
-    ):
+    for line in ("zq␣ is read as 'zq '", "for is not in the index, so its own embedding is used; the index has for␣"):
         assert line in caplog.text
 
 

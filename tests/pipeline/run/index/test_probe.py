@@ -34,13 +34,11 @@ def test_the_notebook_runs(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 DOCUMENT = NOTEBOOK.with_name("vectors-in-faiss-and-pandas.md").read_text(encoding="utf-8")
 
 
-def test_the_questions_of_the_page_are_answered(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_questions_of_the_page_are_answered(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pandas")
     assert main(["index", str(run), "--space", "contexts", "index.max_contexts=500"]) == 0
     run.rename(run.with_name("quickstart"))
-    monkeypatch.chdir(run.parent.parent)
     capsys.readouterr()
     scope: dict[str, Any] = {}
     exec(re.findall("```python\n(.*?)```", DOCUMENT, re.DOTALL)[0], scope)
@@ -48,13 +46,11 @@ def test_the_questions_of_the_page_are_answered(
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["run.probe.vectors", "the files themselves"])
-def test_searching_in_ones_own_faiss_gives_the_neighbours(
-    number: int, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_searching_in_ones_own_faiss_gives_the_neighbours(number: int, run: Path) -> None:
     """The examples of the page as they stand there."""
     pytest.importorskip("pandas")
     (run.parent / "quickstart").symlink_to(run)
-    monkeypatch.chdir(run.parent.parent)
     scope: dict[str, Any] = {}
     exec(re.findall("```python\n(.*?)```", DOCUMENT, re.DOTALL)[number], scope)
     least = 10 if number == 1 else None
