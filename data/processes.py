@@ -1,5 +1,6 @@
 """The threads and memory that a process may use, and worker processes that end when their parent does."""
 
+import inspect
 import logging
 import math
 import multiprocessing
@@ -105,13 +106,11 @@ def process_pool(
     return pool
 
 
-def _describe_logs() -> tuple[Callable[..., logging.LogRecord], int]:
-    """Return what makes log records printable in this process, and the level of this package's."""
-    factory = logging.getLogRecordFactory()
-    try:
-        pickle.dumps(factory)
-    except (pickle.PicklingError, AttributeError, TypeError):  # somebody's own, which a worker cannot have
-        factory = logging.LogRecord
+def _describe_logs() -> tuple[bytes, int]:
+    """Return what makes log records printable in this process, pickled, and the level of this package's."""
+    factory = b""
+    with suppress(Exception):  # somebody's own may have no name
+        factory = pickle.dumps(inspect.unwrap(logging.getLogRecordFactory()))
     return factory, log.getEffectiveLevel()
 
 
@@ -123,11 +122,14 @@ def _shut_down_pool(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
 def _initialise_worker(
     initializer: Callable[..., None] | None,
     arguments: tuple[Any, ...],
-    logs: tuple[Callable[..., logging.LogRecord], int],
+    logs: tuple[bytes, int],
 ) -> None:
-    logging.setLogRecordFactory(logs[0])
-    logging.basicConfig(format="%(message)s")  # to standard error, unless it was forked and has a handler
-    logging.getLogger("data").setLevel(logs[1])
+    factory, level = logs
+    if logging.getLogRecordFactory() is logging.LogRecord and not log.hasHandlers():  # else it was forked
+        with suppress(Exception):  # it may be defined where only the parent finds it
+            logging.setLogRecordFactory(pickle.loads(factory))
+        logging.basicConfig(format="%(message)s")  # to standard error
+        logging.getLogger("data").setLevel(level)
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

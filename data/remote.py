@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -198,12 +198,11 @@ class RemoteFolder:
             options["get_client"] = _make_client
             options["encoded"] = self.url.isascii()  # it is passed on unchanged
             self._how = {"block_size": 0, "size": 1}  # one response, read as a stream, whatever its length
-        elif self.url.startswith("s3://"):
-            options = {"config_kwargs": {"retries": {"max_attempts": 0}}}  # those of this module are enough
         scheme, _, rest = self.url.partition("://")
         try:
             self._is_local = scheme == "file"
-            self.files = fsspec.filesystem(scheme, **options)
+            self._make_files = partial(fsspec.filesystem, scheme, **options)
+            self._make_files()
             self.path = (
                 self.url if scheme in ("http", "https") else path_of_file_url(self.url) if self._is_local else rest
             )
@@ -212,6 +211,11 @@ class RemoteFolder:
         except ValueError as error:
             advice = f". {CREDENTIALS}" if scheme in _PACKAGES else ""
             raise ValueError(f"{self.url} cannot be opened: {redact_urls(str(error))}{advice}") from None
+
+    @property
+    def files(self) -> Any:
+        """Fsspec's file system, one in each process: it is not to be used after a fork."""
+        return self._make_files()
 
     def read_manifest(self, name: str) -> bytes:
         """Fetch the manifest, every time anew.
@@ -292,6 +296,7 @@ class _S3Stream:
 
     def __init__(self, files: Any, path: str) -> None:
         files.retries = 1  # those of this module are enough
+        files.config_kwargs.setdefault("retries", {"max_attempts": 0})
         bucket, key, _ = files.split_path(path)
         self.files, self.body = files, files.call_s3("get_object", Bucket=bucket, Key=key)["Body"]
 
@@ -301,7 +306,7 @@ class _S3Stream:
         return bytes(sync(self.files.loop, self.body.read, size))
 
     def close(self) -> None:
-        self.body.close()
+        self.files.loop.call_soon_threadsafe(self.body.close)
 
 
 async def _make_client(**settings: Any) -> Any:
@@ -357,8 +362,9 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
             denied = denied or isinstance(error, OSError) and str(error).startswith("Forbidden")  # of gcsfs
             if denied or isinstance(error, PermissionError) or kind in _NO_KEYS:
                 raise PermissionError(f"{where} cannot be read: {_describe_error(error)}. {CREDENTIALS}") from None
-            if is_s3 and isinstance(error, ValueError):
-                raise ValueError(f"{where} cannot be read: {_describe_error(error)}. Check AWS_ENDPOINT_URL") from None
+            if is_s3 and (isinstance(error, ValueError) or kind == "ParamValidationError"):
+                advice = "Check the bucket, and AWS_ENDPOINT_URL, which has the address of a server"
+                raise ValueError(f"{where} cannot be read: {_describe_error(error)}. {advice}") from None
             if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
             refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT

@@ -7,7 +7,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -177,7 +177,7 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     result = Result(
         name=experiment.name,
         folder=str(plan.folder),
-        verdicts=judge_claims(experiment, rows),
+        verdicts=judge_claims(experiment if plan.seconds else replace(experiment, equal="steps"), rows),
         notes=notes,
         rows=rows,
         command=plan.command,

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from data.corpus import Corpus
-from data.filesystem import write_json
+from data.filesystem import file_lock, write_json
 from data.loader import Loader
 from data.options import SourceOptions
 from data.processes import available_threads
@@ -372,7 +372,8 @@ def make_runs(
     variants = [replace(each, corpus=corpora[each.corpus_key].folder.name) for each in variants]
     clock, limits = StepTimes(), dict[str, int]()
     if plan.seconds is not None:
-        clock = time_steps(variants, corpora, plan, plan.seconds / plan.seeds, stop)
+        with file_lock(plan.runs_dir / "timing.lock", partial(log.info, "waits until this times no steps: %s")):
+            clock = time_steps(variants, corpora, plan, plan.seconds / plan.seeds, stop)
         able = [each for each in variants if each.variant.name not in clock.failures]
         limits = divide_budget(experiment, able, clock.seconds, plan.seconds / plan.seeds)
     cores = next((each.options.threads for each in select_own(variants)), None) or available_threads()

@@ -73,6 +73,7 @@ def name_flows_in_logs() -> None:
             record.msg, record.args = name_flows(record.getMessage()), ()
         return record
 
+    make_record.__wrapped__ = make  # type: ignore[attr-defined]  # what a worker process can have of it
     logging.setLogRecordFactory(make_record)
 
 

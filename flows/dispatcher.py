@@ -24,6 +24,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
@@ -167,7 +168,10 @@ class FlowDispatcher:
     def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
         """Log on the pages of waiting runs which runs have their places, whenever those change."""
         began = {id: each.began for id, each in self._running.items() if each.flow in names}
-        names_now = {id: bare_run_name(client.read_flow_run(id).name) for id in began}  # a flow renames its run
+        names_now = dict.fromkeys(began, "a deleted run")
+        for id in began:
+            with suppress(ObjectNotFound):
+                names_now[id] = bare_run_name(client.read_flow_run(id).name)  # a flow renames its run
         behind = ", ".join(f"{names_now[id]} (since {each:%Y-%m-%d %H:%M})" for id, each in began.items())
         for run in waiting:
             if self._told.get(run.id) != behind:

@@ -53,7 +53,7 @@ from flows.mappers import as_tasks
 from flows.sweep import sweep
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
-from pipeline.config import COMPARISON, ConfigError, Options, Phase, PhaseOptions, phases_to_train, write_override
+from pipeline.config import ConfigError, Options, Phase, PhaseOptions, phases_to_train, write_override
 from pipeline.console import code_fence, escape_control_characters, format_duration, markdown_code, markdown_text
 from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
@@ -304,8 +304,8 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
         runs: names under runs_dir, or folders
         runs_dir: where runs are looked for by name, and the comparison is written
     """
+    from pipeline.reporting.comparison import choose_output, format_markdown
     from pipeline.reporting.comparison import compare_runs as run_stage
-    from pipeline.reporting.comparison import format_markdown
     from pipeline.reporting.rendering import data_uri
 
     runs = [unlabel_run(run) for run in runs if run.strip()]
@@ -313,7 +313,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
         raise ConfigError("no run is named. Give the names of the runs to compare")
     tag_with_runs(runs, runs_dir)
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
-    comparison = run_stage(runs, runs_dir, Path(runs_dir) / COMPARISON)
+    comparison = run_stage(runs, runs_dir, choose_output(runs_dir))
     picture = data_uri(read_bytes(comparison.picture, PICTURE))
     places = "\n".join(
         f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()

@@ -139,10 +139,9 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: Sequence[s
         return
     try:
         socket.getaddrinfo(host, port)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host}: {error.strerror}. Use an address of this machine, or 0.0.0.0 for all"
-        ) from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", error)
+        raise ConfigError(f"--host {host}: {reason}. Use an address of this machine, or 0.0.0.0 for all") from error
     arguments = ["server", "prefect", "--host", host, "--port", str(port), "--runs", "runs"]
     arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     ended = threading.Event()

@@ -55,7 +55,7 @@ def main(
         number = signal.SIGINT
         if isinstance(error, Interrupt):
             number, words = signal.Signals(error.number), error.words or words
-        if words:
+        if words and (_is_main_process() or not words.startswith("saved step")):
             print_stderr(words)
         _write_error(typed, words or "stopped", number.name, 128 + number)
         return 128 + number

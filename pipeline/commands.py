@@ -25,7 +25,6 @@ from pipeline.arguments import (
     parse_port,
 )
 from pipeline.config import (
-    COMPARISON,
     PHASES,
     ConfigError,
     Phase,
@@ -454,7 +453,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_compare(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.reporting.comparison import compare_runs, format_comparison
+    from pipeline.reporting.comparison import choose_output, compare_runs, format_comparison
 
     runs = [word for word in arguments.runs if not is_option(word)]
     words = [word for word in arguments.runs if is_option(word)]
@@ -464,7 +463,7 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
     if not runs:
         raise ConfigError("haed compare needs the names or folders of runs, such as `haed compare runs/a runs/b`")
     runs_dir = load_options(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
-    found = compare_runs(runs, runs_dir, arguments.output or Path(runs_dir) / COMPARISON)
+    found = compare_runs(runs, runs_dir, arguments.output or choose_output(runs_dir))
     return CommandResult(f"{format_comparison(found)}\n{found.page}", asdict(found))
 
 

@@ -253,7 +253,8 @@ def prepare_streams() -> None:
 def print_stderr(text: str) -> None:
     """Write a line to standard error, in place of a status line there. Errors of the stream are ignored."""
     with suppress(OSError, ValueError):
-        print(f"{_start_of_line()}{make_printable(text)}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{_start_of_line()}{make_printable(text)}\n")  # at once: ranks share the stream
+        sys.stderr.flush()
 
 
 def _start_of_line() -> str:

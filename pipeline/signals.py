@@ -6,6 +6,7 @@ The first signal asks. A clearly later one insists. This module is imported firs
 import atexit
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -96,6 +97,24 @@ def end_interruptible() -> None:
     was_interruptible, _is_interruptible = _is_interruptible, False
     if was_interruptible and _is_requested:
         raise StopRequested
+
+
+@contextmanager
+def signals_end_process() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end this process at once, as they do before Python handles them.
+
+    It is meant for waits for other ranks before a step. They happen outside of Python, where no handler runs, and
+    torchrun would wait for this rank. Only the main thread may handle signals; in others nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class AbandonedError(Exception):

@@ -3,7 +3,6 @@
 # ruff: noqa: F401 (what other packages import from here)
 
 from pipeline.config.loading import (
-    COMPARISON,
     ConfigError,
     Difference,
     check_name,

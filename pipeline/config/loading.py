@@ -65,7 +65,6 @@ log = logging.getLogger(__name__)
 # The first line of a file that `dump_options` wrote.
 COMPLETE = "# All options that the model uses."
 TEXTS = (str, str | None)
-COMPARISON = "comparison"  # a folder beside those of runs
 MOST_NAME_BYTES = 200  # file systems take 255, and what is beside a run adds to its name
 _CORE = "tag:yaml.org,2002:"
 _PATHS = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir")
@@ -482,8 +481,6 @@ def check_name(name: str) -> str:
         raise ConfigError(f"name={name!r} is blank. Use name=my-run.")
     if bare.startswith(".") or "/" in bare:
         raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes or a dot at its beginning")
-    if bare == COMPARISON:
-        raise ConfigError(f"name={name!r}: comparisons of runs are written into a folder of this name. Use another")
     unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
     if unseen or bare != make_printable(bare):
         raise ConfigError(f"name={name!r}: line ends, control characters and invisible characters are not allowed")

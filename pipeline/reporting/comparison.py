@@ -200,6 +200,12 @@ class Comparison:
         return Table(["run", *(each.what for each in shown)], rows, [False, *numeric])
 
 
+def choose_output(runs_dir: str) -> Path:
+    """Return the folder of comparisons beside runs: `comparison`, or `comparison-of-runs` if that is a run."""
+    folder = Path(runs_dir) / "comparison"
+    return folder.with_name("comparison-of-runs") if (folder / "config.yaml").exists() else folder
+
+
 def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     """Read the metrics of runs and write comparison.html and comparison.png into `output`.
 

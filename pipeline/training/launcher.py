@@ -23,7 +23,7 @@ from haed.distributed import Ranks, group_size
 from pipeline.config import Options, dump_options
 from pipeline.console import print_stdout
 from pipeline.run.metrics import Listener, Progress, Record
-from pipeline.signals import RESUME_ADVICE, TrainingInterrupted, die_with_parent
+from pipeline.signals import RESUME_ADVICE, TrainingInterrupted, die_with_parent, signals_end_process
 from pipeline.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,9 @@ _LAUNCHED = "HAED_LAUNCHED"
 _RECORD = '{"step": '  # begins a line that `print_record` prints
 _SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself it gives a checkpoint 30
 _LOST_RANK = re.compile(r"\[\S*gloo\S*\]|NCCL|Connection (closed|reset) by peer")  # of a rank whose peer has ended
-_OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
+_OF_TORCHRUN = re.compile(
+    r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]|.*resource_tracker|  warnings.warn"
+)
 
 
 def is_torchrun_child() -> bool:
@@ -69,9 +71,11 @@ def join_ranks() -> Iterator[Ranks]:
         yield Ranks()
         return
     _end_with_launcher()
-    dist.init_process_group(choose_backends())
+    with signals_end_process():
+        dist.init_process_group(choose_backends())
+        ranks = Ranks()
     try:
-        yield Ranks()
+        yield ranks
     except RuntimeError as error:
         if not _LOST_RANK.search(str(error)):
             raise

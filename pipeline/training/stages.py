@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import math
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
@@ -61,7 +61,7 @@ from pipeline.run.sharding import check_corpus, open_shards
 from pipeline.run.system import build_system, check_memory, estimate_memory, free_memory
 from pipeline.run.trackers import open_trackers
 from pipeline.run.windows import fixed_subset
-from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section
+from pipeline.signals import StopRequested, TrainingInterrupted, interruptible_section, signals_end_process
 from pipeline.suggestions import format_command
 from pipeline.training.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage, print_record
 from pipeline.training.optimizer import learning_rate_share
@@ -472,20 +472,21 @@ def build_trainer(
         remarks.append("iem.terms has no effect in this phase: without the IEM loss (iem_weight=0) nothing has terms")
     for remark in remarks if ranks.is_first else ():
         log.warning("%s", remark)
-    if is_sharded:
-        from haed.fsdp import ShardedModule, shard_blocks  # takes a second
-
-        mesh = shard_blocks(system, machine.device)
     distinct = corpus.statistics["train"].distinct_chunks if "train" in corpus.statistics else 0
-    objective = make_objective(
-        system.to(machine.device),
-        replace(options.iem, cells=options.iem.choose_cells(distinct)),
-        iem_weight=limits.iem_weight,
-        decode_fraction=limits.decode_fraction,
-        pieces=options.batch.pieces,
-        ranks=ranks,
-        lexicon=known,
-    )
+    with signals_end_process() if ranks.size > 1 else nullcontext():  # both wait for other ranks
+        if is_sharded:
+            from haed.fsdp import ShardedModule, shard_blocks  # takes a second
+
+            mesh = shard_blocks(system, machine.device)
+        objective = make_objective(
+            system.to(machine.device),
+            replace(options.iem, cells=options.iem.choose_cells(distinct)),
+            iem_weight=limits.iem_weight,
+            decode_fraction=limits.decode_fraction,
+            pieces=options.batch.pieces,
+            ranks=ranks,
+            lexicon=known,
+        )
     if options.batch.pieces > 1:  # the first call imports PyTorch's compiler, a second or more that is no training
         objective.recompute(torch.clone, torch.zeros(()), use_reentrant=False)
     if is_sharded and options.compile and ranks.is_first:

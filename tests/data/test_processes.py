@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from data.processes import available_threads, process_pool
+from flows.artifacts import name_flows_in_logs
 from pipeline.console import prepare_logs
 
 _kept: list[object] = []
@@ -47,10 +48,15 @@ def _warn(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_worker_logs_is_as_printable_as_what_its_parent_logs(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("served", [False, True])
+def test_what_a_worker_logs_is_as_printable_as_what_its_parent_logs(
+    served: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     before, level = logging.getLogRecordFactory(), logging.getLogger("data").level
     try:
         prepare_logs()
+        if served:  # by Prefect
+            name_flows_in_logs()
         logging.getLogger("data").setLevel(logging.INFO)
         with process_pool(1) as pool:
             pool.submit(_warn, "a\x1b[31m of https://me:hunter2@host/x").result()
@@ -61,6 +67,25 @@ def test_what_a_worker_logs_is_as_printable_as_what_its_parent_logs(capfd: pytes
     assert "no file a\\x1b[31m" in said and "hunter2" not in said
 
 
+@pytest.mark.slow
+def test_a_log_record_of_ones_own_that_a_worker_cannot_have_is_left_out() -> None:
+    before = logging.getLogRecordFactory()
+    try:
+        for make in (lambda *values, **named: before(*values, **named), _Lost):
+            logging.setLogRecordFactory(make)
+            with process_pool(1) as pool:
+                assert pool.submit(abs, -1).result() == 1
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+class _Lost(logging.LogRecord):
+    """A record that is pickled by a name which a worker does not find."""
+
+    __module__ = "__main__"
+
+
+sys.modules["__main__"]._Lost = _Lost  # type: ignore[attr-defined]
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 V1 = {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"}
 GROUPS = {

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -132,6 +133,23 @@ def test_http_with_broken_connections(corpus: Corpus, server: str, tmp_path: Pat
     assert windows(remote, total, options=options(tmp_path, workers=workers)) == windows(corpus, total)
     assert Unreliable.served["broken"]
     assert list(remote.iterate_originals("train")) == list(corpus.iterate_originals("train"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_reads_on(corpus: Corpus, tmp_path: Path) -> None:
+    """As workers of torch's DataLoader are, on Linux."""
+    with serving(corpus.folder, Files) as address:
+        remote = Corpus.open(address, options(tmp_path))
+        remote.read(remote.shards_of("train")[0])
+        (wanted,) = [each.file for each in remote.shards_of("train")][1:2]
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            found = pool.apply(_read_shard, (remote, 1))
+    assert found == len(corpus.read(corpus.shards_of("train")[1])) > 0 and Files.served[wanted] == 1
+
+
+def _read_shard(remote: Corpus, number: int) -> int:
+    return len(remote.read(remote.shards_of("train")[number]))
 
 
 def test_redirects_are_followed(corpus: Corpus, tmp_path: Path) -> None:
@@ -388,7 +406,7 @@ class Forbidden(Exception):
         (Forbidden(code=401), PermissionError, "Forbidden no entry. .*GOOGLE_APPLICATION"),
         (OSError("Forbidden: b/o"), PermissionError, "OSError Forbidden: b/o. .*GOOGLE_APPLICATION"),
         (type("ProfileNotFound", (Exception,), {})("none"), PermissionError, "ProfileNotFound none. .*~/.aws"),
-        (ValueError("Invalid endpoint"), ValueError, "Invalid endpoint. Check AWS_ENDPOINT_URL"),
+        (ValueError("Invalid endpoint"), ValueError, "Invalid endpoint. Check the bucket, and AWS_ENDPOINT_URL"),
         (type("ClientConnectorCertificateError", (OSError,), {})("no"), OSError, "attempts: 1.*Set SSL_CERT_FILE"),
         (FileNotFoundError(), FileNotFoundError, "does not exist. Check the bucket and the path"),
     ],

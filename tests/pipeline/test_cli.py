@@ -296,8 +296,10 @@ def test_an_output_folder_that_cannot_be_written(
     assert main(["train", "--config", "quickstart", *tiny, f"runs_dir={tmp_path}/file/runs"]) == 1
     assert f"error: {tmp_path}/file is a file, not a folder" in capsys.readouterr().err
     assert main(["train", "--config", "quickstart", *tiny, "name=comparison", "train.steps=1"]) == 0
-    assert main(["compare", "comparison", f"runs_dir={tmp_path}/runs"]) == 2
+    words = ["compare", "comparison", f"runs_dir={tmp_path}/runs"]
+    assert main([*words, "--output", f"{tmp_path}/runs/comparison"]) == 2
     assert "comparison is a run. Name another folder" in capsys.readouterr().err
+    assert main(words) == 0 and f"{tmp_path}/runs/comparison-of-runs/comparison.html" in capsys.readouterr().out
 
 
 @pytest.mark.slow

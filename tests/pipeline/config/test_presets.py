@@ -256,7 +256,6 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
         ("model.decoder.kind=gru", r"model.decoder.kind=gru: expected one of lstm, transformer"),
         ("pretrain.decode_fraction=2", "pretrain.decode_fraction=2.*less than or equal to 1"),
         ("name=a/b", "name of a folder"),
-        ("name=comparison", "comparisons of runs are written into a folder of this name"),
         ("name=a\x1bb", r"a.x1bb.*control characters"),
         ("name=a\nb", "invisible characters are not allowed"),
         ("source.path=\udcff", "is not UTF-8"),

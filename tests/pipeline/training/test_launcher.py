@@ -117,6 +117,28 @@ def test_ranks_that_hang_end_with_a_signal_that_insists(together: Options) -> No
 
 
 @pytest.mark.nightly
+def test_a_rank_that_waits_for_a_slow_one_to_join_ends_with_a_signal(together: Options) -> None:
+    """It waits outside of Python, where no handler runs."""
+    late: list[psutil.Process] = []
+    began = 0.0
+
+    def stop() -> bool:
+        nonlocal began
+        ranks = {process.environ()["LOCAL_RANK"]: process for process in find_below("LOCAL_RANK")}
+        if not late and "1" in ranks:
+            ranks["1"].suspend()  # while it imports
+            late.append(ranks["1"])
+        if late and not began and ranks["0"].cpu_percent(1) < 2 and ranks["0"].cpu_times().user > 1:  # it waits
+            began = time.monotonic()
+            threading.Timer(1, late[0].resume).start()
+        return bool(began)
+
+    with pytest.raises(TrainingInterrupted):
+        stages.pretrain(together, stop)
+    assert not find_below("pretrain") and time.monotonic() - began < 30
+
+
+@pytest.mark.nightly
 def test_ctrl_c_says_if_the_ranks_could_save_nothing(together: Options, tmp_path: Path) -> None:
     together.pretrain.steps, together.checkpoint.every_steps = 100_000, None
     config = tmp_path / "options.yaml"
