@@ -73,8 +73,9 @@ def join_ranks() -> Iterator[Ranks]:
     _end_with_launcher()
     with signals_end_process():
         dist.init_process_group(choose_backends())
-        ranks = Ranks()
     try:
+        with signals_end_process():
+            ranks = Ranks()
         yield ranks
     except RuntimeError as error:
         if not _LOST_RANK.search(str(error)):
