@@ -50,12 +50,12 @@ def main(
             _write_error(typed, getattr(error, "message", str(error)), "UsageError", 2)
         raise
     except KeyboardInterrupt as error:
-        from pipeline.console import print_stderr
+        from pipeline.console import is_first_rank, print_stderr
 
         number = signal.SIGINT
         if isinstance(error, Interrupt):
             number, words = signal.Signals(error.number), error.words or words
-        if words and (_is_main_process() or not words.startswith("saved step")):
+        if words and (is_first_rank() or not words.startswith("saved step")):
             print_stderr(words)
         _write_error(typed, words or "stopped", number.name, 128 + number)
         return 128 + number
@@ -85,12 +85,14 @@ def _write_error(typed: list[str], message: str, kind: str, status: int) -> None
     """Write the error of a command with `--json` as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
     flags = (word.partition("=")[0] for word in words)  # argparse accepts abbreviations
-    if not any(flag[2:] and "--json".startswith(flag) for flag in flags) or not _is_main_process():
+    if not any(flag[2:] and "--json".startswith(flag) for flag in flags):
         return
     from contextlib import suppress
 
-    from pipeline.console import print_stdout
+    from pipeline.console import is_first_rank, print_stdout
 
+    if not is_first_rank():
+        return
     with suppress(OSError, ValueError):  # the error cannot be reported
         error = {"message": message, "type": kind, "exit": status}
         print_stdout(_as_json({"error": error}))
@@ -109,10 +111,10 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
     lines = console.StderrHandler()
     logging.getLogger().addHandler(lines)
     for room in ("pipeline", "data", "haed", "flows", "experiments"):
-        logging.getLogger(room).setLevel(logging.INFO if _is_main_process() else logging.WARNING)
+        logging.getLogger(room).setLevel(logging.INFO if console.is_first_rank() else logging.WARNING)
     try:
         result = arguments.execute(arguments)
-        if _is_main_process():
+        if console.is_first_rank():
             for block in result.raw:
                 console.print_stdout(block)
             if text := _as_json(result.value) if arguments.json else result.text:
@@ -160,11 +162,3 @@ def _name_plugin(error: BaseException) -> str:
                 if re.search(rf"\b{re.escape(entry.attr)}\b", str(error)):
                     unlike = f" (in {describe_entry(entry)}, {file})"
     return found or unlike
-
-
-def _is_main_process() -> bool:
-    """Return whether this process prints: under torchrun only the process of rank 0 does.
-
-    Without torchrun, a RANK in the environment is ignored.
-    """
-    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"

@@ -206,6 +206,20 @@ def warn_once(message: str) -> str:
     return message
 
 
+def is_first_rank() -> bool:
+    """Return whether this process prints: under torchrun only the process of rank 0 does.
+
+    Without torchrun, a RANK in the environment is ignored.
+    """
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
+def warn_on_first_rank(message: str, *values: object) -> None:
+    """Log a warning that every process of torchrun would log alike, on the first one."""
+    if is_first_rank():
+        log.warning(message, *values)
+
+
 def prepare_logs() -> None:
     """Make all log messages of this process printable and free of passwords, those of Prefect included."""
     logging.setLogRecordFactory(_PrintableLogRecord)

@@ -59,7 +59,7 @@ from pipeline.config.schema import (
     validate_options,
     warn_of_hidden_kinds,
 )
-from pipeline.console import make_printable
+from pipeline.console import make_printable, warn_on_first_rank
 
 log = logging.getLogger(__name__)
 # The first line of a file that `dump_options` wrote.
@@ -189,7 +189,7 @@ def load_options(
         for key in typed if is_complete else given:
             is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
             if is_chosen and applies_to(key, kind) and (choice := explain_no_effect(key, options)):
-                log.warning("%s has no effect with %s", key, choice)
+                warn_on_first_rank("%s has no effect with %s", key, choice)
     return options
 
 

@@ -19,6 +19,7 @@ from data.parts import Listener, Mapper, ShardingProgress, write_persistently
 from data.sources.source import SPLITS, make_source
 from data.urls import is_remote
 from pipeline.config import Options, diff_trees
+from pipeline.console import warn_on_first_rank
 from pipeline.run.metrics import StatusLine
 from pipeline.run.run_directory import RunFolder
 
@@ -239,7 +240,7 @@ def open_shards(options: Options) -> Corpus:
             )
         corpus = open_built_corpus(folder, options.chunker)
         if corpora.has_changed():
-            _warn_on_first_rank(
+            warn_on_first_rank(
                 "%s was changed or copied after %s was made from it. Run `haed shard` to check",
                 corpora.source_name,
                 folder,
@@ -260,24 +261,19 @@ def _find_run_corpus(options: Options) -> Corpus | None:
             return None
         corpus = run.open_corpus()
     except (OSError, ValueError) as error:
-        _warn_on_first_rank("%s", error)
+        warn_on_first_rank("%s", error)
         return None
     if options.source.kind != "shards":
         corpora = _find_corpora(options)
         last = corpora.find_last_corpus()
         if last is not None and last.name.rpartition("-")[2] != corpus.digest:
-            _warn_on_first_rank(
+            warn_on_first_rank(
                 "%s keeps its corpus %s. Use another name= to train on %s", run.path, corpus.location, last
             )
         elif corpora.has_changed():
-            _warn_on_first_rank("%s was changed or copied. %s keeps its corpus", corpora.source_name, run.path)
+            warn_on_first_rank("%s was changed or copied. %s keeps its corpus", corpora.source_name, run.path)
     log.info("corpus of %s: %s", run.path, corpus.location)
     return corpus
-
-
-def _warn_on_first_rank(*message: object) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first one speaks
-        log.warning(*message)
 
 
 def _check_chunker(corpus: Corpus, options: Options) -> None:
