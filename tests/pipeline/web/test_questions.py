@@ -4,6 +4,7 @@ import html
 import re
 import shutil
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -15,6 +16,7 @@ from pipeline.cli import main
 from pipeline.console import unescape_query
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.run_directory import RunFolder
+from pipeline.web import app
 from tests.pipeline.web.test_app import Site
 
 
@@ -163,6 +165,27 @@ def test_the_map_is_made_once_for_a_checkpoint(run: Path) -> None:
     Checkpoints(checkpoints).set_pointer("best", checkpoints / "step-00000002")
     site.get("/runs/run/map", 202)
     assert "finetune step 2" in wait_for_map(site) and site.warm.begun == 2
+
+
+def test_a_map_that_is_ready_while_a_request_looks_for_it_is_not_made_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, making = Site(run.parent), list[Future[Any]]()
+    start, listed = site.warm.start_work, app.list_served_files
+
+    def list_late(folder: RunFolder) -> Any:
+        found = list(listed(folder))  # without the map
+        making[0].result()
+        return found
+
+    monkeypatch.setattr(site.warm, "start_work", lambda *work: making.append(start(*work)) or making[-1])
+    site.get("/runs/run/map", 202)
+
+    monkeypatch.setattr(app, "list_served_files", list_late)
+    site.client.head("/runs/run/map")
+    monkeypatch.undo()
+    wait_for_map(site)
+    assert site.warm.begun == 1
 
 
 def test_a_map_that_fails_is_told_and_tried_again(run: Path) -> None:
