@@ -340,45 +340,51 @@ class _WrongContentError(OSError):
 
 
 def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
-    """Call a function, and retry it with growing pauses, up to `ATTEMPTS` times.
-
-    A missing file, denied access, an error of the disk and a final answer of the server (most 3xx and 4xx) are not
-    retried. S3 answers 400, without a reason, to credentials that are out of date or of another region.
-    """
+    """Call a function, and retry it with growing pauses, up to `ATTEMPTS` times, unless that would mend nothing."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return once()
-        except FileNotFoundError:
-            advice = "" if where.startswith(("http", "file:")) else ". Check the bucket and the path"
-            raise FileNotFoundError(f"{where} does not exist{advice}") from None
-        except (CorruptFileError, CorruptShardError):  # of file://, a pipe or a device
-            raise
         except Exception as error:  # each protocol has its own errors
-            status = _http_status(error)
-            if isinstance(error, OSError) and error.errno in _DISK_ERRORS and status is None:
+            final = _make_final_error(error, where, attempt)
+            if final is error:
                 raise
-            kind, is_s3 = type(error).__name__, where.startswith("s3:")
-            denied = status in ((400, 401, 403, 407) if is_s3 else (401, 403, 407))
-            denied = denied or isinstance(error, OSError) and str(error).startswith("Forbidden")  # of gcsfs
-            if denied or isinstance(error, PermissionError) or kind in _NO_KEYS:
-                raise PermissionError(f"{where} cannot be read: {_describe_error(error)}. {CREDENTIALS}") from None
-            if is_s3 and (isinstance(error, ValueError) or kind == "ParamValidationError"):
-                advice = "Check the bucket, and AWS_ENDPOINT_URL, which has the address of a server"
-                raise ValueError(f"{where} cannot be read: {_describe_error(error)}. {advice}") from None
-            if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
-                raise
-            refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
-            refused = refused or kind in _NO_ANSWERS + _NO_TRUST  # without a status
-            if attempt == ATTEMPTS or refused:
-                advice = ". Set SSL_CERT_FILE to the certificate of its authority" if kind in _NO_TRUST else ""
-                said = f"{_describe_error(error)}{advice}"
-                # Not `from error`: its own message has not been redacted.
-                raise OSError(f"{where} cannot be fetched (attempts: {attempt}): {said}") from None
-            pause = min(0.1 * 2**attempt, 10.0)
-            left = ATTEMPTS - attempt
+            if final is not None:  # not `from error`: its own message has not been redacted
+                raise final from None
+            pause, left = min(0.1 * 2**attempt, 10.0), ATTEMPTS - attempt
             log.info("%s: %s. Trying again in %.1f s (attempts left: %d)", where, _describe_error(error), pause, left)
             time.sleep(pause)
     raise AssertionError
+
+
+def _make_final_error(error: Exception, where: str, attempt: int) -> Exception | None:
+    """Return what to raise in place of an error if there is to be no further attempt, else None.
+
+    There is none after the last one, nor after an error that it would not mend: a missing file, denied access, an error
+    of the disk (raised as it is), a wrong environment, or a final answer of the server (most 3xx and 4xx). S3 answers
+    400, without a reason, to credentials that are out of date or of another region.
+    """
+    status, said = _http_status(error), _describe_error(error)
+    kind, scheme = type(error).__name__, where.partition(":")[0]
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{where} does not exist{'. Check the bucket and the path' * (scheme in _PACKAGES)}")
+    if isinstance(error, CorruptFileError | CorruptShardError):  # the former of file://, a pipe or a device
+        return error
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS and status is None:
+        return error
+    denied = status in (401, 403, 407) or status == 400 and scheme == "s3"
+    denied = denied or isinstance(error, OSError) and str(error).startswith("Forbidden")  # of gcsfs
+    if denied or isinstance(error, PermissionError) or kind in _NO_KEYS:
+        return PermissionError(f"{where} cannot be read: {said}. {CREDENTIALS}")
+    if scheme == "s3" and (isinstance(error, ValueError) or kind == "ParamValidationError"):
+        advice = "Check the bucket, and AWS_ENDPOINT_URL, which has the address of a server"
+        return ValueError(f"{where} cannot be read: {said}. {advice}")
+    if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
+        return error
+    refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
+    if attempt == ATTEMPTS or refused or kind in _NO_ANSWERS + _NO_TRUST:
+        advice = ". Set SSL_CERT_FILE to the certificate of its authority" if kind in _NO_TRUST else ""
+        return OSError(f"{where} cannot be fetched (attempts: {attempt}): {said}{advice}")
+    return None
 
 
 def _http_status(error: Exception) -> int | None:
