@@ -24,7 +24,6 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
@@ -35,7 +34,7 @@ from prefect.settings import (
 )
 from prefect.states import Crashed, Pending
 
-from flows.lifecycle import ASKS, SERVED_BY, TRAINS, bare_run_name, read_states, settle_flow_run
+from flows.lifecycle import ASKS, SERVED_BY, TRAINS, bare_run_name, read_flow_runs, read_states, settle_flow_run
 from pipeline.signals import (
     SAME_SECONDS,
     StopRequested,
@@ -168,11 +167,9 @@ class FlowDispatcher:
     def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
         """Log on the pages of waiting runs which runs have their places, whenever those change."""
         began = {id: each.began for id, each in self._running.items() if each.flow in names}
-        names_now = dict.fromkeys(began, "a deleted run")
-        for id in began:
-            with suppress(ObjectNotFound):
-                names_now[id] = bare_run_name(client.read_flow_run(id).name)  # a flow renames its run
-        behind = ", ".join(f"{names_now[id]} (since {each:%Y-%m-%d %H:%M})" for id, each in began.items())
+        found = read_flow_runs(client, began) if waiting else {}  # again each time: a flow renames its run
+        named = {id: bare_run_name(found[id].name) if id in found else "a deleted run" for id in began}
+        behind = ", ".join(f"{named[id]} (since {each:%Y-%m-%d %H:%M})" for id, each in began.items())
         for run in waiting:
             if self._told.get(run.id) != behind:
                 self._told[run.id] = behind

@@ -471,10 +471,15 @@ class FlowRunWatcher:
         return Pause(state=state) if paused else Abort(message)
 
 
-def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
+def read_flow_runs(client: SyncPrefectClient, ids: Iterable[UUID]) -> dict[UUID, FlowRun]:
+    """Return these runs by ID, without those that the server does not have."""
+    selected = FlowRunFilter(id=FlowRunFilterId(any_=list(ids)))
+    return {run.id: run for run in _read_all_flow_runs(client, flow_run_filter=selected)}
+
+
+def read_states(client: SyncPrefectClient, ids: Iterable[UUID]) -> dict[UUID, State]:
     """Return the states of these runs, without those that the server does not have."""
-    selected = FlowRunFilter(id=FlowRunFilterId(any_=list(runs)))
-    return {run.id: run.state for run in _read_all_flow_runs(client, flow_run_filter=selected) if run.state is not None}
+    return {id: run.state for id, run in read_flow_runs(client, ids).items() if run.state is not None}
 
 
 def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool = False) -> None:
