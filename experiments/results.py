@@ -26,7 +26,7 @@ from pipeline.run.metrics import read_metrics
 # With fewer than three seeds, differences below SEED_NOISE are not told apart, nor these shares of other metrics.
 NOISE, TIME_NOISE, COUNT_NOISE = 0.05, 0.1, 0.02
 # Bits that 3 % of the seconds are worth, the error of a clock: a doubling is worth 0.09 to 0.28 (56 to 200 s, WikiText-2).
-CLOCK_NOISE = 0.01
+CLOCK_NOISE = 0.01  # of a pair
 HARDLY_LEARNED = 6.4  # bits a token: four fifths of chance, above which the order of models says nothing
 _MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
 
@@ -177,7 +177,7 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     result = Result(
         name=experiment.name,
         folder=str(plan.folder),
-        verdicts=judge_claims(experiment if plan.seconds else replace(experiment, equal="steps"), rows),
+        verdicts=judge_claims(experiment, rows),
         notes=notes,
         rows=rows,
         command=plan.command,
@@ -273,6 +273,8 @@ def judge_claim(claim: Claim, experiment: Experiment, rows: Sequence[Row]) -> Ve
     if trained and all(map(_has_hardly_learned, trained)):
         limit = f"every model needs more than {HARDLY_LEARNED} bits of 8 by chance"
         return Verdict(sentence, "cannot tell at this size", [f"no model has learned much: {limit}"])
+    if experiment.equal == "seconds":
+        rows = [replace(row, spread=row.spread + CLOCK_NOISE / 2) for row in rows]
     by_name = {row.variant: row for row in rows}
     compared = [((first, other), name, relation) for relation, first, other in claim.list_pairs() for name in claim.by]
     bounded = {
@@ -280,11 +282,7 @@ def judge_claim(claim: Claim, experiment: Experiment, rows: Sequence[Row]) -> Ve
         for name in claim.below
     }
     number = len(compared) + sum(map(len, bounded.values()))
-    clock = CLOCK_NOISE if experiment.equal == "seconds" else 0.0
-    judged = [
-        _judge_pair(by_name, pair, name, claim, relation, number, clock * (name == "bits"))
-        for pair, name, relation in compared
-    ]
+    judged = [_judge_pair(by_name, pair, name, claim, relation, number) for pair, name, relation in compared]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
@@ -311,25 +309,18 @@ def _lacks(row: Row, name: str, experiment: Experiment) -> bool:
 
 
 def _judge_pair(
-    rows: Mapping[str, Row],
-    pair: tuple[str, str],
-    name: str,
-    claim: Claim,
-    relation: Relation,
-    number: int,
-    clock: float,
+    rows: Mapping[str, Row], pair: tuple[str, str], name: str, claim: Claim, relation: Relation, number: int
 ) -> tuple[int, str]:
     """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text. It is one of `number` comparisons.
 
     The first is to be lower than the second by the margin, or lower by at most the tolerance, or apart by at most that.
-    `clock` is the noise by the clock that limited both.
     """
     first, second = (rows[variant].find_metric(name) if variant in rows else None for variant in pair)
     if first is None or second is None:
         of_any = any(row.find_metric(name) is not None for row in rows.values())
         return 0, f"{pair[0]} or {pair[1]} is missing" if of_any else f"no model has {name}"
     lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-    judge = partial(_sign, metrics=[first, second], name=name, unit=unit, number=number, clock=clock)
+    judge = partial(_sign, metrics=[first, second], name=name, unit=unit, number=number)
     suffix = "" if claim.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
     if "bits" in name and all(_has_hardly_learned(rows[variant]) for variant in pair):
@@ -349,14 +340,14 @@ def _has_hardly_learned(row: Row) -> bool:
     return bits is not None and bits > HARDLY_LEARNED
 
 
-def _sign(lead: float, metrics: Sequence[Metric], name: str, unit: float, number: int, clock: float = 0.0) -> int:
+def _sign(lead: float, metrics: Sequence[Metric], name: str, unit: float, number: int) -> int:
     """Return 1 for, −1 against a claim, 0 if the difference is within noise.
 
-    The noise is the sum of the spreads and the clock's, and at least that of few seeds if there are fewer than three. A claim fails by
+    The noise is the sum of the spreads, and at least that of few seeds if there are fewer than three. A claim fails by
     the worst of its comparisons, and chance has as many trials. So what speaks against it is to exceed the noise times
     the cube root of their number: of equal models with three seeds, one claim in twenty does (simulated).
     """
-    noise = sum(each.spread for each in metrics) + clock
+    noise = sum(each.spread for each in metrics)
     if min(each.runs for each in metrics) < 3:
         noise = max(noise, SEED_NOISE if name == "bits" else _noise_share(name) * unit)
     return 1 if lead > noise else -1 if lead < -(number ** (1 / 3)) * noise else 0
