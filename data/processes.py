@@ -120,9 +120,7 @@ def _shut_down_pool(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
 
 
 def _initialise_worker(
-    initializer: Callable[..., None] | None,
-    arguments: tuple[Any, ...],
-    logs: tuple[bytes, int],
+    initializer: Callable[..., None] | None, arguments: tuple[Any, ...], logs: tuple[bytes, int]
 ) -> None:
     factory, level = logs
     if logging.getLogRecordFactory() is logging.LogRecord and not log.hasHandlers():  # else it was forked

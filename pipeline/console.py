@@ -160,8 +160,8 @@ _DISK_ADVICE = {
     ),
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
     errno.EROFS: (
-        "the disk is read-only. Choose another one: with runs_dir=, shards_dir= or loader.cache_dir=, with PREFECT_HOME in the environment "
-        "if this is a file of Prefect, with `--output` if it is a comparison"
+        "the disk is read-only. Choose another one: with runs_dir=, shards_dir= or loader.cache_dir=, with PREFECT_HOME "
+        "in the environment if this is a file of Prefect, with `--output` if it is a comparison"
     ),
 }
 _MEMORY_WORDS = (

@@ -433,14 +433,16 @@ class _Pages:
             raise ValueError("this run's model predicts tokens, so it has no map. Choose another page")
         digest = await run_in_threadpool(self._warm.present_digest, folder)
         making = self._maps.get(folder.path)
-        is_done = making is not None and making.done()  # asked first: a map that is ready afterwards is not made again
+        made = (
+            making if making is not None and making.done() else None
+        )  # first: one that is ready later is not made again
         there = [file.path for file in list_served_files(folder) if file.name == _MAP]
         if there and read_map_checkpoint(there[0]) == digest:
             return RedirectResponse(run_page_url(folder.path.name, f"files/{_MAP}"), 303)
-        if making is not None and is_done:
+        if made is not None:
             if request.method != "HEAD":  # by which the page asks whether it is made
                 del self._maps[folder.path]
-            making.result()
+            made.result()
             making = None
         if making is None:
             if os.path.islink(folder.path / ANALYSIS):
