@@ -316,8 +316,10 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
         'sample.prompts=["\\ud83d\\ude00", ' + "[" * 100_000,
         "batch.context=" + "{a: " * 30_000,
         "source.path='a': " + "[" * 100_000,
+        "source.path=${" + "[" * 100_000,
         "a." * 50_000 + "b=1",
     ],
+    ids=["list", "quoted list", "mappings", "list after a mapping", "pattern", "key"],
 )
 def test_no_override_ends_a_parser(override: str) -> None:
     with pytest.raises(ConfigError) as error:
