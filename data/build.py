@@ -268,13 +268,13 @@ def _explain_empty_splits(
             advice = "Raise source.offsets=" if options.offsets else "Lower source.valid_percent="
         return f"{where}: every document fell to valid or test, so nothing is left for training. {advice}"
     names = [name for files in train.values() for name in files["names"]]
-    found = some_of(names, sum(files["count"] for files in train.values())) or "it: the source listed no inputs"
+    inputs = some_of(names, sum(files["count"] for files in train.values())) or "it: the source listed no inputs"
     why = [f"{remark}: {number:,}" for remark, number in sorted(remarks.items())]
     if options.kind in ("jsonl", "datasets", "webdataset"):
         why.append(f"source.field={options.field}")
     return (
         f"{where} has no document{'' if len(empty) == len(SPLITS) else ' for training'}: none was found in "
-        f"{found}{' (' + '; '.join(why) + ')' if why else ''}"
+        f"{inputs}{' (' + '; '.join(why) + ')' if why else ''}"
     )
 
 
@@ -530,9 +530,9 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
     remove_folder(work.folder / "parts")
 
 
-def _move_shard(made: Path, path: Path) -> None:
+def _move_shard(shard: Path, path: Path) -> None:
     try:
-        os.replace(made, path)
+        os.replace(shard, path)
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder, where a shard belongs. Remove it") from None
 

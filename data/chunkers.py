@@ -120,13 +120,13 @@ class Chunker(ABC):
         Raises:
             ValueError: it is not what `split` promises, or the chunks joined are not the document.
         """
-        found = f"chunker.kind={self.name}: split returned {_describe(tokens)} and {_describe(lengths)}"
+        returned = f"chunker.kind={self.name}: split returned {_describe(tokens)} and {_describe(lengths)}"
         for values in (tokens, lengths):
             if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
-                raise ValueError(f"{found}, expected tokens (n,) and lengths (N,), both uint8")
+                raise ValueError(f"{returned}, expected tokens (n,) and lengths (N,), both uint8")
         if not lengths.all() or lengths.max(initial=0) > self.k or lengths.sum(dtype=int) != len(tokens):
             problem = f"lengths from {lengths.min(initial=255)} to {lengths.max(initial=0)} that sum to {lengths.sum(dtype=int):,}"
-            raise ValueError(f"{found}: {problem}, expected 1 to {self.k} and a sum of {len(tokens):,}")
+            raise ValueError(f"{returned}: {problem}, expected 1 to {self.k} and a sum of {len(tokens):,}")
         if self.join(tokens, lengths) != text:
             raise ValueError(f"chunker.kind={self.name}: the chunks of a document joined are not the document")
 

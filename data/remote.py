@@ -86,8 +86,8 @@ class ShardCache:
             )
         if not there:
             (self.folder / _MARK).write_bytes(_MARKED)
-        (made := self.folder / name).mkdir(parents=True, exist_ok=True)
-        return made
+        (folder := self.folder / name).mkdir(parents=True, exist_ok=True)
+        return folder
 
     def open_or_fill(self, sha256: str, size: int, fill: Callable[[IO[bytes]], None]) -> IO[bytes]:
         """Return the open file of that checksum. If it is missing, one of all processes and threads creates it first.
@@ -363,7 +363,7 @@ def _make_final_error(error: Exception, where: str, attempt: int) -> Exception |
     of the disk (raised as it is), a wrong environment, or a final answer of the server (most 3xx and 4xx). S3 answers
     400, without a reason, to credentials that are out of date or of another region.
     """
-    status, said = _http_status(error), _describe_error(error)
+    status, description = _http_status(error), _describe_error(error)
     kind, scheme = type(error).__name__, where.partition(":")[0]
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{where} does not exist{'. Check the bucket and the path' * (scheme in _PACKAGES)}")
@@ -374,16 +374,16 @@ def _make_final_error(error: Exception, where: str, attempt: int) -> Exception |
     denied = status in (401, 403, 407) or status == 400 and scheme == "s3"
     denied = denied or isinstance(error, OSError) and str(error).startswith("Forbidden")  # of gcsfs
     if denied or isinstance(error, PermissionError) or kind in _NO_KEYS:
-        return PermissionError(f"{where} cannot be read: {said}. {CREDENTIALS}")
+        return PermissionError(f"{where} cannot be read: {description}. {CREDENTIALS}")
     if scheme == "s3" and (isinstance(error, ValueError) or kind == "ParamValidationError"):
         advice = "Check the bucket, and AWS_ENDPOINT_URL, which has the address of a server"
-        return ValueError(f"{where} cannot be read: {said}. {advice}")
+        return ValueError(f"{where} cannot be read: {description}. {advice}")
     if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
         return error
     refused = status is not None and 300 <= status < 500 and status not in _TRANSIENT
     if attempt == ATTEMPTS or refused or kind in _NO_ANSWERS + _NO_TRUST:
         advice = ". Set SSL_CERT_FILE to the certificate of its authority" if kind in _NO_TRUST else ""
-        return OSError(f"{where} cannot be fetched (attempts: {attempt}): {said}{advice}")
+        return OSError(f"{where} cannot be fetched (attempts: {attempt}): {description}{advice}")
     return None
 
 
@@ -392,8 +392,8 @@ def _http_status(error: Exception) -> int | None:
     answer = getattr(error.__cause__, "response", None)
     behind = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
     if behind is None:  # one after the other: aiohttp warns of its `code`
-        found = (getattr(error, name, None) for name in ("status", "status_code", "code"))
-        behind = next((status for status in found if isinstance(status, int)), None)
+        codes = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+        behind = next((status for status in codes if isinstance(status, int)), None)
     return behind
 
 

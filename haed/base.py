@@ -476,8 +476,8 @@ def record_outputs(modules: "Mapping[Key, nn.Module]") -> "Iterator[dict[Key, Te
     """Record what modules return within the context: the output of each one's last call, by its key."""
     outputs: dict[Key, Tensor] = {}
 
-    def record(key: Key, module: nn.Module, given: object, found: Tensor) -> None:
-        outputs[key] = found
+    def record(key: Key, module: nn.Module, inputs: object, output: Tensor) -> None:
+        outputs[key] = output
 
     hooks = [module.register_forward_hook(partial(record, key)) for key, module in modules.items()]
     try:
@@ -513,12 +513,12 @@ def to_device(value: Value, device: torch.device) -> Value:
 
     Copies to a GPU are asynchronous.
     """
-    found: object = value
+    moved: object = value
     if isinstance(value, Tensor):
         away = device.type != "cpu" and value.device.type == "cpu"  # a copy to the CPU must wait for the values
-        found = (value.pin_memory() if away and device.type == "cuda" else value).to(device, non_blocking=away)
+        moved = (value.pin_memory() if away and device.type == "cuda" else value).to(device, non_blocking=away)
     elif isinstance(value, list | tuple):
-        found = type(value)(to_device(each, device) for each in value)
+        moved = type(value)(to_device(each, device) for each in value)
     elif is_dataclass(value) and not isinstance(value, type):
-        found = replace(value, **{each.name: to_device(getattr(value, each.name), device) for each in fields(value)})
-    return found  # type: ignore[return-value]
+        moved = replace(value, **{each.name: to_device(getattr(value, each.name), device) for each in fields(value)})
+    return moved  # type: ignore[return-value]

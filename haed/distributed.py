@@ -104,12 +104,12 @@ class Ranks:
         if self._cpu is None:
             return x, number
         source = dist.get_global_rank(self._cpu, by)
-        told = torch.tensor([len(x), number])
-        dist.broadcast(told, source, group=self._cpu)
-        size, number = told.tolist()
-        found = x.contiguous() if by == self.rank else x.new_empty(size, *x.shape[1:])
-        dist.broadcast(found, source, group=self._devices)
-        return found, number
+        header = torch.tensor([len(x), number])
+        dist.broadcast(header, source, group=self._cpu)
+        size, number = header.tolist()
+        received = x.contiguous() if by == self.rank else x.new_empty(size, *x.shape[1:])
+        dist.broadcast(received, source, group=self._devices)
+        return received, number
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Return the sum of each number over all ranks."""
@@ -280,8 +280,8 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     Raises:
         RuntimeError: they are of another model.
     """
-    own = module.state_dict()
-    module.load_state_dict({name: shard_like(value, own.get(name)) for name, value in weights.items()})
+    current = module.state_dict()
+    module.load_state_dict({name: shard_like(value, current.get(name)) for name, value in weights.items()})
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:

@@ -55,9 +55,9 @@ def make_system(options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> Se
     Raises:
         ValueError: the model's parts do not fit together.
     """
-    made = KINDS[options.kind].system(options, iem, cut)
-    made.kind = options.kind
-    return made
+    system = KINDS[options.kind].system(options, iem, cut)
+    system.kind = options.kind
+    return system
 
 
 def make_objective(
@@ -86,8 +86,8 @@ def make_objective(
     """
     if isinstance(system, HAED):
         return ChunkObjective(system, iem, iem_weight, decode_fraction, pieces, ranks, lexicon)
-    asked = {"iem_weight": iem_weight != 0, "decode_fraction": decode_fraction != 1, "batch.pieces": pieces != 1}
-    if wrong := [name for name, other in asked.items() if other]:
+    for_chunks = {"iem_weight": iem_weight != 0, "decode_fraction": decode_fraction != 1, "batch.pieces": pieces != 1}
+    if wrong := [name for name, other in for_chunks.items() if other]:
         raise ValueError(
             f"{', '.join(wrong)}: only models of chunks have a phase one and decode a share. Train a {type(system).__name__} "
             "with `haed train`, iem_weight=0, decode_fraction=1 and batch.pieces=1"

@@ -65,10 +65,10 @@ def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: 
     if system.known is None or system.mixture is None:
         return spelled[:, None]
     gate = system.mixture(prediction)[:, None]
-    summoned = system.known.score_queries(system.compute_query(prediction), system.mixture.prior).log_softmax(1)
+    known = system.known.score_queries(system.compute_query(prediction), system.mixture.prior).log_softmax(1)
     if n:
-        summoned[:, ~system.known.lexicon.prefix_mask(opened).to(system.device)] = -torch.inf
-    return torch.cat([F.logsigmoid(gate) + summoned, F.logsigmoid(-gate) + spelled[:, None]], 1)
+        known[:, ~system.known.lexicon.prefix_mask(opened).to(system.device)] = -torch.inf
+    return torch.cat([F.logsigmoid(gate) + known, F.logsigmoid(-gate) + spelled[:, None]], 1)
 
 
 @dataclass
@@ -107,9 +107,9 @@ class Outcomes:
 
     def share_of_parts(self, row: int) -> dict[str, float]:
         """Return by which parts the chunk of a row is drawn: probabilities that sum to one."""
-        found = {name: float(joint[rows == row].sum()) for name, rows, joint in self.ways}
-        total = sum(found.values()) or 1.0
-        return {name: value / total for name, value in found.items()}
+        joint_of_parts = {name: float(joint[rows == row].sum()) for name, rows, joint in self.ways}
+        total = sum(joint_of_parts.values()) or 1.0
+        return {name: value / total for name, value in joint_of_parts.items()}
 
 
 def _join_vocabularies(system: HAED) -> tuple[ChunkVocabulary, list[Tensor]]:
@@ -127,7 +127,7 @@ def _score_known(system: HAED, predictions: Tensor) -> Tensor | None:
 
 
 def _list_outcomes(
-    system: HAED, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor, summoned: Tensor | None
+    system: HAED, document: DocumentMemory, prediction: Tensor, before: Chunks, opened: Tensor, known: Tensor | None
 ) -> Outcomes:
     """Return the outcomes after what a document has; see `outcome_log_probs`.
 
@@ -137,27 +137,27 @@ def _list_outcomes(
         prediction: ŷ (W,).
         before: the chunk before, on the CPU, of length 0 for none.
         opened: (n,) tokens with which the chunk begins, on the CPU.
-        summoned: (C,) q of the known chunks, see `_score_known`.
+        known: (C,) q of the known chunks, see `_score_known`.
     """
     assert system.memory is not None
     vocabulary, sets = _join_vocabularies(system)
     rows = list(sets)
-    gate = None if system.mixture is None or summoned is None else system.mixture(prediction[None])[0]
+    gate = None if system.mixture is None or known is None else system.mixture(prediction[None])[0]
     weights, predictions = system.memory.predict_next(document, prediction, gate)
-    ways, own = [], 1
-    if summoned is not None:
-        ways.append(("known", rows.pop(0), weights[0] * summoned.double().cpu()))
-        own = 2
+    ways, first = [], 1
+    if known is not None:
+        ways.append(("known", rows.pop(0), weights[0] * known.double().cpu()))
+        first = 2
     listed = []
-    for part, prediction_of, weight in zip(document.parts, predictions, weights[own:], strict=True):
+    for part, prediction_of, weight in zip(document.parts, predictions, weights[first:], strict=True):
         places = rows.pop(0) if part.vocabulary is not None else None
         if prediction_of.present:
             chunks, probability = prediction_of.list_outcomes()
             listed.append((part.name, chunks, places, weight * probability))
-    found, others = _find_rows(vocabulary, [chunks for _, chunks, places, _ in listed if places is None])
+    rows_of_sets, others = _find_rows(vocabulary, [chunks for _, chunks, places, _ in listed if places is None])
     for name, _, places, probability in listed:
-        ways.append((name, next(found) if places is None else places, probability))
-    spelled = weights[own - 1].log()
+        ways.append((name, next(rows_of_sets) if places is None else places, probability))
+    spelled = weights[first - 1].log()
     if n := len(opened):
         begins = torch.cat([vocabulary.prefix_mask(opened), ChunkVocabulary(others).prefix_mask(opened)])
         ways = [(name, at, probability * begins[at]) for name, at, probability in ways]
@@ -218,14 +218,14 @@ def find_likeliest_chunks(
     if document is None:
         outcomes = _known_outcomes(system, prediction, before, opened)
     else:
-        summoned = _score_known(system, prediction)
-        known = None if summoned is None else summoned[0]
+        known_of_all = _score_known(system, prediction)
+        known = None if known_of_all is None else known_of_all[0]
         outcomes = _list_outcomes(system, document, prediction[0], before, opened, known)
     shares, whole = outcomes.log_prob, check_finite(outcomes.log_prob.logsumexp(0), "scores")
     beam, possible = max(2 * count, _BEAM), int(shares[:-1].isfinite().sum())
-    found = _beam_search(system, prediction, before, opened, beam, document)
+    likeliest = _beam_search(system, prediction, before, opened, beam, document)
     named = outcomes[mask_largest(shares[:-1], min(beam, possible)).nonzero().squeeze(1)]
-    every = Chunks.concatenate([found, named])
+    every = Chunks.concatenate([likeliest, named])
     chunks = find_distinct(every.tokens, every.lengths)
     size = len(chunks)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
@@ -476,8 +476,8 @@ class ChunkSampler(Sampler):
             self._draw_known(drawn, draw, opened)
         spelled = (drawn.lengths == 0).nonzero().squeeze(1)
         if len(spelled):
-            found = self._decode_chunks(spelled, draw, opened)
-            drawn.tokens[spelled], drawn.lengths[spelled] = found.tokens, found.lengths
+            decoded = self._decode_chunks(spelled, draw, opened)
+            drawn.tokens[spelled], drawn.lengths[spelled] = decoded.tokens, decoded.lengths
         for row, document in enumerate(self.documents):
             document.remember_chunks(self.prediction[row : row + 1], drawn[torch.tensor([row])])
         self._feed_chunks(drawn)
@@ -491,9 +491,9 @@ class ChunkSampler(Sampler):
         for some in torch.arange(self.samples).split(_AT_ONCE):
             scores = _score_known(self.system, self.prediction[some.to(self.device)])
             for number, row in enumerate(some.tolist()):
-                before, summoned = self.last[torch.tensor([row])], None if scores is None else scores[number]
+                before, known = self.last[torch.tensor([row])], None if scores is None else scores[number]
                 outcomes = _list_outcomes(
-                    self.system, self.documents[row], self.prediction[row], before, opened, summoned
+                    self.system, self.documents[row], self.prediction[row], before, opened, known
                 )
                 place = int(draw_outcomes(draw, outcomes.log_prob[None].float()))
                 if place >= 0:
@@ -504,7 +504,7 @@ class ChunkSampler(Sampler):
 
     def _draw_parts(self, drawn: Chunks, draw: Draw) -> None:
         """Draw a part for every sample, and a chunk of that part: the same distribution, without listing all outcomes."""
-        system, summoned = self.system, []
+        system, from_known = self.system, []
         assert system.memory is not None
         gates = None if system.known is None or system.mixture is None else system.mixture(self.prediction)
         for row, document in enumerate(self.documents):
@@ -516,8 +516,8 @@ class ChunkSampler(Sampler):
                 chunk = predictions[remembering].draw_outcome(draw.generator)
                 self._enter_chunks(drawn, torch.tensor([row]), chunk, name)
             elif name == "known":
-                summoned.append(row)
-        self._summon_chunks(drawn, torch.tensor(summoned), draw)
+                from_known.append(row)
+        self._draw_by_score(drawn, torch.tensor(from_known), draw)
 
     def _draw_known(self, drawn: Chunks, draw: Draw, opened: Tensor) -> None:
         """Draw for every sample of a model without memory a known chunk, or none where it is to be spelled."""
@@ -530,9 +530,9 @@ class ChunkSampler(Sampler):
         else:
             gate = system.mixture(self.prediction)
             whole = draw_whole(draw, F.logsigmoid(gate), F.logsigmoid(-gate))
-            self._summon_chunks(drawn, whole.nonzero().squeeze(1), draw)
+            self._draw_by_score(drawn, whole.nonzero().squeeze(1), draw)
 
-    def _summon_chunks(self, drawn: Chunks, samples: Tensor, draw: Draw) -> None:
+    def _draw_by_score(self, drawn: Chunks, samples: Tensor, draw: Draw) -> None:
         """Draw known chunks for some samples (n,) by the IEM score."""
         known, mixture = self.system.known, self.system.mixture
         if len(samples) and known is not None and mixture is not None:

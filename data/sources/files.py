@@ -129,10 +129,10 @@ def list_files(
         elif root.is_dir():
             inside, aside = dict[str, str](), LeftOut()
             if glob_parts is None:
-                found = _walk_files(str(root), patterns, follow_links, left_out)
+                names_and_paths = _walk_files(str(root), patterns, follow_links, left_out)
             else:
-                found = _walk_glob(str(root), glob_parts, patterns, follow_links, left_out)
-            for name, place in sorted(found):
+                names_and_paths = _walk_glob(str(root), glob_parts, patterns, follow_links, left_out)
+            for name, place in sorted(names_and_paths):
                 reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
                 if reason:
                     aside.setdefault(reason, []).append(name)
@@ -280,13 +280,13 @@ def _walk_glob(
 ) -> Iterator[tuple[str, str]]:
     """Yield the files of a glob that match a pattern; if the glob matches no file, those in the folders it matches."""
     walked, depth = LeftOut(), 0
-    found = list(_walk_files(root, [glob_parts], follow, walked))
-    if not found:
+    names_and_paths = list(_walk_files(root, [glob_parts], follow, walked))
+    if not names_and_paths:
         walked, depth = LeftOut(), len(glob_parts)
-        found = list(_walk_files(root, [[*glob_parts, *ANY.split("/")]], follow, walked))
+        names_and_paths = list(_walk_files(root, [[*glob_parts, *ANY.split("/")]], follow, walked))
     for reason, names in walked.items():
         left_out.setdefault(reason, []).extend(names)
-    yield from (each for each in found if _matches_any(each[0].split("/"), patterns, depth))
+    yield from (each for each in names_and_paths if _matches_any(each[0].split("/"), patterns, depth))
 
 
 def _matches_any(parts: list[str], patterns: list[list[str]], depth: int) -> bool:

@@ -273,10 +273,10 @@ class StdlibSource(TextSource):
         pattern = _MODULES if options.pattern == ANY else options.pattern
         hint = f"source.kind=stdlib reads {pattern} of it. For other texts add source.kind=text"
         try:
-            found = list_files(root, pattern, options.kind, options.follow_links, left_out)
+            listed = list_files(root, pattern, options.kind, options.follow_links, left_out)
         except ValueError as error:
             raise ValueError(f"{error}. {hint}") from error
-        files = [file for file in found if _is_module_of_library(file.name)]
+        files = [file for file in listed if _is_module_of_library(file.name)]
         if not files:
             raise ValueError(f"there are no Python sources in {root}. {hint}")
         for reason, names in left_out.items():

@@ -42,12 +42,12 @@ class Copied(Part):
 
     def score(self, states: Tensor, chunks: Chunks) -> PartScores:
         """See `Part.score`."""
-        found = [
+        blocks = [
             self._score_block(some, chunks[torch.arange(first, first + len(some))])
             for first, some in zip(range(0, len(states), _BLOCK), states.split(_BLOCK), strict=True)
         ]
         return PartScores(
-            *(torch.cat([getattr(each, name) for each in found]) for name in ("log_prob", "features", "present"))
+            *(torch.cat([getattr(each, name) for each in blocks]) for name in ("log_prob", "features", "present"))
         )
 
     def _score_block(self, states: Tensor, chunks: Chunks) -> PartScores:

@@ -231,15 +231,15 @@ class DocumentMemory:
             scores: the model's own parts.
         """
         there = torch.ones(len(chunks), dtype=torch.bool)
-        own = [scores.decoder_log_prob] if scores.known is None else [scores.known, scores.decoder_log_prob]
+        of_model = [scores.decoder_log_prob] if scores.known is None else [scores.known, scores.decoder_log_prob]
         gate = [] if scores.gate is None else [scores.gate[:, None]]
-        found = [part.score(scores.prediction, chunks) for part in self.parts]
+        scores_of_parts = [part.score(scores.prediction, chunks) for part in self.parts]
         features = [
             *(x.double().cpu() for x in (scores.prediction, *gate)),
-            *(each.features.double() for each in found),
+            *(each.features.double() for each in scores_of_parts),
         ]
-        present = [there] * len(own) + [each.present for each in found]
-        log_prob = [x.double().cpu() for x in (*own, *(each.log_prob for each in found))]
+        present = [there] * len(of_model) + [each.present for each in scores_of_parts]
+        log_prob = [x.double().cpu() for x in (*of_model, *(each.log_prob for each in scores_of_parts))]
         return ReadChunks(
             torch.cat(features, 1),
             torch.stack(present, 1),
@@ -317,11 +317,11 @@ class Memory:
             prediction: ŷ (W,) of the next place.
             gate_logit: logit () of the model's own gate there; None without known chunks.
         """
-        found = [part.predict_next(prediction) for part in document.parts]
+        predictions = [part.predict_next(prediction) for part in document.parts]
         gate = [] if gate_logit is None else [gate_logit.reshape(1)]
-        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in found)]
-        present = [True] * (1 + len(gate)) + [each.present for each in found]
-        return self.gate.weigh_parts(torch.cat(features)[None], torch.tensor([present]))[0].exp(), found
+        features = [*(x.double().cpu() for x in (prediction, *gate)), *(each.features.double() for each in predictions)]
+        present = [True] * (1 + len(gate)) + [each.present for each in predictions]
+        return self.gate.weigh_parts(torch.cat(features)[None], torch.tensor([present]))[0].exp(), predictions
 
     def score_chunks(self, document: DocumentMemory, chunks: Chunks, scores: MixtureScores) -> MemoryScores:
         """Score the next N chunks of a document, and remember them; see `DocumentMemory.read_chunks`."""

@@ -193,9 +193,9 @@ class VocabularyScorer:
         result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
         added, known = self.score_bias(prior), (rows >= 0).nonzero().squeeze(1)
         for some in known.split(_BLOCK.get(queries.device.type, _LARGE)[0]):
-            here, own = some.to(result.device), rows[some].to(result.device)
+            here, wanted_rows = some.to(result.device), rows[some].to(result.device)
             wide = queries[here].to(result.dtype)
-            wanted = (wide * self.keys[own].to(wide.dtype)).sum(1) + added[own]
+            wanted = (wide * self.keys[wanted_rows].to(wide.dtype)).sum(1) + added[wanted_rows]
             normaliser = torch.full_like(wanted, -torch.inf)
             for block in self._score_blocks(wide, added):
                 normaliser = torch.logaddexp(normaliser, block.logsumexp(1))
@@ -227,8 +227,8 @@ def target_log_prob(wanted: Tensor, normaliser: Tensor, correction: Tensor) -> T
         correction: (M,) amount that was subtracted from each target's score.
     """
     others = normaliser + torch.log1p(-(wanted - normaliser).exp().clamp(max=1))
-    own = wanted + correction.to(wanted.dtype)
-    return own - torch.logaddexp(others, own)
+    target = wanted + correction.to(wanted.dtype)
+    return target - torch.logaddexp(others, target)
 
 
 def select_decoded(

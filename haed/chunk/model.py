@@ -169,19 +169,19 @@ class HAED(SequenceModel):
         """Check the main model on vectors (2, T, E); see `_check_parts`."""
         name, context = type(self.main).__name__, grid.shape[1]
         starts = torch.zeros(grid.shape[:2], dtype=torch.bool, device=grid.device)
-        found = self.main(grid, starts)
-        if not isinstance(found, Tensor) or found.shape != (2, context, self.width):
+        predictions = self.main(grid, starts)
+        if not isinstance(predictions, Tensor) or predictions.shape != (2, context, self.width):
             expected = f"{(2, context, self.width)}: windows × chunks × model.main.width"
-            raise ValueError(f"{name} returned {describe_value(found)}, expected {expected}")
+            raise ValueError(f"{name} returned {describe_value(predictions)}, expected {expected}")
         for place in range(context):
             other = torch.cat([grid[:, :place], grid[:, place:] + 1], 1)
-            if not torch.allclose(found[:, : place + 1], self.main(other, starts)[:, : place + 1], *_CLOSE):
+            if not torch.allclose(predictions[:, : place + 1], self.main(other, starts)[:, : place + 1], *_CLOSE):
                 raise ValueError(f"{name}: a prediction depends on its own chunk or a later one")
-        if not torch.allclose(found[:1], self.main(grid[:1], starts[:1]), *_CLOSE):
+        if not torch.allclose(predictions[:1], self.main(grid[:1], starts[:1]), *_CLOSE):
             raise ValueError(f"{name}: a prediction depends on other windows. Is its batch the first dimension?")
         inputs, cache = torch.cat([self.main.start.expand(2, 1, -1), grid[:, :-1]], 1), self.main.create_cache()
         steps = [self.main.step(inputs[:, place : place + 1], cache) for place in range(context)]
-        if not torch.allclose(found, torch.cat(steps, 1), *_CLOSE):
+        if not torch.allclose(predictions, torch.cat(steps, 1), *_CLOSE):
             raise ValueError(
                 f"{name}: `step` with a cache predicts otherwise than `forward`, so samples would not follow the likelihood"
             )
@@ -191,21 +191,21 @@ class HAED(SequenceModel):
         name, before = type(self.decoder).__name__, chunks[torch.tensor([1, 2, 0])]
         before.tokens[2], before.lengths[2] = 0, 0
         packed = to_device(self.decoder.pack_chunks(chunks, before, self.cut.fixed), self.device)
-        found, expected = self.decoder(predictions, packed), (len(packed.targets), self.cut.vocabulary + 1)
-        if not isinstance(found, Tensor) or found.shape != expected:
+        logits, expected = self.decoder(predictions, packed), (len(packed.targets), self.cut.vocabulary + 1)
+        if not isinstance(logits, Tensor) or logits.shape != expected:
             raise ValueError(
-                f"{name} returned {describe_value(found)}, expected {expected}: decisions × (symbols, and the end of a chunk)"
+                f"{name} returned {describe_value(logits)}, expected {expected}: decisions × (symbols, and the end of a chunk)"
             )
         for number in range(3):
-            own, rows = packed.order[packed.chunk] == number, torch.tensor([number, number - 1])
+            mine, rows = packed.order[packed.chunk] == number, torch.tensor([number, number - 1])
             state = self.decoder.initial_state(predictions[rows], to_device(before[rows], self.device))
             steps = []
-            for place, symbol in enumerate(packed.inputs[own]):
+            for place, symbol in enumerate(packed.inputs[mine]):
                 if place == 1:
                     state.select_rows(torch.tensor([True, False], device=self.device))
                 steps.append(self.decoder.step(state, symbol.expand(1 if place else 2))[:1])
             together = torch.cat(steps)
-            if together.shape != found[own].shape or not torch.allclose(found[own], together, *_CLOSE):
+            if together.shape != logits[mine].shape or not torch.allclose(logits[mine], together, *_CLOSE):
                 raise ValueError(
                     f"{name}: `step` gives other logits than `forward`. Each decision may depend on earlier symbols of its "
                     "own chunk and on the chunk before, or samples would not follow the likelihood"
@@ -306,9 +306,9 @@ class HAED(SequenceModel):
         scores = self.score_decisions(prediction, packed)
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         place = torch.arange(len(packed.sizes)).repeat_interleave(sizes).to(self.device)
-        found = scores.new_zeros(len(prediction), self.cut.k + 1)
-        found[packed.order[packed.chunk], place] = scores
-        return found
+        log_probs = scores.new_zeros(len(prediction), self.cut.k + 1)
+        log_probs[packed.order[packed.chunk], place] = scores
+        return log_probs
 
     def _place_values(self, values: Tensor, which: Tensor) -> Tensor:
         """Return values (N, …) of some chunks of windows at their places (B, T, …), elsewhere 0."""
@@ -323,10 +323,10 @@ class HAED(SequenceModel):
         """Embed a vocabulary of at least one chunk, in evaluation mode; keys are rounded to `dtype` if given."""
         keys, biases = [], []
         for rows in torch.arange(len(lexicon)).split(_EMBEDDED):
-            found = self.encode(lexicon.chunks[rows])
-            key = self.compute_key(found.vector)
+            embedding = self.encode(lexicon.chunks[rows])
+            key = self.compute_key(embedding.vector)
             keys.append(key.to(dtype or key.dtype))
-            biases.append(found.bias.to(torch.promote_types(found.bias.dtype, torch.float32)))
+            biases.append(embedding.bias.to(torch.promote_types(embedding.bias.dtype, torch.float32)))
         return VocabularyScorer(lexicon, torch.cat(keys), torch.cat(biases))
 
     def extract_vectors(

@@ -280,14 +280,14 @@ class Recalled(Part):
     def score(self, states: Tensor, chunks: Chunks) -> PartScores:
         """See `Part.score`; `states` are not used."""
         recall, count = self.recall, len(chunks)
-        own = recall.find_ids(chunks)
+        new_ids = recall.find_ids(chunks)
         before = len(self.ids)
-        ids = torch.cat([self.ids, own])
+        ids = torch.cat([self.ids, new_ids])
         first, end = recall.find_contexts(ids, DEPTH + 1, before)
         here = slice(before, before + count)
-        known = own > 0
+        known = new_ids > 0
         probability = torch.zeros(count, dtype=torch.float64)
-        probability[known] = recall.counts[own[known] - 1].double() / max(1, int(recall.counts.sum()))
+        probability[known] = recall.counts[new_ids[known] - 1].double() / max(1, int(recall.counts.sum()))
         features = torch.zeros(count, self.features)
         for order, seen, totals, types in self._match_orders(first[here], end[here], features):
             after = seen + before + 1

@@ -242,8 +242,8 @@ class Candidates:
             return values.new_zeros(shape.numel()).index_copy(0, step.place, values).unflatten(0, shape)
 
         ahead = torch.zeros_like(correction).masked_fill(is_first & (holders[inverse] == 1), -torch.inf)
-        own = WindowAdjustment(grid(inverse), grid(correction), grid(ahead), step.place)
-        return CandidateSet(target, log_pi, own, correction)
+        adjustment = WindowAdjustment(grid(inverse), grid(correction), grid(ahead), step.place)
+        return CandidateSet(target, log_pi, adjustment, correction)
 
     def _merge_group_chunks(self, here: Distinct, holders: Tensor) -> tuple[Distinct, Tensor]:
         """Return the distinct chunks of a group, and the number of windows that have each.
@@ -290,9 +290,9 @@ class Candidates:
     def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
         """Count the chunks of the group whose turn it is, on all ranks; see `CountMin.update`."""
         assert self.counts is not None
-        own = torch.stack([keys, holders], 1)
-        told, counted = self._elsewhere.broadcast(own, windows, self.turns % self._elsewhere.size)
-        self._before = self.windows, self.turns, self.counts.update(*told.unbind(1))
+        counted_here = torch.stack([keys, holders], 1)
+        received, counted = self._elsewhere.broadcast(counted_here, windows, self.turns % self._elsewhere.size)
+        self._before = self.windows, self.turns, self.counts.update(*received.unbind(1))
         self.windows += counted
         self.turns += 1
 

@@ -262,16 +262,16 @@ class ChunkObjective(Objective):
         ]
         losses = StepOutput(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
         losses.figures["candidates"] = float(len(batch.candidates.chunks))
-        found, correction = None, batch.candidates.correction
+        result, correction = None, batch.candidates.correction
         if batch.candidates.adjustment is not None:
-            found = self._iem_loss(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
+            result = self._iem_loss(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
         if self.decode_fraction:
             scores = [
                 self._checkpointed(self.score_decisions, prediction, piece)
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
-            if found is not None and correction is not None and batch.log_counts is not None:
-                known = target_log_prob(found.wanted, found.normaliser, correction)
+            if result is not None and correction is not None and batch.log_counts is not None:
+                known = target_log_prob(result.wanted, result.normaliser, correction)
                 scores = self._mixture_loss(losses, batch, known, predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
@@ -331,19 +331,19 @@ class ChunkObjective(Objective):
         return mixed
 
     def _iem_loss(
-        self, losses: StepOutput, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool
+        self, losses: StepOutput, batch: ChunkBatch, candidates: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
         """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
-        adjustment, own, count = batch.candidates.adjustment, batch.candidates.own, len(batch.candidates.chunks)
+        adjustment, windows, count = batch.candidates.adjustment, batch.candidates.own, len(batch.candidates.chunks)
         assert adjustment is not None
         query = self.system.compute_query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)
-        bias = found.bias[:count].to(wide) - adjustment.to(wide)
+        bias = candidates.bias[:count].to(wide) - adjustment.to(wide)
         if batch.log_counts is not None and self.system.mixture is not None:
             bias = bias + self.system.mixture.prior * batch.log_counts.to(wide)
-        keys = self.system.compute_key(found.vector[:count]).to(query.dtype)
+        keys = self.system.compute_key(candidates.vector[:count]).to(query.dtype)
         target = torch.cat([piece.inverse for piece in batch.pieces])
-        changes = own.score_adjustments if own is not None else None
+        changes = windows.score_adjustments if windows is not None else None
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
         loss = weight * self.system.mark("loss", result.loss)
@@ -356,10 +356,10 @@ class ChunkObjective(Objective):
         for name, (term_weight, compute_term) in self.terms.items():
             term = torch.zeros_like(loss)  # of a rank without chunks, where a mean is 0 / 0
             if batch.targets:
-                value = compute_term(LossTermInputs(prediction, query, keys, found.vector[:count], target))
+                value = compute_term(LossTermInputs(prediction, query, keys, candidates.vector[:count], target))
                 if not isinstance(value, Tensor) or value.ndim or prediction.requires_grad > value.requires_grad:
-                    made = describe_value(value)
-                    raise ValueError(f"iem.terms: {name} returned {made}, expected a scalar tensor with a gradient")
+                    description = describe_value(value)
+                    raise ValueError(f"iem.terms: {name} returned {description}, expected a scalar tensor with a gradient")
                 term = weight * value
             losses.figures[f"iem_{name}"] = term
             losses.total = losses.total + self.iem_weight * term_weight * term
@@ -398,6 +398,6 @@ class ChunkObjective(Objective):
 
     def load_extra_state(self, state: dict[str, Tensor]) -> None:
         """See `Objective.load_extra_state`."""
-        found = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
-        if found and self.candidates is not None:
-            self.candidates.load_state_dict(found)
+        counts = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
+        if counts and self.candidates is not None:
+            self.candidates.load_state_dict(counts)

@@ -86,8 +86,8 @@ class _BlockwiseSoftmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         scale = grad / ctx.count
         return *(
-            torch.mul(found, scale, out=torch.empty_like(found, dtype=dtype))
-            for found, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            torch.mul(gradient, scale, out=torch.empty_like(gradient, dtype=dtype))
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ), *[None] * 4
 
 

@@ -82,10 +82,10 @@ class LSH(Attention):
         below = codes[..., :, None, each] - others[..., None, :, each]
         return (below >= 0) & (below < self.window)
 
-    def _masked_scores(self, q: Tensor, k: Tensor, seen: Tensor, own: int) -> Tensor:
-        """Return the scores (…, n, m), float32 or wider, of the pairs in `seen`; key i + `own` is query i itself."""
+    def _masked_scores(self, q: Tensor, k: Tensor, seen: Tensor, offset: int) -> Tensor:
+        """Return the scores (…, n, m), float32 or wider, of the pairs in `seen`; key i + `offset` is query i itself."""
         itself = torch.zeros(seen.shape[-2:], dtype=q.dtype, device=q.device)
-        itself.diagonal(own).fill_(_SELF)
+        itself.diagonal(offset).fill_(_SELF)
         scores = (q @ k.mT + itself).to(torch.promote_types(q.dtype, torch.float32))
         return scores.masked_fill(~seen, -torch.inf)
 
@@ -112,9 +112,9 @@ class LSH(Attention):
 
     def _attend_pairwise(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
         """Attend from the last positions of a sequence, comparing all pairs."""
-        codes, own = self._sort_positions(buckets)[1], k.shape[2] - q.shape[2]
-        seen = torch.stack([self._visible_mask(codes[:, :, own:], codes, each) for each in range(self.rounds)]).any(0)
-        shares = self._masked_scores(q, k, seen, own).softmax(-1).to(v.dtype)
+        codes, offset = self._sort_positions(buckets)[1], k.shape[2] - q.shape[2]
+        seen = torch.stack([self._visible_mask(codes[:, :, offset:], codes, each) for each in range(self.rounds)]).any(0)
+        shares = self._masked_scores(q, k, seen, offset).softmax(-1).to(v.dtype)
         return F.dropout(shares, self.dropout if self.training else 0.0) @ v
 
 

@@ -42,9 +42,9 @@ class SortedIntegers:
     @classmethod
     def from_values(cls, values: Tensor) -> "SortedIntegers":
         """Sort integers (N,)."""
-        found, order = values.sort(stable=True)
-        is_new = torch.ones_like(found, dtype=torch.bool)
-        torch.ne(found[1:], found[:-1], out=is_new[1:])
+        ascending, order = values.sort(stable=True)
+        is_new = torch.ones_like(ascending, dtype=torch.bool)
+        torch.ne(ascending[1:], ascending[:-1], out=is_new[1:])
         return cls(values, order, is_new, torch.empty_like(order).scatter_(0, order, is_new.cumsum(0) - 1))
 
     def count_values(self) -> Tensor:
@@ -70,10 +70,10 @@ class SparseLookup:
         """Return the look-up of row indices of any shape."""
         if torch.is_inference_mode_enabled():  # only a gradient needs them to be distinct
             return cls(rows.flatten(), torch.arange(rows.numel(), device=rows.device).view_as(rows))
-        found = SortedIntegers.from_values(rows.flatten())
-        count = int(found.count_values()) if rows.device.type == "cpu" else rows.numel()
-        distinct = rows.new_zeros(count).scatter_(0, found.inverse, found.values)
-        return cls(distinct, found.inverse.view_as(rows))
+        ascending = SortedIntegers.from_values(rows.flatten())
+        count = int(ascending.count_values()) if rows.device.type == "cpu" else rows.numel()
+        distinct = rows.new_zeros(count).scatter_(0, ascending.inverse, ascending.values)
+        return cls(distinct, ascending.inverse.view_as(rows))
 
     @property
     def row_indices(self) -> Tensor:
@@ -120,14 +120,14 @@ class Grams(nn.Module):
         The newest symbol is the last.
         """
         few = last.device.type == "cpu" and last.numel() <= _FEW
-        symbols, found = last.numpy() if few else last, []
+        symbols, rows_of_orders = last.numpy() if few else last, []
         for place, order in enumerate(self.orders):
             key = mix_columns(order, (symbols[..., column] for column in range(-order, 0)), _MIX)
-            found.append(key % self.rows + place * self.rows)
-        return SparseLookup.from_rows(torch.stack([torch.as_tensor(rows) for rows in found], -1))
+            rows_of_orders.append(key % self.rows + place * self.rows)
+        return SparseLookup.from_rows(torch.stack([torch.as_tensor(rows) for rows in rows_of_orders], -1))
 
     def forward(self, looked: SparseLookup) -> tuple[Tensor, Tensor]:
         """Return the terms for the layer (…, layer) and for the logits (…, symbols)."""
-        found = looked.embed_rows(self.table).sum(-2)
-        rows, places = found.flatten(0, -2), found.shape[:-1]
+        vectors = looked.embed_rows(self.table).sum(-2)
+        rows, places = vectors.flatten(0, -2), vectors.shape[:-1]
         return linear_rows(rows, self.layer).unflatten(0, places), linear_rows(rows, self.logits).unflatten(0, places)

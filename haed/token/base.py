@@ -208,9 +208,9 @@ class TokenModel(SequenceModel):
 
     def prepare_inputs(self, windows: TokenBatch) -> Tokens:
         """See `SequenceModel.prepare_inputs`."""
-        found = as_tokens(windows, self.cut, filled=self.is_compiled)
-        found.route, found.looked = self.route_symbols(found.symbols), self.look_up(found.symbols)
-        return found
+        laid = as_tokens(windows, self.cut, filled=self.is_compiled)
+        laid.route, laid.looked = self.route_symbols(laid.symbols), self.look_up(laid.symbols)
+        return laid
 
     def compile_training(self) -> bool:
         """Compile all but the look-up of n-grams, whose gradient is sparse; see `SequenceModel.compile_training`.
@@ -234,8 +234,8 @@ class TokenModel(SequenceModel):
     def _score_tokens(self, laid: Tokens, layer: Tensor | float, added: Tensor | float) -> Tensor:
         logits = self.output(self.hidden_states(laid.symbols, laid.route, layer)) + added
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
-        return found.unflatten(0, laid.targets.shape) * laid.real
+        log_probs = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
+        return log_probs.unflatten(0, laid.targets.shape) * laid.real
 
     def total_log_likelihood(self, laid: object) -> Tensor:
         """See `SequenceModel.total_log_likelihood`."""
@@ -246,8 +246,8 @@ class TokenModel(SequenceModel):
         """See `SequenceModel.decision_log_likelihood`; nothing is decided at the end of a chunk."""
         laid = to_device(self.prepare_inputs(to_device(windows, torch.device("cpu"))), self.device)
         scores, (chunks, k) = self.token_log_likelihood(laid), (windows.lengths.shape[1], self.cut.k)
-        found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
-        return found[:, :-1].unflatten(1, (chunks, k + 1))
+        log_probs = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
+        return log_probs[:, :-1].unflatten(1, (chunks, k + 1))
 
     def shape_key(self, laid: object) -> tuple[int, ...]:
         """See `SequenceModel.shape_key`."""
@@ -297,8 +297,8 @@ class Positions(nn.Module):
         if self.kind == "none":
             return x
         if self.table is not None:
-            if (asked := fed + x.shape[1]) > (known := self.table.num_embeddings):
-                raise ValueError(f"{asked} tokens exceed the {known} positions of this model. {SHORTER}")
+            if (needed := fed + x.shape[1]) > (known := self.table.num_embeddings):
+                raise ValueError(f"{needed} tokens exceed the {known} positions of this model. {SHORTER}")
             return x + self.table.weight[fed : fed + x.shape[1]]
         return x + sinusoidal_embedding(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
 
@@ -344,10 +344,10 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
         ValueError: it is not a hierarchy, does not nest, has no layers, or shortens by more than a window.
     """
     where = f"model.hourglass.hierarchy={text!r}"
-    found = split_entries(text)
-    if not found or not all(re.fullmatch(rf"{NUMBER}@[1-9][0-9]{{0,6}}", entry) for entry in found):
+    entries = split_entries(text)
+    if not entries or not all(re.fullmatch(rf"{NUMBER}@[1-9][0-9]{{0,6}}", entry) for entry in entries):
         raise ValueError(f"{where}: entries are layers@factor. Use something like 2@1 8@4 2@1")
-    layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in found), strict=True)
+    layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in entries), strict=True)
     if max(layers) > MOST:
         raise ValueError(f"{where}: a level has at most {MOST:,} layers")
     middle = len(factors) // 2
@@ -357,7 +357,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
             f"{where}: factors must rise to the middle and fall in the same steps. Use something like 2@1 8@4 2@1"
         )
     if down[0] != 1:
-        raise ValueError(f"{where}: the first factor must be 1. Use 0@1 {' '.join(found)} 0@1 for no layers there")
+        raise ValueError(f"{where}: the first factor must be 1. Use 0@1 {' '.join(entries)} 0@1 for no layers there")
     for fine, coarse in zip(down, down[1:], strict=False):
         if coarse % fine or coarse == fine:
             raise ValueError(
@@ -386,20 +386,20 @@ def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
     Raises:
         ValueError: the notation is invalid, a scale is there twice, or a number is 0 or too large.
     """
-    found: dict[int, str] = {}
-    given, example = f"{option}={notation!r}", f"Use something like {_EXAMPLES[what]}"
+    before_scale: dict[int, str] = {}
+    where, example = f"{option}={notation!r}", f"Use something like {_EXAMPLES[what]}"
     for part in (parts := split_entries(notation)):
         match = re.fullmatch(rf"({what})@([1-9][0-9]{{0,6}})", part)
         if match is None:
-            raise ValueError(f"{given}: {part!r} is not of the form WHAT@SCALE. {example}")
-        if int(match[2]) in found:
-            raise ValueError(f"{given}: scale {match[2]} is given twice. {example}")
+            raise ValueError(f"{where}: {part!r} is not of the form WHAT@SCALE. {example}")
+        if int(match[2]) in before_scale:
+            raise ValueError(f"{where}: scale {match[2]} is given twice. {example}")
         if what == NUMBER and not 1 <= int(match[1]) <= MOST:
-            raise ValueError(f"{given}: {part} must be from 1 to {MOST:,} at scale {match[2]}, or left out. {example}")
-        found[int(match[2])] = match[1]
+            raise ValueError(f"{where}: {part} must be from 1 to {MOST:,} at scale {match[2]}, or left out. {example}")
+        before_scale[int(match[2])] = match[1]
     if not parts:
-        raise ValueError(f"{given}: there is no scale. {example}")
-    return found
+        raise ValueError(f"{where}: there is no scale. {example}")
+    return before_scale
 
 
 def parse_nested_scales(
@@ -413,18 +413,18 @@ def parse_nested_scales(
         ValueError: as for `parsed`, or the scales do not nest, do not end with 1, or do not fit into a window of the
             corpus.
     """
-    found = parse_scales(notation, option, what)
-    scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
+    before_scale = parse_scales(notation, option, what)
+    scales, window, where = sorted(before_scale, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
     if to_tokens and scales[-1] != 1:
         raise ValueError(
-            f"{given}: the finest scale must be 1 (tokens). Add something like {_EXAMPLES[what].split()[-1]}"
+            f"{where}: the finest scale must be 1 (tokens). Add something like {_EXAMPLES[what].split()[-1]}"
         )
     for coarse, fine in itertools.pairwise(scales):
         if coarse % fine:
-            raise ValueError(f"{given}: {fine} does not divide {coarse}. Use scales that divide each other")
+            raise ValueError(f"{where}: {fine} does not divide {coarse}. Use scales that divide each other")
     if scales[0] > window:
         raise ValueError(
-            f"{given}: a window has {window} tokens (batch.context × chunker.k). Use scales up to that, "
+            f"{where}: a window has {window} tokens (batch.context × chunker.k). Use scales up to that, "
             "or longer windows"
         )
-    return {scale: found[scale] for scale in scales}
+    return {scale: before_scale[scale] for scale in scales}

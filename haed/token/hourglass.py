@@ -68,12 +68,12 @@ class Downsample(nn.Module):
         shifted = torch.cat([rest, x], 1)
         count = shifted.shape[1] // k
         groups, seam.rest = shifted[:, : count * k].unflatten(1, (count, k)), shifted[:, count * k :]
-        found = self.linear(groups.flatten(2)) if self.linear is not None else groups.mean(2)
+        pooled = self.linear(groups.flatten(2)) if self.linear is not None else groups.mean(2)
         if self.attention is None:
-            return found
+            return pooled
         done = (seam.fed + self.shift) // k
         ends = Grid((done + 1) * k - 1 - self.shift, k)  # the last position of each group
-        return self.attention(found, x, ends, Grid(seam.fed), seam.shorten)
+        return self.attention(pooled, x, ends, Grid(seam.fed), seam.shorten)
 
 
 class Upsample(nn.Module):

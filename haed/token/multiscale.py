@@ -47,10 +47,10 @@ class PendingTokens:
         Without `number`, return as many as are a multiple of `multiple`.
         """
         known = [each for each in (self.tensor, new) if each is not None]
-        found = known[0] if len(known) == 1 else torch.cat(known, 1)
-        number = found.shape[1] // multiple * multiple if number is None else number
-        self.tensor = found[:, number:]
-        return found[:, :number]
+        joined = known[0] if len(known) == 1 else torch.cat(known, 1)
+        number = joined.shape[1] // multiple * multiple if number is None else number
+        self.tensor = joined[:, number:]
+        return joined[:, :number]
 
 
 class Pool(nn.Module):
@@ -94,14 +94,14 @@ def divide_heads(notation: str, option: str, heads: int, scales: Iterable[int]) 
                 f"model.token.heads={heads}: each of the {len(ordered)} scales needs a head. Set at least {len(ordered)}"
             )
         return {scale: each + (place < rest) for place, scale in enumerate(ordered)}
-    found = {scale: int(number) for scale, number in parse_scales(notation, option, NUMBER).items()}
-    if sorted(found) != ordered or sum(found.values()) != heads:
+    heads_by_scale = {scale: int(number) for scale, number in parse_scales(notation, option, NUMBER).items()}
+    if sorted(heads_by_scale) != ordered or sum(heads_by_scale.values()) != heads:
         example = " ".join(f"{number}@{scale}" for scale, number in divide_heads("", option, heads, ordered).items())
         raise ValueError(
             f"{option}={notation!r}: expected heads at the scales {ordered}, {heads} in all (model.token.heads). "
             f"Use {example}"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(heads_by_scale.items()))
 
 
 @dataclass
@@ -152,13 +152,13 @@ class ScaledAttention(nn.Module):
         Tokens and groups follow those in the memory.
         """
         memory = memory or ScaledMemory([None] * len(self.scales), KeyValueCache())
-        found, queries = torch.zeros_like(x), Grid(memory.fed)
+        attended, queries = torch.zeros_like(x), Grid(memory.fed)
         for attention, scale, new, cache in zip(self.attentions, self.scales, groups, memory.caches, strict=True):
             assert isinstance(attention, Attention)
             keys = Grid(cache.seen * scale if cache is not None else 0, scale)
-            found = mark(f"scale_{scale}", found + attention.cross_attention(x, new, queries, keys, cache))
+            attended = mark(f"scale_{scale}", attended + attention.cross_attention(x, new, queries, keys, cache))
         memory.fed += x.shape[1]
-        return found
+        return attended
 
     def create_memory(self) -> ScaledMemory:
         """Return an empty memory."""
@@ -265,10 +265,10 @@ class TopDown(MultiScale):
 
     def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenModel.forward_body`."""
-        found, (*levels, tokens) = None, memory or [LevelMemory() for _ in (*self.scales, 1)]
+        coarser, (*levels, tokens) = None, memory or [LevelMemory() for _ in (*self.scales, 1)]
         for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
-            found = self.mark(f"scale_{scale}", level(x, found, kept))
-        return tokens.above.take_first(found, x.shape[1])
+            coarser = self.mark(f"scale_{scale}", level(x, coarser, kept))
+        return tokens.above.take_first(coarser, x.shape[1])
 
     def create_body_memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenModel.create_body_memory`."""
@@ -287,8 +287,8 @@ class Aggregation(nn.Module):
 
     def forward(self, x: Tensor, groups: list[Tensor], memory: ScaledMemory | None = None) -> Tensor:
         """Map tokens x (B, L, W), and the new groups (B, J, W) of each scale, to (B, L, W)."""
-        found = self.attention(self.norm(x), groups, memory)
-        return self.feed_forward(x + self.dropout(found), memory.layer if memory is not None else None)
+        attended = self.attention(self.norm(x), groups, memory)
+        return self.feed_forward(x + self.dropout(attended), memory.layer if memory is not None else None)
 
 
 @dataclass

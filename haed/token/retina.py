@@ -51,8 +51,8 @@ class RetinaLayer(nn.Module):
         seen = self.norm(x, cache)
         held = memory.held if memory is not None else [PendingTokens() for _ in self.pools]
         groups = (pool(seen, each) for pool, each in zip(self.pools, held, strict=True))  # each before its attention
-        found = self.attention(seen, groups, memory.attention if memory is not None else None, mark)
-        return self.feed_forward(x + self.dropout(found), cache)
+        attended = self.attention(seen, groups, memory.attention if memory is not None else None, mark)
+        return self.feed_forward(x + self.dropout(attended), cache)
 
     def create_memory(self) -> RetinaMemory:
         """Return an empty memory."""

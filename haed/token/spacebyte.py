@@ -61,15 +61,15 @@ def letter_mask(ranges: str, vocabulary: int) -> Tensor:
     Raises:
         ValueError: the ranges are not written like 48-57 65-90, or are beyond the vocabulary.
     """
-    found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are computed
+    is_letter = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are computed
     for part in ranges.split():
         match = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
         if match is None or not int(match[1]) <= int(match[2]) < vocabulary:
             raise ValueError(
                 f"model.spacebyte.letters={ranges!r}: expected ranges of tokens from 0 to {vocabulary - 1}, such as 1-1 5-9"
             )
-        found[int(match[1]) : int(match[2]) + 1] = True
-    return found
+        is_letter[int(match[1]) : int(match[2]) + 1] = True
+    return is_letter
 
 
 class SpaceByte(TokenModel):
@@ -119,15 +119,15 @@ class SpaceByte(TokenModel):
         assert route is not None
         x = self.mark("before", self.before(x, memory.before if memory is not None else None))
         index = route.places[:, :, None].expand(-1, -1, x.shape[2])
-        found = F.pad(x, (0, 0, 0, 1)).gather(1, index)  # zeros for padding
-        found = F.pad(found, (self.wider, 0))
+        words = F.pad(x, (0, 0, 0, 1)).gather(1, index)  # zeros for padding
+        words = F.pad(words, (self.wider, 0))
         if memory is None:
-            found = self.words(found)
+            words = self.words(words)
         else:
             for row, (count, cache) in enumerate(zip(route.counts, memory.words, strict=True)):
-                found[row, :count] = self.words(found[row : row + 1, :count], cache)
-        found = found[..., -x.shape[2] :].to(x.dtype)
-        x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
+                words[row, :count] = self.words(words[row : row + 1, :count], cache)
+        words = words[..., -x.shape[2] :].to(x.dtype)
+        x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, words)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
 
     def shape_key(self, laid: object) -> tuple[int, ...]:
