@@ -86,7 +86,7 @@ def main() -> None:
         os.chdir(folder)
         at_once = lambda frame: True  # noqa: E731
         count_files(["shard", "--config", "quickstart"], at_once, at_once)
-        found = {
+        files_of_steps = {
             "one training step": count_files(
                 ["pretrain", "--config", "quickstart", *SMALL],
                 NthCall(Trainer._take_next_step, 3),
@@ -97,11 +97,11 @@ def main() -> None:
             ),
         }
         count_files(["index", "quickstart", "index.max_chunks=2000"], at_once, at_once)
-        found["haed neighbours RUN to FAISS"] = count_files(
+        files_of_steps["haed neighbours RUN to FAISS"] = count_files(
             ["neighbours", "quickstart", "def ", "--min-count", "1"], at_once, calls_faiss
         )
         os.chdir("/")
-    for name, files in found.items():
+    for name, files in files_of_steps.items():
         print(f"{name}: {len(files)} files")
         if arguments.list:
             print("".join(f"    {file}\n" for file in files), end="")

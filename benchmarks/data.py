@@ -44,7 +44,7 @@ SAMPLE, FILE = 1 << 20, 16
 Arrays = dict[str, np.ndarray]
 
 
-class Ours:
+class HaedShards:
     """This project: shard files, and a corpus that checks them once. Its manifest is that of another corpus but for the shards."""
 
     name = "haed"
@@ -53,14 +53,14 @@ class Ours:
         self.manifest = manifest
 
     def write(self, samples: list[Arrays], folder: Path) -> None:
-        made = []
+        shards = []
         for number in range(0, len(samples), FILE):
             file = ShardFile(folder / f"train-{number:05d}.tar", "train")
             for sample in samples[number : number + FILE]:
                 chunks = np.array([len(sample["lengths"])])
                 file.write_sample(Sample(sample["tokens"], sample["lengths"], chunks, ["text"]), len(sample["tokens"]))
-            made.append(vars(file.close()))
-        write_json(folder / MANIFEST, self.manifest | {"shards": made})
+            shards.append(vars(file.close()))
+        write_json(folder / MANIFEST, self.manifest | {"shards": shards})
 
     def read(self, folder: Path, corpus: Corpus | None = None) -> Iterator[Arrays]:
         corpus = corpus or Corpus.open(folder)
@@ -101,13 +101,13 @@ class WebDataset:
         return next(islice(self.read(folder), position, None))
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def time_call(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
-def drain(stream: Iterator[Arrays]) -> int:
+def drain_stream(stream: Iterator[Arrays]) -> int:
     """Reads all, touching every byte; returns the number of tokens."""
     total = 0
     for sample in stream:
@@ -116,7 +116,7 @@ def drain(stream: Iterator[Arrays]) -> int:
     return total
 
 
-def secure(folder: Path) -> None:
+def sync_files(folder: Path) -> None:
     """What this project does for every file: its sha256, and to wait until it is on the disk."""
     for path in folder.iterdir():
         with open(path, "rb") as file:
@@ -124,7 +124,7 @@ def secure(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def table(title: str, figures: dict[str, dict[str, list[float]]], first: str) -> None:
+def print_table(title: str, figures: dict[str, dict[str, list[float]]], first: str) -> None:
     """Rows of figures, columns of libraries or settings; medians, and ratios to the first."""
     print(f"\n{title}")
     for row in figures[first]:
@@ -133,7 +133,7 @@ def table(title: str, figures: dict[str, dict[str, list[float]]], first: str) ->
         print(f"  {row:<26}" + "".join(f"{f'{name} {x:,.3g} ({x / base:.2f})':<28}" for name, x in cells))
 
 
-def sharding(texts: Path, place: Path, repeats: int) -> Corpus:
+def measure_sharding(texts: Path, place: Path, repeats: int) -> Corpus:
     figures: dict[str, dict[str, list[float]]] = {}
     source = SourceOptions(kind="text", path=str(texts))
     for _ in range(repeats):
@@ -144,18 +144,18 @@ def sharding(texts: Path, place: Path, repeats: int) -> Corpus:
             size = sum(each.source_bytes for each in corpus.shards) / 1e6
             mine = figures.setdefault(f"{workers} workers", {})
             mine.setdefault("MB/s sharded", []).append(size / (time.perf_counter() - began))
-    table(f"Sharding of {size:.0f} MB in {len(corpus.shards)} shards", figures, "1 workers")
+    print_table(f"Sharding of {size:.0f} MB in {len(corpus.shards)} shards", figures, "1 workers")
     return corpus
 
 
-def storage(corpus: Corpus, place: Path, repeats: int) -> None:
+def measure_storage(corpus: Corpus, place: Path, repeats: int) -> None:
     import webdataset  # noqa: F401 - not within the time of the first writing
 
     chunker = make_chunker(ChunkerOptions())
     text = b"".join(corpus.iterate_original_blocks("train"))
     cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]
     samples = [{"tokens": tokens, "lengths": lengths} for tokens, lengths in cut]
-    libraries: list[Any] = [Ours(corpus.manifest), WebDataset()]
+    libraries: list[Any] = [HaedShards(corpus.manifest), WebDataset()]
     figures: dict[str, dict[str, list[float]]] = {each.name: {} for each in libraries}
     position = int(0.9 * len(samples))
     for _ in range(repeats):
@@ -163,40 +163,40 @@ def storage(corpus: Corpus, place: Path, repeats: int) -> None:
             folder, mine = place / library.name, figures[library.name]
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            took = seconds(lambda library=library, folder=folder: library.write(samples, folder))
+            took = time_call(lambda library=library, folder=folder: library.write(samples, folder))
             mine.setdefault("MB/s written", []).append(len(text) / 1e6 / took)
-            took += 0 if library.name == "haed" else seconds(lambda folder=folder: secure(folder))
+            took += 0 if library.name == "haed" else time_call(lambda folder=folder: sync_files(folder))
             mine.setdefault("MB/s, summed and synced", []).append(len(text) / 1e6 / took)
         for library in libraries:
             folder, mine = place / library.name, figures[library.name]
             reopened = {"corpus": Corpus.open(folder)} if library.name == "haed" else {}
             for row in ("samples/s read", "samples/s read again"):
                 began = time.perf_counter()
-                assert drain(library.read(folder, **reopened)) == len(text)
+                assert drain_stream(library.read(folder, **reopened)) == len(text)
                 mine.setdefault(row, []).append(len(samples) / (time.perf_counter() - began))
         for library in libraries:
-            took = seconds(lambda library=library: library.resume(place / library.name, position))
+            took = time_call(lambda library=library: library.resume(place / library.name, position))
             figures[library.name].setdefault("ms to resume at 90 %", []).append(1e3 * took)
-    table(f"Storage of {len(samples)} samples", figures, "haed")
+    print_table(f"Storage of {len(samples)} samples", figures, "haed")
 
 
-def loader(corpus: Corpus, repeats: int) -> None:
+def measure_loader(corpus: Corpus, repeats: int) -> None:
     figures: dict[str, dict[str, list[float]]] = {}
     for _ in range(repeats):
         for share in (0.1, 0.5, 0.999):
 
             def first(share: float = share) -> Loader:
-                made = Loader(Corpus.open(corpus.folder), "train", context=128, sequences=4, seed=0)
-                made.load_state_dict({"epoch": 0, "windows": int(made.windows_per_epoch * share)})
-                next(iter(made))
-                return made
+                batches = Loader(Corpus.open(corpus.folder), "train", context=128, sequences=4, seed=0)
+                batches.load_state_dict({"epoch": 0, "windows": int(batches.windows_per_epoch * share)})
+                next(iter(batches))
+                return batches
 
             mine = figures.setdefault(f"at {100 * share:g} %", {})
-            mine.setdefault("ms to the first batch", []).append(1e3 * seconds(first))
-            made = first()
-            took = seconds(lambda made=made: [None for _ in islice(made, 2000)])
+            mine.setdefault("ms to the first batch", []).append(1e3 * time_call(first))
+            batches = first()
+            took = time_call(lambda batches=batches: [None for _ in islice(batches, 2000)])
             mine.setdefault("windows/s", []).append(8000 / took)
-    table("Loader, 4 windows of 128 chunks a batch", figures, "at 10 %")
+    print_table("Loader, 4 windows of 128 chunks a batch", figures, "at 10 %")
 
 
 def main() -> None:
@@ -205,9 +205,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=".") as place:
-        corpus = sharding(arguments.texts, Path(place), arguments.repeats)
-        loader(corpus, arguments.repeats)
-        storage(corpus, Path(place), arguments.repeats)
+        corpus = measure_sharding(arguments.texts, Path(place), arguments.repeats)
+        measure_loader(corpus, arguments.repeats)
+        measure_storage(corpus, Path(place), arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ SMALL = "precision=fp32 batch.sequences=4 batch.context=32 validation.windows=8 
 LIMITS = [f"{phase}.{limit}" for phase in ("pretrain", "finetune", "train") for limit in ("seconds=null", "steps=30")]
 
 
-def pictures(folder: Path) -> Path:
+def draw_pictures(folder: Path) -> Path:
     """450 pictures of coloured squares."""
     chance = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,13 +31,13 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
-def digest(file: Path) -> str:
+def digest_tensors(file: Path) -> str:
     """Of the names and values of the tensors."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     with safe_open(file, "pt") as tensors:
         for name in sorted(tensors.keys()):
-            found.update(name.encode() + tensors.get_tensor(name).numpy().tobytes())
-    return found.hexdigest()[:16]
+            checksum.update(name.encode() + tensors.get_tensor(name).numpy().tobytes())
+    return checksum.hexdigest()[:16]
 
 
 def main() -> None:
@@ -49,14 +49,14 @@ def main() -> None:
     out = arguments.out.resolve()
     text = ["source.kind=text", f"source.path={arguments.text.resolve()}"] if arguments.text else ["source.kind=stdlib"]
     drawn = [
-        f"source.path={pictures(out / 'pictures')}",
+        f"source.path={draw_pictures(out / 'pictures')}",
         "source.pattern=*.npz",
         "batch.context=256",
         "batch.sequences=2",
     ]
-    given = {"quickstart": text, "wikitext2": text, "paper-imagenet32": ["source.kind=images", *drawn]}
-    for preset, source in given.items():
-        asked = [
+    sources = {"quickstart": text, "wikitext2": text, "paper-imagenet32": ["source.kind=images", *drawn]}
+    for preset, source in sources.items():
+        common = [
             *SMALL,
             f"threads={arguments.threads}",
             *LIMITS,
@@ -67,12 +67,12 @@ def main() -> None:
         ]
         for stage in ("shard", "pretrain", "finetune", "train"):
             name = f"name={preset}-{stage}" if stage == "train" else f"name={preset}"
-            command = [sys.executable, "-m", "pipeline", stage, "--config", preset, *asked, name]
+            command = [sys.executable, "-m", "pipeline", stage, "--config", preset, *common, name]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"{' '.join(command)}\n{done.stderr}")
         for file in sorted(out.glob(f"runs/{preset}*/*/checkpoints/step-*/model.safetensors")):
-            print(digest(file), file.relative_to(out / "runs").parent, flush=True)
+            print(digest_tensors(file), file.relative_to(out / "runs").parent, flush=True)
 
 
 if __name__ == "__main__":

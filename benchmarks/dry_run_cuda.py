@@ -37,45 +37,58 @@ SMALL = [
 SIZES = ["model.main.layers=2", "model.main.width=320", "model.encoder.width=256"]
 
 
-def gpu(folder: Path) -> Path:
+def compile_stand_in(folder: Path) -> Path:
     """Compiles the runtime, as the library that torch would load for a driver."""
     import torch
 
     written = (ROOT / "benchmarks" / "no_gpu.c").read_text()
     libraries = [Path(torch.__file__).parent / "lib" / f"{name}.so" for name in LIBRARIES]
-    found = subprocess.run(["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True)
-    names = set(re.findall(r"\b(?:cuda|cublas|cu)[A-Z]\w+", found.stdout)) - {"cudaGetErrorName", "cudaGetErrorString"}
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True)
+    names = set(re.findall(r"\b(?:cuda|cublas|cu)[A-Z]\w+", symbols.stdout)) - {
+        "cudaGetErrorName",
+        "cudaGetErrorString",
+    }
     rest = [f"int {name}(void) {{ return 0; }}" for name in sorted(names) if not re.search(rf"\b{name}\b", written)]
-    source, made = folder / "rest.c", folder / "libcuda.so.1"
+    source, library = folder / "rest.c", folder / "libcuda.so.1"
     source.write_text("\n".join(rest))
     headers = Path(torch.__file__).parents[1] / "triton" / "backends" / "nvidia" / "include"
-    command: list[str | Path] = ["gcc", "-shared", "-fPIC", "-w", "-I", headers, "-Wl,-soname,libcuda.so.1", "-o", made]
+    command: list[str | Path] = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-I",
+        headers,
+        "-Wl,-soname,libcuda.so.1",
+        "-o",
+        library,
+    ]
     subprocess.run([*command, ROOT / "benchmarks" / "no_gpu.c", source], check=True)
-    return made
+    return library
 
 
-def steps(folder: Path) -> list[tuple[str, list[str]]]:
+def list_commands(folder: Path) -> list[tuple[str, list[str]]]:
     """Names and arguments of the commands, in order."""
     places = [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", "source.kind=text", f"source.path={ROOT}/haed"]
     places.append("source.pattern=**/*.py")
-    found = [("shard", ["shard", *places])]
+    commands = [("shard", ["shard", *places])]
     for name, model in MODELS.items():
         common = [*places, *SMALL, *SIZES, *model, f"name={name}"]
         for phase in ("pretrain", "finetune"):
-            found += [(name, [phase, *common, f"{phase}.steps={limit}"]) for limit in (12, 24)]  # and go on
-        found.append((name, ["train", *common, f"name={name}-train", "train.steps=12"]))
-        found += [(name, [stage, f"{folder}/runs/{name}"]) for stage in ("evaluate", "sample", "index")]
+            commands += [(name, [phase, *common, f"{phase}.steps={limit}"]) for limit in (12, 24)]  # and go on
+        commands.append((name, ["train", *common, f"name={name}-train", "train.steps=12"]))
+        commands += [(name, [stage, f"{folder}/runs/{name}"]) for stage in ("evaluate", "sample", "index")]
     for name in FAMILIES:
         common = ["--config", name, *places, *SMALL, f"name={name}"]
-        found.append((name, ["shard", *common]))
-        found += [(name, ["train", *common, f"train.steps={limit}"]) for limit in (12, 24)]
-        found += [(name, [stage, f"{folder}/runs/{name}"]) for stage in ("evaluate", "sample")]
+        commands.append((name, ["shard", *common]))
+        commands += [(name, ["train", *common, f"train.steps={limit}"]) for limit in (12, 24)]
+        commands += [(name, [stage, f"{folder}/runs/{name}"]) for stage in ("evaluate", "sample")]
     two = [*places, *SMALL, *SIZES, "device=cpu", "name=two", "launcher.processes=2", "train.steps=4"]
-    found.append(("ranks", ["train", *two]))  # on the CPU of a machine with a GPU
-    return [*found, ("types", ["pytest", "tests/haed/iem/test_precision.py"])]
+    commands.append(("ranks", ["train", *two]))  # on the CPU of a machine with a GPU
+    return [*commands, ("types", ["pytest", "tests/haed/iem/test_precision.py"])]
 
 
-def inside(arguments: list[str]) -> int:
+def run_inside(arguments: list[str]) -> int:
     """A command, in the process that has the GPU."""
     import torch
 
@@ -113,25 +126,29 @@ def inside(arguments: list[str]) -> int:
     return main(arguments)
 
 
-def dry_run(chosen: list[str]) -> int:
+def run_commands(chosen: list[str]) -> int:
     """All steps; the number of those that failed."""
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        environment = os.environ | {"LD_PRELOAD": str(gpu(folder)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "LD_PRELOAD": str(compile_stand_in(folder)),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         environment["PYTHONFAULTHANDLER"] = "1"
-        for title, arguments in steps(folder):
+        for title, arguments in list_commands(folder):
             if chosen and title not in ["shard", *chosen]:
                 continue
-            own = ["-m", *arguments] if title == "types" else [__file__, "--inside", *arguments, "--debug"]
-            command = [sys.executable, *own]
+            words = ["-m", *arguments] if title == "types" else [__file__, "--inside", *arguments, "--debug"]
+            command = [sys.executable, *words]
             ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-            said = [line for line in ended.stderr.splitlines() if line.strip()]
+            lines = [line for line in ended.stderr.splitlines() if line.strip()]
             how = f"FAILED ({ended.returncode})" if ended.returncode else "ok"
             print(f"{how:<12} {title}: {arguments[0]} {arguments[-1]}", flush=True)
             if ended.returncode:
                 failed += 1
-                print("\n".join(f"    {line}" for line in said[-20:]), flush=True)
+                print("\n".join(f"    {line}" for line in lines[-20:]), flush=True)
     return failed
 
 
@@ -140,7 +157,7 @@ def main() -> int:
     parser.add_argument("steps", metavar="STEP", nargs="*", help="lstm, transformer, paper, a preset, ranks or types")
     parser.add_argument("--inside", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    return inside(arguments.inside) if arguments.inside else dry_run(arguments.steps) > 0
+    return run_inside(arguments.inside) if arguments.inside else run_commands(arguments.steps) > 0
 
 
 if __name__ == "__main__":

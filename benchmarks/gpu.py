@@ -236,10 +236,10 @@ class Bench:
                 flops = (trainer.position.flops - before) / steps
             peak_bytes = peak.bytes()
             batches, prepared = [], []
-            made = trainer.prepare_batches()
+            prepared_batches = trainer.prepare_batches()
             for _ in range(8):
                 began = time.perf_counter()
-                batches.append(next(made))
+                batches.append(next(prepared_batches))
                 wait_for_device()
                 prepared.append(time.perf_counter() - began)
             queue, alone = [], []
@@ -274,7 +274,7 @@ class Bench:
                 if card in name:
                     result["share_of_peak"] = flops / step / peaks[precision]
                     result["share_of_peak_alone"] = flops / statistics.median(alone) / peaks[precision]
-            del batches, batch, made
+            del batches, batch, prepared_batches
         return result
 
     def profile_step(self, preset: str, phase: str) -> Result:
@@ -351,7 +351,9 @@ class Bench:
         target = torch.arange(size, device=device)
         losses: dict[str, Callable[..., torch.Tensor]] = {
             "blocks": lambda *inputs: blockwise_cross_entropy(*inputs).loss,
-            "formula": lambda queries, keys, bias, own: F.cross_entropy((queries @ keys.t()).float() + bias, own),
+            "formula": lambda queries, keys, bias, targets: F.cross_entropy(
+                (queries @ keys.t()).float() + bias, targets
+            ),
         }
         result: Result = {}
         for name, loss in list(losses.items())[: 2 if size < SIZES[device.type][-1] else 1]:

@@ -31,7 +31,7 @@ SHARE = 0.5  # length of the noise, of that of a vector
 Search = Callable[[np.ndarray, int], np.ndarray]
 
 
-def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
+def draw_vectors(number: int, run: Path | None, seed: int) -> np.ndarray:
     """Unit vectors (n, 256) float32, see above; the same base for every seed."""
     chance, fixed = np.random.default_rng(seed), np.random.default_rng(0)
     if run is not None:
@@ -42,16 +42,16 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
     else:
         base = fixed.normal(size=(20_000, 32)) @ fixed.normal(size=(32, WIDTH))
         base = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32)
-    found = np.empty((number, base.shape[1]), np.float32)
+    vectors = np.empty((number, base.shape[1]), np.float32)
     for begin in range(0, number, PART):
         size = min(PART, number - begin)
         rows = base[(len(base) * chance.random(size) ** 2).astype(int)]  # clusters of different sizes
         noise = chance.normal(size=rows.shape).astype(np.float32) * SHARE / rows.shape[1] ** 0.5
-        found[begin : begin + size] = (rows + noise) / np.linalg.norm(rows + noise, axis=1, keepdims=True)
-    return found
+        vectors[begin : begin + size] = (rows + noise) / np.linalg.norm(rows + noise, axis=1, keepdims=True)
+    return vectors
 
 
-def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
+def build_auto_index(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from pipeline.config import IndexOptions
@@ -60,7 +60,7 @@ def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     return asdict(choose_index(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))
 
 
-def of_hnswlib(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
+def build_hnswlib(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     import hnswlib
 
     index = hnswlib.Index("cosine", vectors.shape[1])
@@ -72,7 +72,7 @@ def of_hnswlib(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]
     return {}
 
 
-def of_usearch(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
+def build_usearch(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     from usearch.index import Index
 
     index = Index(ndim=vectors.shape[1], metric="cos", dtype="i8", connectivity=32, expansion_add=40)
@@ -83,41 +83,41 @@ def of_usearch(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]
     return {}
 
 
-BUILDS = {"haed auto": ours, "hnswlib": of_hnswlib, "usearch i8": of_usearch}
+BUILDS = {"haed auto": build_auto_index, "hnswlib": build_hnswlib, "usearch i8": build_usearch}
 
 
-def built(name: str, place: str, number: int, width: int, threads: int) -> dict[str, Any]:
+def build_in_process(name: str, place: str, number: int, width: int, threads: int) -> dict[str, Any]:
     """In a process of its own: builds, and returns seconds, the peak of its memory in GB, and what was found."""
     import faiss  # noqa: F401
 
     vectors = np.memmap(f"{place}/vectors", np.float32, "r", shape=(number, width)).view(np.ndarray)
-    before, began = anonymous(), time.perf_counter()
-    found = BUILDS[name](vectors, Path(place), threads)
+    before, began = read_anonymous_memory(), time.perf_counter()
+    index = BUILDS[name](vectors, Path(place), threads)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "peak": peak / 1e9, "anonymous": (anonymous() - before) / 1e9} | found
+    return {"seconds": seconds, "peak": peak / 1e9, "anonymous": (read_anonymous_memory() - before) / 1e9} | index
 
 
-def anonymous() -> float:
+def read_anonymous_memory() -> float:
     """Bytes of this process that are in memory and not of a file."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * float(lines["RssAnon"].split()[0])
 
 
-def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]]) -> dict[str, dict[int, Search]]:
+def open_searches(place: Path, vectors: np.ndarray, builds: dict[str, dict[str, Any]]) -> dict[str, dict[int, Search]]:
     """For each name and effort a search, a query (1, E) to rows (10,)."""
     import faiss
 
     from pipeline.run.index.faiss_search import Vectors, open_candidate
 
     exact = Vectors(vectors, "cosine")
-    made: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.find_nearest(q, n)[1][0]}}
+    searches_by_effort: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.find_nearest(q, n)[1][0]}}
     faiss.omp_set_num_threads(1)
-    own = found["haed auto"]
-    index = open_candidate(place / "search.faiss", vectors, "cosine", own["kind"])
-    efforts = [point["effort"] for point in own["curve"]]
-    made["haed auto"] = {e: lambda q, n, e=e: index.find_nearest(q, n, effort=e)[1][0] for e in efforts}
-    if "hnswlib" in found:
+    ours = builds["haed auto"]
+    index = open_candidate(place / "search.faiss", vectors, "cosine", ours["kind"])
+    efforts = [point["effort"] for point in ours["curve"]]
+    searches_by_effort["haed auto"] = {e: lambda q, n, e=e: index.find_nearest(q, n, effort=e)[1][0] for e in efforts}
+    if "hnswlib" in builds:
         import hnswlib
 
         theirs = hnswlib.Index("cosine", vectors.shape[1])
@@ -128,8 +128,8 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
             theirs.set_ef(effort)
             return theirs.knn_query(query, count)[0][0]
 
-        made["hnswlib"] = {e: lambda q, n, e=e: ask(q, n, e) for e in (16, 32, 48, 64, 96, 128, 256)}
-    if "usearch i8" in found:
+        searches_by_effort["hnswlib"] = {e: lambda q, n, e=e: ask(q, n, e) for e in (16, 32, 48, 64, 96, 128, 256)}
+    if "usearch i8" in builds:
         from usearch.index import Index
 
         other = Index.restore(str(place / "usearch"))
@@ -139,13 +139,19 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
             other.expansion_search = effort
             return other.search(query[0], count, threads=1).keys
 
-        made["usearch i8"] = {e: lambda q, n, e=e: ask_usearch(q, n, e) for e in (16, 32, 64, 128, 256, 512)}
-    return made
+        searches_by_effort["usearch i8"] = {
+            e: lambda q, n, e=e: ask_usearch(q, n, e) for e in (16, 32, 64, 128, 256, 512)
+        }
+    return searches_by_effort
 
 
-def measured(made: dict[str, dict[int, Search]], vectors: np.ndarray, queries: np.ndarray) -> list[dict[str, Any]]:
+def measure_searches(
+    searches_by_effort: dict[str, dict[int, Search]], vectors: np.ndarray, queries: np.ndarray
+) -> list[dict[str, Any]]:
     """Recall@10 by exact scores, and milliseconds, of each search; they take turns, query by query."""
-    every = [(name, effort, search) for name, efforts in made.items() for effort, search in efforts.items()]
+    every = [
+        (name, effort, search) for name, efforts in searches_by_effort.items() for effort, search in efforts.items()
+    ]
     times, recalls = ({each[:2]: list[float]() for each in every} for _ in range(2))
     for query in queries:
         truth = None
@@ -173,21 +179,23 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a run with an index of chunks, whose embeddings the vectors are like")
     parser.add_argument("--output", type=Path, help="a folder for vectors and indexes (default: a temporary one)")
     parser.add_argument("--only", nargs="+", choices=list(BUILDS), default=list(BUILDS))
-    given = parser.parse_args()
-    place = given.output or Path(tempfile.mkdtemp(prefix="probe-"))
+    arguments = parser.parse_args()
+    place = arguments.output or Path(tempfile.mkdtemp(prefix="probe-"))
     place.mkdir(parents=True, exist_ok=True)
-    vectors = drawn(given.vectors, given.run, 1)
+    vectors = draw_vectors(arguments.vectors, arguments.run, 1)
     vectors.tofile(place / "vectors")
-    queries, shape = drawn(given.queries, given.run, 2), vectors.shape
+    queries, shape = draw_vectors(arguments.queries, arguments.run, 2), vectors.shape
     del vectors
     print(
-        f"{shape[0]:,} vectors of width {shape[1]}, like {given.run or 'mixtures of clusters'}; {len(queries)} queries"
+        f"{shape[0]:,} vectors of width {shape[1]}, like {arguments.run or 'mixtures of clusters'}; {len(queries)} queries"
     )
-    found: dict[str, dict[str, Any]] = {}
-    for name in given.only:
+    builds: dict[str, dict[str, Any]] = {}
+    for name in arguments.only:
         try:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                of = found[name] = pool.submit(built, name, str(place), shape[0], shape[1], given.threads).result()
+                of = builds[name] = pool.submit(
+                    build_in_process, name, str(place), shape[0], shape[1], arguments.threads
+                ).result()
         except (ImportError, BrokenProcessPool) as error:
             print(f"{name}: not measured ({error})")
             continue
@@ -196,7 +204,7 @@ def main() -> None:
             flush=True,
         )
     vectors = np.memmap(place / "vectors", np.float32, "r", shape=shape).view(np.ndarray)
-    rows = measured(searches(place, vectors, found), vectors, queries)
+    rows = measure_searches(open_searches(place, vectors, builds), vectors, queries)
     print("| search | effort | recall@10 | p50, ms | p99, ms |\n|---|---|---|---|---|")
     for row in rows:
         print(f"| {row['name']} | {row['effort']} | {row['recall']:.4f} | {row['p50']:.3f} | {row['p99']:.3f} |")

@@ -52,7 +52,7 @@ CORPORA: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def originals(name: str, folder: Path) -> Iterator[bytes]:
+def read_originals(name: str, folder: Path) -> Iterator[bytes]:
     """The documents' bytes in any order, or whole texts in the order of the splits."""
     if name.startswith(("wikitext", "wikipedia", "enwik8", "tiny-shakespeare")):
         order = {"train": 0, "valid": 1, "test": 2}
@@ -78,16 +78,16 @@ def originals(name: str, folder: Path) -> Iterator[bytes]:
                         yield Image.open(content).convert("RGB").tobytes()
 
 
-def same(name: str, folder: Path, corpus: Corpus) -> bool:
+def has_same_documents(name: str, folder: Path, corpus: Corpus) -> bool:
     """Texts are compared as they stand, pictures and recordings as multisets of documents."""
-    made = (document for split in ("train", "valid", "test") for document in corpus.iterate_originals(split))
+    documents = (document for split in ("train", "valid", "test") for document in corpus.iterate_originals(split))
     if name.startswith(("wikitext", "wikipedia", "enwik8", "tiny-shakespeare")):
         sums = hashlib.sha256(), hashlib.sha256()
-        for stream, total in zip((originals(name, folder), made), sums, strict=True):
+        for stream, total in zip((read_originals(name, folder), documents), sums, strict=True):
             for content in stream:
                 total.update(content)
         return sums[0].digest() == sums[1].digest()
-    return sorted(map(hash, originals(name, folder))) == sorted(map(hash, made))
+    return sorted(map(hash, read_originals(name, folder))) == sorted(map(hash, documents))
 
 
 def main() -> int:
@@ -109,17 +109,17 @@ def main() -> int:
                 child = subprocess.Popen(command, stdout=out)
                 _, status, usage = os.wait4(child.pid, 0)
                 out.seek(0)
-                said = out.read().splitlines()
+                lines = out.read().splitlines()
             if status:
                 raise RuntimeError(f"{' '.join(command)} failed")
-            made = json.loads(said[-1])
-            corpus = Corpus.open(made["folder"])
-            equal = same(name, folder, corpus)
+            result = json.loads(lines[-1])
+            corpus = Corpus.open(result["folder"])
+            equal = has_same_documents(name, folder, corpus)
             wrong += not equal
             size = sum(shard.source_bytes for shard in corpus.shards) / 1e6
-            documents = sum(split["documents"] for split in made["splits"].values())
+            documents = sum(split["documents"] for split in result["splits"].values())
             print(
-                f"{name:<24}{documents:>11,}{size:>9.1f}{made['seconds']:>9.1f}{size / made['seconds']:>8.1f}"
+                f"{name:<24}{documents:>11,}{size:>9.1f}{result['seconds']:>9.1f}{size / result['seconds']:>8.1f}"
                 f"{usage.ru_maxrss / 1024:>9.0f}  {'equal' if equal else 'DIFFERENT'}",
                 flush=True,
             )

@@ -30,13 +30,13 @@ from pipeline.run.sharding import shard_source
 SHORT, LONG = 20, 60
 
 
-def received() -> int:
+def count_received_bytes() -> int:
     """Bytes that the loopback interface has received so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
 
-def peak_memory(*words: str) -> int:
+def measure_peak_memory(*words: str) -> int:
     """Run a Python command, and return the most bytes that it had in memory."""
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -65,17 +65,17 @@ def main() -> None:
         for processes in arguments.processes:
             plan, bytes_of = step.estimate_step(processes, 1e12), {}
             for steps in (SHORT, LONG):
-                name, before = f"{processes}-{steps}", received()
+                name, before = f"{processes}-{steps}", count_received_bytes()
                 more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}", "--json"]
-                memory = peak_memory("-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more)
-                bytes_of[steps] = received() - before
+                memory = measure_peak_memory("-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more)
+                bytes_of[steps] = count_received_bytes() - before
             path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
             records = [record for record in read_metrics(path) if "candidates" in record][-3:]
-            found = statistics.mean(record["candidates"] for record in records)
+            candidates = statistics.mean(record["candidates"] for record in records)
             spent = statistics.median(1e3 / record["steps_per_second"] for record in records)
             exchanged = (bytes_of[LONG] - bytes_of[SHORT]) / (LONG - SHORT)
             print(
-                f"{processes:9}  {plan.candidates:20,} {found:8,.0f}  {processes * sum(plan.exchanged.values()) / 1e6:24,.2f} "
+                f"{processes:9}  {plan.candidates:20,} {candidates:8,.0f}  {processes * sum(plan.exchanged.values()) / 1e6:24,.2f} "
                 f"{exchanged / 1e6:7,.2f}  {sum(plan.milliseconds.values()):19,.0f} {spent:7,.0f}"
                 f"  {sum(plan.memory.values()) / 1e6:24,.0f} {memory / 1e6:7,.0f}",
                 flush=True,

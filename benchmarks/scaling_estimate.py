@@ -82,8 +82,8 @@ class DistinctGrowth:
     def from_batches(cls, batches: Iterable[Tensor], most: int | None) -> "DistinctGrowth":
         """Count the distinct integers, 1-d, of some batches."""
         distinct, counted = torch.empty(0, dtype=torch.long), []
-        for number, found in enumerate(batches, 1):
-            distinct = torch.cat([distinct, found.cpu()]).unique()
+        for number, batch in enumerate(batches, 1):
+            distinct = torch.cat([distinct, batch.cpu()]).unique()
             if number & (number - 1) == 0:
                 counted.append(len(distinct))
         last = counted[-1 - _DOUBLINGS :]
@@ -96,8 +96,8 @@ class DistinctGrowth:
         slope = self.exponent
         if below + 1 < len(self.counted):
             slope = math.log2(max(1, self.counted[below + 1]) / max(1, self.counted[below]))
-        found = round(self.counted[below] * 2 ** (slope * (place - below)))
-        return found if self.most is None else min(found, max(self.most, self.counted[-1]))
+        expected = round(self.counted[below] * 2 ** (slope * (place - below)))
+        return expected if self.most is None else min(expected, max(self.most, self.counted[-1]))
 
 
 @dataclass
@@ -185,31 +185,31 @@ class MeasuredStep:
         parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
         for part in set(parts) - set(_HOST):
             parts[part] *= self.preparing if part == "candidates" else self.speed
-        n, g, found, share = devices, 1, 0, 1.0
+        n, g, candidates, share = devices, 1, 0, 1.0
         exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
-        own = 4 * self.average  # bytes of a number's average
-        memory = {"weights, gradients and moments": (16.0 + own) * self.parameters}
+        average = 4 * self.average  # bytes of a number's average
+        memory = {"weights, gradients and moments": (16.0 + average) * self.parameters}
         if self.growth is not None:
             g, batches = group_size(self.iem.group, devices, "devices"), 1 + self.iem.extra_batches
-            found, one = self.growth(g * batches), self.growth(batches)
-            share = found / one / g
+            candidates, one = self.growth(g * batches), self.growth(batches)
+            share = candidates / one / g
             parts["candidates"] += self.preparing * self.further * (g - 1)
-            parts["loss"] *= found / one
+            parts["loss"] *= candidates / one
             parts["encoder"] *= share
             kept["encoder"] = round(kept["encoder"] * share)
-            exchanged["embeddings"] = 12 * found * (self.width + 1) * (g - 1) / g
+            exchanged["embeddings"] = 12 * candidates * (self.width + 1) * (g - 1) / g
             exchanged["chunks"] = one * (self.tokens + 9) * (g - 1)
-            exchanged["counts"] = 16.0 * found * (self.iem.correction == "inclusion" and n > g)
+            exchanged["counts"] = 16.0 * candidates * (self.iem.correction == "inclusion" and n > g)
             if self.iem.correction == "inclusion":
                 memory["counts of windows"] = 16.0 * self.iem.choose_cells(self.growth.most or 0)
-            memory["candidates"] = 12.0 * found * (self.width + 1)
-            memory["scores"] = 10.0 * found * min(self.iem.block or _BLOCK, self.chunks)
+            memory["candidates"] = 12.0 * candidates * (self.width + 1)
+            memory["scores"] = 10.0 * candidates * min(self.iem.block or _BLOCK, self.chunks)
         exchanged["tables"] = memory["tables"] = 0.0
         for each in self.tables:
             rows = each.growth(1) * (share if each.is_encoder else 1.0)
             received = (rows + each.growth(n)) / n if n >= SUMMED_IN_SHARES else rows
             exchanged["tables"] += received * (4 * each.width + 8) * (n - 1)
-            memory["tables"] += (4.0 * (each.width + 1) + own * each.width) * each.rows
+            memory["tables"] += (4.0 * (each.width + 1) + average * each.width) * each.rows
         memory["kept for the backward pass"] = float(sum(kept.values()))
         if self.profile.peak:  # of a GPU: what a backward pass, for example, has for a moment
             rest = max(0.0, self.profile.peak - sum(memory.values()))
@@ -220,7 +220,9 @@ class MeasuredStep:
         computing = max(host, device) if hidden else host + device
         seconds = computing / 1e3 + sum(exchanged.values()) / link
         alone = seconds if n == 1 else self.estimate_step(1, link).seconds
-        return ScalingEstimate(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
+        return ScalingEstimate(
+            n, candidates, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds
+        )
 
 
 def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> MeasuredStep:
@@ -284,28 +286,28 @@ def _count_rows(trainer: Trainer) -> tuple[int, list[TableUse]]:
         for rows, table in zip(looked, trainer.tables, strict=True):
             rows.append(torch.empty(0, dtype=torch.long) if table.grad is None else sum_gradient_rows(table.grad)[0])
         objective.zero_grad()
-    own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
+    of_encoder = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
     return chunks, [
-        TableUse(DistinctGrowth.from_batches(rows, len(table)), table.shape[1], len(table), id(table) in own)
+        TableUse(DistinctGrowth.from_batches(rows, len(table)), table.shape[1], len(table), id(table) in of_encoder)
         for rows, table in zip(looked, trainer.tables, strict=True)
     ]
 
 
 def _further_device_time(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
     """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several."""
-    made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
-    told = []
-    while read := list(itertools.islice(made, batches)):
+    windows_read = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
+    distinct = []
+    while read := list(itertools.islice(windows_read, batches)):
         windows = TokenBatch.concatenate_batches(read)
-        found = find_distinct(windows.tokens[windows.chunk_mask].to(torch.uint8), windows.lengths[windows.chunk_mask])
-        told.append((found.tokens, found.lengths))
+        chunks = find_distinct(windows.tokens[windows.chunk_mask].to(torch.uint8), windows.lengths[windows.chunk_mask])
+        distinct.append((chunks.tokens, chunks.lengths))
     spent: dict[int, float] = {}
     for _ in range(times):
-        for number in {1, len(told)}:
+        for number in {1, len(distinct)}:
             began = time.perf_counter()
-            find_distinct(*(torch.cat(column) for column in zip(*told[:number], strict=True)))
+            find_distinct(*(torch.cat(column) for column in zip(*distinct[:number], strict=True)))
             spent[number] = min(spent.get(number, math.inf), 1e3 * (time.perf_counter() - began))
-    return max(0.0, spent[len(told)] - spent[1]) / max(1, len(told) - 1)
+    return max(0.0, spent[len(distinct)] - spent[1]) / max(1, len(distinct) - 1)
 
 
 def format_estimates(step: MeasuredStep, devices: list[int], link: float) -> str:

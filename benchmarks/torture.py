@@ -96,16 +96,16 @@ class Bench:
         return time.monotonic() - began
 
     def wait_for(self, process: "subprocess.Popen[bytes]") -> None:
-        said = process.communicate()[1].decode()
+        errors = process.communicate()[1].decode()
         if process.returncode:
-            raise RuntimeError(f"{process.args!r}: {said[-1500:]}")
+            raise RuntimeError(f"{process.args!r}: {errors[-1500:]}")
 
     def torture(self, case: str, stage: str, kills: int, chance: random.Random) -> Outcome:
         """Kills `stage` so many times and compares its end with that of an undisturbed one."""
-        alone, hurt, found = f"{case}-alone", f"{case}-killed", Outcome()
+        alone, hurt, outcome = f"{case}-alone", f"{case}-killed", Outcome()
         takes = self.finish(stage, alone, CASES[case])
         checkpoints = self.folder / "runs" / hurt / stage / "checkpoints"
-        while found.kills < kills:
+        while outcome.kills < kills:
             began = time.time()
             process = self.start(stage, hurt, CASES[case])
             try:
@@ -113,19 +113,19 @@ class Bench:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-                found.kills += 1
-                found.in_saves += bool(list(checkpoints.glob(".step-*.partial")))
+                outcome.kills += 1
+                outcome.in_saves += bool(list(checkpoints.glob(".step-*.partial")))
                 latest = checkpoints / "latest"
-                found.lost.append(time.time() - max(began, latest.stat().st_mtime if latest.is_file() else 0))
+                outcome.lost.append(time.time() - max(began, latest.stat().st_mtime if latest.is_file() else 0))
                 continue
             self.wait_for(process)
-            if found.kills < kills:  # it came to its end: once more from the start, under another name
-                found.differences += self.compare(stage, alone, hurt)
+            if outcome.kills < kills:  # it came to its end: once more from the start, under another name
+                outcome.differences += self.compare(stage, alone, hurt)
                 again = self.folder / "runs" / hurt / stage
                 again.rename(again.with_name(f"{stage}-{time.time_ns()}"))
         self.finish(stage, hurt, CASES[case])
-        found.differences += self.compare(stage, alone, hurt)
-        return found
+        outcome.differences += self.compare(stage, alone, hurt)
+        return outcome
 
     def compare(self, stage: str, one: str, other: str) -> list[str]:
         """What differs between two runs of a stage."""
@@ -162,12 +162,12 @@ def main() -> None:
         bench = Bench(Path(folder), arguments.steps, arguments.threads)
         for case in arguments.cases:
             for stage in arguments.stages:
-                found = bench.torture(case, stage, arguments.kills, chance)
-                lost = found.lost or [0.0]
-                wrong += len(found.differences)
+                outcome = bench.torture(case, stage, arguments.kills, chance)
+                lost = outcome.lost or [0.0]
+                wrong += len(outcome.differences)
                 print(
-                    f"{case:12} {stage:9} {found.kills:5} {found.in_saves:8} {statistics.median(lost):14.2f} "
-                    f"{max(lost):6.2f}  {len(found.differences)} {' '.join(found.differences[:3])}",
+                    f"{case:12} {stage:9} {outcome.kills:5} {outcome.in_saves:8} {statistics.median(lost):14.2f} "
+                    f"{max(lost):6.2f}  {len(outcome.differences)} {' '.join(outcome.differences[:3])}",
                     flush=True,
                 )
     sys.exit(bool(wrong))

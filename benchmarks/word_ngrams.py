@@ -31,15 +31,15 @@ def number_grams(
     Return for each n the numbers of those that end at each word of train, of those that end at each word of test (−1 if train lacks
     it), and how many there are. The first n − 1 words end none and are left out.
     """
-    found = [(train, test, words)]
+    grams = [(train, test, words)]
     for n in range(2, longest + 1):
-        before, before_test, _ = found[-1]
+        before, before_test, _ = grams[-1]
         keys, wanted = (x[:-1].astype(np.int64) * words + y[n - 1 :] for x, y in ((before, train), (before_test, test)))
         kinds, numbers = np.unique(keys, return_inverse=True)
         at = np.minimum(np.searchsorted(kinds, wanted), len(kinds) - 1)
         known = (before_test[:-1] >= 0) & (kinds[at] == wanted)
-        found.append((numbers, np.where(known, at, -1), len(kinds)))
-    return found
+        grams.append((numbers, np.where(known, at, -1), len(kinds)))
+    return grams
 
 
 def kneser_ney(train: np.ndarray, test: np.ndarray, words: int, order: int) -> np.ndarray:
@@ -64,12 +64,12 @@ def kneser_ney(train: np.ndarray, test: np.ndarray, words: int, order: int) -> n
             contexts[numbers], at = before[:-1], before_test[:-1]
         total, left = (np.bincount(contexts, weights=x) for x in (counts, discounts))
         row = np.where(wanted >= 0, wanted, 0)
-        own = np.where(wanted >= 0, counts[row] - discounts[row], 0)
+        discounted = np.where(wanted >= 0, counts[row] - discounts[row], 0)
         there = (at >= 0) & (at < len(total))
         at = np.where(there, at, 0)
         there &= total[at] > 0
         below = probability[n - 1 :]
-        probability[n - 1 :] = np.where(there, (own + left[at] * below) / np.maximum(total[at], 1), below)
+        probability[n - 1 :] = np.where(there, (discounted + left[at] * below) / np.maximum(total[at], 1), below)
     return probability
 
 

@@ -350,7 +350,7 @@ def train_and_score(
     characters = count_characters(valid.numpy().tobytes())
     totals = {
         "rate": rate,
-        "tried": {f"{each:g}": found for each, found in tried.items()},
+        "tried": {f"{each:g}": bits_of_rate for each, bits_of_rate in tried.items()},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": steps,
         "seconds": ended - began,

@@ -50,12 +50,12 @@ def require_subset(
     Raises:
         ValueError: there is no such window.
     """
-    found = fixed_subset(corpus, context, windows, split)
-    if found is None:
+    subset = fixed_subset(corpus, context, windows, split)
+    if subset is None:
         raise ValueError(f"the {split} split is empty, so nothing can be measured")
-    if whole and not len(found := found[found.chunk_mask.all(1)]):
+    if whole and not len(subset := subset[subset.chunk_mask.all(1)]):
         raise ValueError(f"{split} has no window of {context} chunks. Lower batch.context")
-    return found
+    return subset
 
 
 @dataclass

@@ -55,7 +55,7 @@ class ReadTokens:
 def record_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the inputs of a layer while the context is open."""
     inputs = list[Tensor]()
-    hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    hook = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
         yield inputs
     finally:

@@ -199,10 +199,10 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
 def _describe_origin(runs: Sequence[VariantRun]) -> tuple[str, str, list[str]]:
     """Return the machines and the commits of all finished runs, and a note on the versions of packages, if any."""
     paths = [(run.variant.package, run.folder / "environment.json") for run in runs if run.failure is None]
-    found = [(package.partition(",")[0], read_as(Environment, path)) for package, path in paths]
-    machines = dict.fromkeys(f"{each.machine}, {each.processor}" for _, each in found)
-    commits = dict.fromkeys(each.commit for _, each in found if each.commit)
-    versions = dict.fromkeys(f"{name} {each.versions[name]}" for name, each in found if name)
+    environments = [(package.partition(",")[0], read_as(Environment, path)) for package, path in paths]
+    machines = dict.fromkeys(f"{each.machine}, {each.processor}" for _, each in environments)
+    commits = dict.fromkeys(each.commit for _, each in environments if each.commit)
+    versions = dict.fromkeys(f"{name} {each.versions[name]}" for name, each in environments if name)
     return "; ".join(machines), ", ".join(commits), [f"versions: {', '.join(versions)}"] * bool(versions)
 
 
@@ -219,8 +219,8 @@ def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
     if plan.overrides:
         has_packages = any(variant.package for variant in experiment.variants)
         shared = [word for word in plan.overrides if not has_packages or word.startswith(PACKAGE_OPTIONS)]
-        own = [word for word in plan.overrides if word not in shared]
-        for models, words in (("models", shared), ("models of this project, not packages", own)):
+        own_models = [word for word in plan.overrides if word not in shared]
+        for models, words in (("models", shared), ("models of this project, not packages", own_models)):
             notes += [f"for all {models}: {' '.join(words)}"] if words else []
     return notes
 

@@ -230,8 +230,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
         name = each.variant.name
         same = (each.identity, each.corpus_key, tuple(each.phase_shares().items()))
         if (other := names.setdefault(same, name)) != name:
-            found = {variant.name: variant for variant in variants}
-            if (found[name].described, found[name].data) == (found[other].described, found[other].data):
+            by_name = {variant.name: variant for variant in variants}
+            if (by_name[name].described, by_name[name].data) == (by_name[other].described, by_name[other].data):
                 raise ConfigError(f"variants {other!r} and {name!r} are the same model. Leave one out")
             raise ConfigError(f"{overridden} makes {other!r} and {name!r} the same model. Leave it out")
     if missing:

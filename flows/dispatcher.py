@@ -167,8 +167,8 @@ class FlowDispatcher:
     def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
         """Log on the pages of waiting runs which runs have their places, whenever those change."""
         began = {id: each.began for id, each in self._running.items() if each.flow in names}
-        found = read_flow_runs(client, began) if waiting else {}  # again each time: a flow renames its run
-        named = {id: bare_run_name(found[id].name) if id in found else "a deleted run" for id in began}
+        flow_runs = read_flow_runs(client, began) if waiting else {}  # again each time: a flow renames its run
+        named = {id: bare_run_name(flow_runs[id].name) if id in flow_runs else "a deleted run" for id in began}
         behind = ", ".join(f"{named[id]} (since {each:%Y-%m-%d %H:%M})" for id, each in began.items())
         for run in waiting:
             if self._told.get(run.id) != behind:

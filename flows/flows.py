@@ -414,11 +414,11 @@ def neighbours(
     from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "neighbours")
-    asked = [query for query in queries if query]
-    results = query_index(options, space=space, queries=asked, count=count, min_count=min_count)
+    typed = [query for query in queries if query]
+    results = query_index(options, space=space, queries=typed, count=count, min_count=min_count)
     folder = RunFolder.from_options(options)
     meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
-    nothing = "" if asked else "no query was given, so these are frequent chunks; "
+    nothing = "" if typed else "no query was given, so these are frequent chunks; "
     about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     notes: list[dict[str, Any]] = [{} for _ in results]
     if space == "chunks":

@@ -461,10 +461,10 @@ def run_name(stage: str) -> Callable[[], str]:
     """Return a function that names a flow run by its stage, run and budget."""
 
     def name_flow_run() -> str:
-        now, made = bare_run_name(str(flow_run.name or "")), describe_flow_run()
-        if now and is_user_chosen(now) and not now.startswith(made.partition(" · ")[0]):
-            made = now
-        return make_printable(" ".join(made.split()))[:_MOST_LETTERS]  # the server keeps and lists it
+        now, new_name = bare_run_name(str(flow_run.name or "")), describe_flow_run()
+        if now and is_user_chosen(now) and not now.startswith(new_name.partition(" · ")[0]):
+            new_name = now
+        return make_printable(" ".join(new_name.split()))[:_MOST_LETTERS]  # the server keeps and lists it
 
     def describe_flow_run() -> str:
         parameters: dict[str, Any] = dict(flow_run.parameters)

@@ -543,17 +543,17 @@ def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
         return "its work since the last checkpoint is lost; Retry resumes from there"
     run = RunFolder(Path(labels[RUN]))
     lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in LATEST_FIRST}
-    found: list[tuple[float, str, int, int]] = []
+    phases: list[tuple[float, str, int, int]] = []
     for phase, path in lines.items():
         if path.is_file():
             latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
             saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
             done = read_newest_step(path)
             newest = path if done > saved or latest is None else latest  # a finished phase is looked at again by Retry
-            found.append((newest.stat().st_mtime, phase, saved, done))
-    if not found:
+            phases.append((newest.stat().st_mtime, phase, saved, done))
+    if not phases:
         return "no step was saved; Retry does the rest"
-    _, last, saved, done = max(found)
+    _, last, saved, done = max(phases)
     number = f"at least {done - saved:,}" if done > saved else ""
     if not saved:
         return f"no step of {last} was saved, so its steps are lost{number and f', {number}'}; Retry starts it again"
@@ -684,14 +684,14 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
 
 def _wait_for_devices(names: list[str], limit: int, held: ExitStack, others: str, stop: Callable[[], bool]) -> None:
     """Wait, and tell in the log and in the name of the flow run behind whom. The name is restored afterwards."""
-    name, began, told, shown = os.environ.get(FLOW_RUN, ""), time.monotonic(), "", ""
+    name, began, logged, shown = os.environ.get(FLOW_RUN, ""), time.monotonic(), "", ""
     try:
         while others:
             note = f"{WAITS}{', '.join(names)} behind {others}"
-            if note != told:
+            if note != logged:
                 log.info("%s", note)
                 log_to_parent_run("%s", note)
-                told = note
+                logged = note
             if stop():
                 raise TrainingInterrupted("it was waiting for its turn, so there is nothing to save")
             if note != shown and _rename_flow_run(f"{name} · {note}"):

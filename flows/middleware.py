@@ -97,8 +97,8 @@ class StorableBodyMiddleware:
             async for block in Request(scope, receive).stream():
                 body += block
                 if len(body) > _MOST_BYTES:
-                    said = {"detail": f"a request may have at most {_MOST_BYTES >> 20} MiB"}
-                    return await JSONResponse(said, 413)(scope, receive, send)
+                    problem = {"detail": f"a request may have at most {_MOST_BYTES >> 20} MiB"}
+                    return await JSONResponse(problem, 413)(scope, receive, send)
         except ClientDisconnect:
             return
         if body and (reason := find_unstorable_value(body)):
@@ -143,9 +143,9 @@ def explain_errors(value: Any) -> Any:
         return "one of these values is not allowed. The message that appears at the edge of the page names it"
     before, is_found, after = value.partition(_OF_NO_KIND)
     if is_found:
-        where, colon, given = before.rpartition("Failure reason: ")
+        where, colon, value_of_field = before.rpartition("Failure reason: ")
         kinds = "a whole number, a choice, a shorter text or a group of fields"
-        value = f"{where}{colon}{cut_middle(given, _SHOWN)}is no value for this field, which may want {kinds}{after}"
+        value = f"{where}{colon}{cut_middle(value_of_field, _SHOWN)}is no value for this field, which may want {kinds}{after}"
     return cut_middle(redact_urls(value), _LONGEST)
 
 
@@ -250,8 +250,8 @@ class RunPagesMiddleware:
                 response.set_cookie(COOKIE, self._token, _SECONDS, path="/runs", httponly=True, samesite="lax")
             return response
         if not known and not self._has_cookie(request.cookies):
-            said = "haed serve has a password. Open /enter in a browser to enter it\n"
-            return PlainTextResponse(said, 401, {"www-authenticate": 'Basic realm="haed", charset="UTF-8"'})
+            advice = "haed serve has a password. Open /enter in a browser to enter it\n"
+            return PlainTextResponse(advice, 401, {"www-authenticate": 'Basic realm="haed", charset="UTF-8"'})
         if form := _FORM.fullmatch(path):
             return await self._redirect_to_form(form[1], form[2], request)
         if listed := _FLOW_RUNS.fullmatch(path):
@@ -262,8 +262,8 @@ class RunPagesMiddleware:
         """Return the newest flow runs of a run, without stages of others."""
         of_it = {"tags": {"all_": [f"run:{run}"]}, "parent_task_run_id": {"is_null_": True}}
         wanted = {"flow_runs": of_it, "sort": "START_TIME_DESC", "limit": _LISTED}
-        found = await self._ask_prefect("/api/flow_runs/filter", wanted, scope)
-        if found is None:
+        flow_runs = await self._ask_prefect("/api/flow_runs/filter", wanted, scope)
+        if flow_runs is None:
             return PlainTextResponse("Prefect does not answer. Its log says why\n", 502)
         rows = [
             {
@@ -272,7 +272,7 @@ class RunPagesMiddleware:
                 "date": each["start_time"] or each["expected_start_time"],
                 "address": f"/v2/runs/flow-run/{each['id']}",
             }
-            for each in found
+            for each in flow_runs
         ]
         return Response(json.dumps(rows), media_type="application/json")  # also of what is not UTF-8
 
@@ -281,17 +281,17 @@ class RunPagesMiddleware:
         wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "UPDATED_DESC", "limit": 1}
         ours = wanted | {"deployments": {"name": {"any_": [f"{flow}-{deployment_suffix(Path.cwd())}"]}}}
         deployments = [
-            found
-            for asked in (ours, wanted)
-            for found in await self._ask_prefect("/api/deployments/filter", asked, request.scope) or []
+            deployment
+            for query in (ours, wanted)
+            for deployment in await self._ask_prefect("/api/deployments/filter", query, request.scope) or []
         ]
         if not deployments:
             return PlainTextResponse(f"there is no deployment of {flow}. Start haed serve, then try again\n", 404)
         values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
         values = values if run else {}
-        asked = request.query_params
-        given = {"overrides": [word for word in asked.getlist("overrides") if word], "space": asked.get("space")}
-        values |= {name: value for name, value in given.items() if value}
+        query = request.query_params
+        fields = {"overrides": [word for word in query.getlist("overrides") if word], "space": query.get("space")}
+        values |= {name: value for name, value in fields.items() if value}
         place = f"/v2/deployments/deployment/{deployments[0]['id']}/run?{urlencode({'parameters': json.dumps(values)})}"
         return RedirectResponse(place, 303)
 
@@ -308,8 +308,8 @@ class RunPagesMiddleware:
 
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
         headers.append((b"authorization", b"Basic " + base64.b64encode(self._secret)))
-        asked = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
-        await self._prefect(scope | asked, receive, collect)
+        request = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
+        await self._prefect(scope | request, receive, collect)
         return json.loads(answer["body"]) if answer["status"] == 200 else None
 
     def _is_open(self, scope: Any, path: str) -> bool:

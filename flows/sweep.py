@@ -60,12 +60,12 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
     choices: dict[str, dict[str, None]] = {}
     for word in filter(None, words):
         key, sign, texts = word.partition("=")
-        given = [text.strip() for text in _VALUE.findall(texts) if text.strip()]
+        choices_of_word = [text.strip() for text in _VALUE.findall(texts) if text.strip()]
         if key.strip() == "name":
             raise ConfigError("values: the names of the runs follow from their values. Leave name= out")
-        if not sign or not key.strip() or not given:
+        if not sign or not key.strip() or not choices_of_word:
             raise ConfigError(f"values: {word!r} is not an option with values. Use one such as seed=0,1,2")
-        choices.setdefault(key.strip(), {}).update(dict.fromkeys(given))
+        choices.setdefault(key.strip(), {}).update(dict.fromkeys(choices_of_word))
     if not choices:
         raise ConfigError("values: there is nothing to try. Give an option with values, such as seed=0,1,2")
     if (number := math.prod(map(len, choices.values()))) > MOST_RUNS:
@@ -136,10 +136,10 @@ def sweep(form: FormSubmission) -> list[str]:
     runs = plan_runs(form)
     folder = RunFolder.from_options(form.options).path
     tag = f"sweep:{form.options.name}"
-    own = str(deployment.name or "").removeprefix("sweep-")
+    suffix = str(deployment.name or "").removeprefix("sweep-")
     with get_client(sync_client=True) as client:
         try:
-            each_run = client.read_deployment_by_name(f"haed/haed-{own}").id
+            each_run = client.read_deployment_by_name(f"haed/haed-{suffix}").id
         except ObjectNotFound:
             raise ConfigError("a sweep is started from its form in Prefect. Start haed serve, then try again") from None
         lines = []

@@ -492,9 +492,7 @@ class ChunkSampler(Sampler):
             scores = _score_known(self.system, self.prediction[some.to(self.device)])
             for number, row in enumerate(some.tolist()):
                 before, known = self.last[torch.tensor([row])], None if scores is None else scores[number]
-                outcomes = _list_outcomes(
-                    self.system, self.documents[row], self.prediction[row], before, opened, known
-                )
+                outcomes = _list_outcomes(self.system, self.documents[row], self.prediction[row], before, opened, known)
                 place = int(draw_outcomes(draw, outcomes.log_prob[None].float()))
                 if place >= 0:
                     chunk = outcomes[torch.tensor([place])]

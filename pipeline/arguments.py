@@ -161,10 +161,10 @@ class _StoreOnce(argparse.Action):
     """Store the value of an argument that is given once. argparse would silently take the last of several."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        given: set[str] = getattr(namespace, "given_once", set())
-        if option_string is not None and self.dest in given:
+        stored: set[str] = getattr(namespace, "given_once", set())
+        if option_string is not None and self.dest in stored:
             parser.error(f"argument {option_string}: it was given twice. Give it once")
-        namespace.given_once = given | {self.dest}
+        namespace.given_once = stored | {self.dest}
         setattr(namespace, self.dest, values)
 
 
@@ -173,8 +173,8 @@ class _ArgumentParser(argparse.ArgumentParser):
 
     typed: tuple[str, ...] = ()
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         for action in (None, "store"):
             self.register("action", action, _StoreOnce)
 

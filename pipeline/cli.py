@@ -150,15 +150,15 @@ def _name_plugin(error: BaseException) -> str:
 
     report = "".join(traceback.format_exception(error))
     ran = [frame.f_code.co_qualname.partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
-    installed, found, unlike = entry_points(), "", ""
+    installed, plugin, unlike = entry_points(), "", ""
     for group in installed.groups:
         for entry in installed.select(group=group) if group.startswith("haed.") else ():
             file = getattr(sys.modules.get(entry.module), "__file__", None)
             if file and (lines := re.findall(rf'File "{re.escape(file)}", line (\d+)', report)):
-                found = f" (in {describe_entry(entry)}, {file}, line {lines[-1]})"
+                plugin = f" (in {describe_entry(entry)}, {file}, line {lines[-1]})"
                 if entry.attr in ran:  # not another class of its module
-                    return found
+                    return plugin
             elif file and isinstance(error, AttributeError | TypeError):
                 if re.search(rf"\b{re.escape(entry.attr)}\b", str(error)):
                     unlike = f" (in {describe_entry(entry)}, {file})"
-    return found or unlike
+    return plugin or unlike

@@ -180,8 +180,8 @@ def _run_config(arguments: argparse.Namespace) -> CommandResult:
     overrides = [word for word in arguments.words if word not in named]
     options = load_options(arguments.config or (named or [None])[0], overrides, log_changes=True)
     if arguments.search:
-        found = search_options(options, arguments.search)
-        return CommandResult(format_options(found), [asdict(each) for each in found])
+        matches = search_options(options, arguments.search)
+        return CommandResult(format_options(matches), [asdict(each) for each in matches])
     return CommandResult(comment_options(options), asdict(options))
 
 
@@ -257,8 +257,8 @@ def _run_index(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, words, "index")
     from pipeline.run.index.build import build_index, describe_index
 
-    found = build_index(options)
-    return CommandResult(describe_index(found), asdict(found))
+    index = build_index(options)
+    return CommandResult(describe_index(index), asdict(index))
 
 
 def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
@@ -331,12 +331,12 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
             raise ConfigError(f"--file {arguments.file}: the file has no query. Write one query per line")
     if arguments.context_file:
         words["context"].append(_read_query_file(arguments.context_file, "--context-file"))
-    told = [name for name in ("queries", "context", "after") if words[name]]
-    if len(told) + any(words[name] for name in ("like", "minus", "plus")) > 1:
+    kinds = [name for name in ("queries", "context", "after") if words[name]]
+    if len(kinds) + any(words[name] for name in ("like", "minus", "plus")) > 1:
         raise ConfigError(
             "only one kind of query is allowed. Use queries, --context, --after, or --like with --minus and --plus"
         )
-    found = query_index(
+    results = query_index(
         options,
         space="contexts" if words["context"] else "predictions" if words["after"] else "chunks",
         queries=words["queries"] or words["context"] or words["after"],
@@ -348,17 +348,17 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         refresh=arguments.refresh,
     )
     if arguments.csv:
-        table = found.csv()
+        table = results.csv()
         if sys.stdout is not None and sys.stdout.isatty():
             return CommandResult(table, None)
         return CommandResult("", None, [table.encode("utf-8", "surrogateescape") + b"\n"])  # for programs, as it is
-    text, path = str(found), RunFolder.from_options(options).path / "neighbours.png"
+    text, path = str(results), RunFolder.from_options(options).path / "neighbours.png"
     if options.chunker.kind == "pixels" and not (words["context"] or words["after"]):
         from pipeline.reporting import plots
 
-        if (drawn := plots.draw_neighbours(found)) and write_or_log(path, drawn):
+        if (drawn := plots.draw_neighbours(results)) and write_or_log(path, drawn):
             text += f"\n{path}"
-    return CommandResult(text, [item.as_record() for item in found])
+    return CommandResult(text, [item.as_record() for item in results])
 
 
 _ASKED = ("queries", "context", "after", "like", "minus", "plus")
@@ -391,8 +391,8 @@ def _run_analyse(arguments: argparse.Namespace) -> CommandResult:
     from pipeline.analysis.stage import analyse_run
     from pipeline.reporting.findings import format_analysis
 
-    found = analyse_run(options)
-    return CommandResult(format_analysis(found), asdict(found))
+    analysis = analyse_run(options)
+    return CommandResult(format_analysis(analysis), asdict(analysis))
 
 
 def _next_arguments(parser: argparse.ArgumentParser) -> None:
@@ -414,8 +414,8 @@ def _run_next(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, arguments.words, "next")
     from pipeline.inference import format_predictions, next_chunks
 
-    found = next_chunks(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
-    return CommandResult(format_predictions(found), [asdict(item) for item in found])
+    predictions = next_chunks(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
+    return CommandResult(format_predictions(predictions), [asdict(item) for item in predictions])
 
 
 def _explore_arguments(parser: argparse.ArgumentParser) -> None:
@@ -463,8 +463,8 @@ def _run_compare(arguments: argparse.Namespace) -> CommandResult:
     if not runs:
         raise ConfigError("haed compare needs the names or folders of runs, such as `haed compare runs/a runs/b`")
     runs_dir = load_options(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
-    found = compare_runs(runs, runs_dir, arguments.output or choose_output(runs_dir))
-    return CommandResult(f"{format_comparison(found)}\n{found.page}", asdict(found))
+    comparison = compare_runs(runs, runs_dir, arguments.output or choose_output(runs_dir))
+    return CommandResult(f"{format_comparison(comparison)}\n{comparison.page}", asdict(comparison))
 
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -484,8 +484,8 @@ def _run_profile(arguments: argparse.Namespace) -> CommandResult:
     phase = arguments.phase or training_phases(options.model.kind)[0]
     from pipeline.training.profile import format_profile, profile_phase
 
-    found = profile_phase(options, phase, arguments.steps)
-    return CommandResult(format_profile(found), asdict(found))
+    profile = profile_phase(options, phase, arguments.steps)
+    return CommandResult(format_profile(profile), asdict(profile))
 
 
 def _run_report(arguments: argparse.Namespace) -> CommandResult:

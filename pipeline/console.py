@@ -40,8 +40,8 @@ def make_printable(text: str) -> str:
     return STEERING.sub(_escape_match, text)
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape_match(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
@@ -100,22 +100,22 @@ def format_error(error: BaseException, command: str = "") -> str:
         error: the error.
         command: the command that it ended, for the advice.
     """
-    said = _clean_message(" ".join(str(error).split()))
+    message = _clean_message(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.errno:
         named = isinstance(error.filename, str | bytes | os.PathLike)
         path = os.fsdecode(error.filename) if named else ""
         if advice := _DISK_ADVICE.get(error.errno):
-            return f"{_clean_message(path) or said}: {advice}"
+            return f"{_clean_message(path) or message}: {advice}"
         if path and isinstance(error, PermissionError):
             return f"{_clean_message(path)}: permission denied. {_advise_on_permission(path)}"
         if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _find_file_in_path(path)):
             return f"{_clean_message(file)} is a file, not a folder. Choose another path, or move it away"
     if is_out_of_memory(error):
-        said, _, more = said.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
-        limit = " of the GPU" if more or said.startswith("CU") else _memory_limit()
-        reason = f": {said.rstrip(' .')}" if said else ""
+        message, _, more = message.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
+        limit = " of the GPU" if more or message.startswith("CU") else _memory_limit()
+        reason = f": {message.rstrip(' .')}" if message else ""
         return f"out of memory{limit}{reason}. {_MEMORY_ADVICE.get(command, 'Use smaller inputs')}"
-    return said or type(error).__name__
+    return message or type(error).__name__
 
 
 @contextmanager
@@ -280,7 +280,7 @@ def markdown_text(text: str) -> str:
     """Escape text for use within a line of Markdown, so that it is shown unchanged."""
     line = " ".join(make_printable(text).split())
     line = re.sub(
-        r"^([-+=]|\d+(?=[.)]))", lambda found: f"{found[0]}\0" if found[0].isdigit() else f"\0{found[0]}", line
+        r"^([-+=]|\d+(?=[.)]))", lambda match: f"{match[0]}\0" if match[0].isdigit() else f"\0{match[0]}", line
     )
     return (
         _MARKS.sub(r"\\\g<0>", line).replace("\0", "\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -294,14 +294,14 @@ def markdown_code(text: str) -> str:
         return markdown_text(escape_control_characters(text))
     if "|" in line:  # it would end a cell, and code cannot escape it
         return markdown_text(line)
-    fence = "`" * max([1, *(len(found) + 1 for found in re.findall("`+", line))])
+    fence = "`" * max([1, *(len(ticks) + 1 for ticks in re.findall("`+", line))])
     edge = " " if line[0] in "` " or line[-1] in "` " else ""
     return f"{fence}{edge}{line}{edge}{fence}"
 
 
 def code_fence(text: str) -> str:
     """Return text as a code block of Markdown. Backticks in the text cannot end it."""
-    fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}\n{make_printable(text)}\n{fence}"
 
 

@@ -163,10 +163,10 @@ def end_at_once() -> None:
     _ending = stop = StopSignal()
 
     def handler(number: int, _: object) -> None:
-        asked = stop()
+        was_requested = stop()
         if stop.is_second_request(number):
             os._exit(128 + number)
-        if not asked:
+        if not was_requested:
             signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
             signal.setitimer(signal.ITIMER_REAL, END_SECONDS)
             raise Interrupt(number)

@@ -42,11 +42,11 @@ class Suggestion:
     fields: dict[str, Any]
 
     def __str__(self) -> str:
-        given = [f"{name}={value}" if value else name for name, value in self.fields.items() if name != "overrides"]
-        given = [*([f"run {self.run}"] if self.run else []), *given, *self.fields.get("overrides", ())]
+        words = [f"{name}={value}" if value else name for name, value in self.fields.items() if name != "overrides"]
+        words = [*([f"run {self.run}"] if self.run else []), *words, *self.fields.get("overrides", ())]
         if not self.flow:
-            return " ".join(given)
-        return f"the flow {self.flow} ({' '.join(given)})" if given else f"the flow {self.flow}"
+            return " ".join(words)
+        return f"the flow {self.flow} ({' '.join(words)})" if words else f"the flow {self.flow}"
 
 
 def read_suggestion(code: str) -> Suggestion | None:

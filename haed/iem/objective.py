@@ -359,7 +359,9 @@ class ChunkObjective(Objective):
                 value = compute_term(LossTermInputs(prediction, query, keys, candidates.vector[:count], target))
                 if not isinstance(value, Tensor) or value.ndim or prediction.requires_grad > value.requires_grad:
                     description = describe_value(value)
-                    raise ValueError(f"iem.terms: {name} returned {description}, expected a scalar tensor with a gradient")
+                    raise ValueError(
+                        f"iem.terms: {name} returned {description}, expected a scalar tensor with a gradient"
+                    )
                 term = weight * value
             losses.figures[f"iem_{name}"] = term
             losses.total = losses.total + self.iem_weight * term_weight * term

@@ -113,7 +113,8 @@ class LSH(Attention):
     def _attend_pairwise(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
         """Attend from the last positions of a sequence, comparing all pairs."""
         codes, offset = self._sort_positions(buckets)[1], k.shape[2] - q.shape[2]
-        seen = torch.stack([self._visible_mask(codes[:, :, offset:], codes, each) for each in range(self.rounds)]).any(0)
+        rounds = [self._visible_mask(codes[:, :, offset:], codes, each) for each in range(self.rounds)]
+        seen = torch.stack(rounds).any(0)
         shares = self._masked_scores(q, k, seen, offset).softmax(-1).to(v.dtype)
         return F.dropout(shares, self.dropout if self.training else 0.0) @ v
 

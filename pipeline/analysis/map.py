@@ -198,7 +198,7 @@ def render_map_page(title: str, about: str, checkpoint: str, points: MapPoints) 
     page = (Path(__file__).parent / "map.html").read_text(encoding="utf-8")
     before, rest = page.split("@POINTS@")
     named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": about, "@TITLE@": title}
-    return re.sub("|".join(named), lambda found: escape(named[found[0]]), before) + content + rest
+    return re.sub("|".join(named), lambda match: escape(named[match[0]]), before) + content + rest
 
 
 def _to_integer_coordinates(places: np.ndarray) -> list[int]:

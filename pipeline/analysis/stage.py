@@ -283,21 +283,21 @@ def _open_drift_reference(run: Run) -> Run | str:
         return absent
     try:
         other = run.folder.find_first_run(options) if named is None else RunFolder.find(named, options.runs_dir)
-        given = str(other.path) if named is None else f"analyse.against={named}"
+        reference_name = str(other.path) if named is None else f"analyse.against={named}"
         theirs = other.load_options(["evaluate.stage=pretrain"] if named is None else [])
         if not SYSTEMS[theirs.model.kind].chunks:
             raise ConfigError(
-                f"{given} is of model.kind={theirs.model.kind}, which does not embed single chunks, so there are no "
+                f"{reference_name} is of model.kind={theirs.model.kind}, which does not embed single chunks, so there are no "
                 "embeddings to compare with. Name another run"
             )
         reference = Run(other, theirs)
         if (reference.chunker.name, reference.chunker.k) != (run.chunker.name, run.chunker.k):
             raise ConfigError(
-                f"{given} has other chunks: {reference.chunker.name} of {reference.chunker.k}. "
+                f"{reference_name} has other chunks: {reference.chunker.name} of {reference.chunker.k}. "
                 f"{run.folder.path} has {run.chunker.name} of {run.chunker.k}"
             )
         if reference.digest == run.digest:
-            raise ConfigError(f"{given} is the analysed checkpoint itself. Name another run")
+            raise ConfigError(f"{reference_name} is the analysed checkpoint itself. Name another run")
         return reference
     except (OSError, ValueError) as error:
         if named is not None:

@@ -91,10 +91,10 @@ _SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone f
 
 
 def _make_sets(of: Literal["text", "code"], sets: dict[str, str], pairs: dict[str, str]) -> list[WordSet]:
-    made = [
+    single_words = [
         WordSet(name, of, tuple((word,) for word in words.split()), name in _SPELLED) for name, words in sets.items()
     ]
-    return made + [
+    return single_words + [
         WordSet(name, of, tuple(tuple(pair.split("/")) for pair in words.split()), name in _SPELLED)
         for name, words in pairs.items()
     ]

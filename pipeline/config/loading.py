@@ -143,37 +143,37 @@ def load_options(
     path = None if config is None else find_config_file(str(config))
     in_file, is_complete = ({}, True) if path is None else _read_config_file(path)
     typed = {**(values or {}), **parse_overrides(overrides)}
-    given = {**in_file, **typed}
+    values_by_key = {**in_file, **typed}
 
     def origin(key: str) -> str:
         """Return the file that a value is from, for a message."""
         return f"{path}: " if path and key not in typed else ""
 
-    for key in given.keys() & KINDS.keys():
+    for key in values_by_key.keys() & KINDS.keys():
         try:
-            load_kind(key, str(given[key]))
+            load_kind(key, str(values_by_key[key]))
         except ValueError as error:
             raise ConfigError(f"{origin(key)}{error}") from error
-    for key, value in given.items():
+    for key, value in values_by_key.items():
         if key not in schema_options():
-            _check_kind_of_section(key, given, origin)
+            _check_kind_of_section(key, values_by_key, origin)
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
         if is_dataclass(type_of(key)):
             raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
     for key in _PLACES:
-        if isinstance(text := given.get(key), str) and (key in typed or not is_complete):
+        if isinstance(text := values_by_key.get(key), str) and (key in typed or not is_complete):
             if key in _PATHS:
-                given[key] = text = os.path.expanduser(text)  # a shell does not expand `~` after `=`
+                values_by_key[key] = text = os.path.expanduser(text)  # a shell does not expand `~` after `=`
             is_path = key != "name" and len(text) < 4096  # longer ones are none, and a pattern would take minutes
             if "${" in text and not (is_path and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))):
                 raise ConfigError(
                     f"{origin(key)}{key}={shorten_text(text)}: ${{…}} is not expanded. Write its value instead"
                 )
     try:
-        options = validate_options(given)
+        options = validate_options(values_by_key)
     except InvalidOptionsError as error:
         raise _config_error(error, origin) from None  # its own text may hold a password
-    _check_loaded_rules(options, path, given.keys(), typed.keys())
+    _check_loaded_rules(options, path, values_by_key.keys(), typed.keys())
     kind = options.model.kind
     for key in typed:
         if not applies_to(key, kind):
@@ -187,7 +187,7 @@ def load_options(
         warn_of_hidden_kinds()
         for change in changes:
             log.info("%s", change)
-        for key in typed if is_complete else given:
+        for key in typed if is_complete else values_by_key:
             is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
             if is_chosen and applies_to(key, kind) and (choice := explain_no_effect(key, options)):
                 warn_on_first_rank("%s has no effect with %s", key, choice)
@@ -243,10 +243,10 @@ def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]
     return limits
 
 
-def _check_kind_of_section(key: str, given: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+def _check_kind_of_section(key: str, values_by_key: Mapping[str, Any], origin: Callable[[str], str]) -> None:
     """Raise ConfigError if the kind of an option's section is one of a package that is not installed."""
     choice = f"{key.rpartition('.')[0]}.kind"
-    table, kind = KINDS.get(choice), given.get(choice)
+    table, kind = KINDS.get(choice), values_by_key.get(choice)
     if table is None or not isinstance(kind, str):
         return
     if kind not in table and not entry_points(group=table.group, name=kind):
@@ -435,12 +435,12 @@ def check_options(options: Options) -> Options:
     return checked
 
 
-def _check_loaded_rules(options: Options, path: Path | None, given: Set[str], typed: Set[str]) -> None:
+def _check_loaded_rules(options: Options, path: Path | None, values_by_key: Set[str], typed: Set[str]) -> None:
     """Check the rules. An error names the file if all given options that it names are from there."""
     try:
         _check_rules(options)
     except ConfigError as error:
-        named = given & set(re.findall(r"[\w.]+", str(error)))
+        named = values_by_key & set(re.findall(r"[\w.]+", str(error)))
         if path and named and not named & typed:
             raise ConfigError(f"{path}: {error}") from error
         raise

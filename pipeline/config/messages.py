@@ -303,8 +303,8 @@ def find_similar_keys(name: str) -> list[str]:
     ends = {key: key.rpartition(".")[2] for key in option_names()}
     inside = [key for key in option_names() if above and key.startswith(f"{above}.")]
     if close := difflib.get_close_matches(last, [ends[key] for key in inside], 1, 0.7):
-        found = [key for key in inside if ends[key] == close[0]]
-        return [key for key in found if key.count(".") == above.count(".") + 1] or found
+        similar = [key for key in inside if ends[key] == close[0]]
+        return [key for key in similar if key.count(".") == above.count(".") + 1] or similar
     if last in ends.values():
         return [key for key, end in ends.items() if end == last]
     if close := difflib.get_close_matches(name, option_names(), 1, 0.8):

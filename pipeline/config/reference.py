@@ -142,21 +142,21 @@ def search_options(options: Options, words: str) -> list[FoundOption]:
         ConfigError: no option has the words.
     """
     patterns = [re.compile(rf"(?<!\w){re.escape(word)}", re.IGNORECASE) for word in words.split()]
-    found = []
+    matches = []
     for key in filter(lambda key: applies_to(key, options.model.kind), option_names()):
         explained = explain_option(key)
         text = f"{key} {key.replace('_', ' ')} {explained.meaning}"
         if all(pattern.search(text) for pattern in patterns):
-            found.append(FoundOption(**vars(explained), value=get_option(options, key)))
-    if not found:
+            matches.append(FoundOption(**vars(explained), value=get_option(options, key)))
+    if not matches:
         raise ConfigError(f"no option has {words!r} in its name or meaning. Search for one word, such as --search rate")
-    return found
+    return matches
 
 
-def format_options(found: list[FoundOption]) -> str:
+def format_options(matches: list[FoundOption]) -> str:
     """Return options as text: each as it is typed, then its meaning and facts."""
     lines = []
-    for each in found:
+    for each in matches:
         meaning, facts = each.paragraphs
         lines.append(f"{each.key}={format_value(each.value)}")
         for text in (meaning, f"{facts} Default: {each.default}."):

@@ -15,8 +15,8 @@ RESULT = "analysis.json"
 def read_map_checkpoint(page: Path) -> str | None:
     """Return the digest of the checkpoint that a map was made from; None if the file does not say."""
     with open(page, "rb") as file:
-        found = re.search(rb'<meta name="checkpoint" content="(\w+)">', file.read(1000))
-    return found[1].decode() if found else None
+        match = re.search(rb'<meta name="checkpoint" content="(\w+)">', file.read(1000))
+    return match[1].decode() if match else None
 
 
 # Pictures in the order of a report: their titles, and how to read them.

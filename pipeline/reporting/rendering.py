@@ -185,7 +185,7 @@ def _join_lines(text: str) -> str:
 
 def _refer_to_characters(text: str) -> Markup:
     """Return text for a box of a form that is sent again, with invisible characters as references."""
-    return Markup(STEERING.sub(lambda found: f"&#{ord(found[0])};", str(escape(text))))
+    return Markup(STEERING.sub(lambda match: f"&#{ord(match[0])};", str(escape(text))))
 
 
 def _split_pixels(hexadecimal: str) -> list[str]:

@@ -297,11 +297,11 @@ class Run:
 
     def remembered_parts(self, sums: Sequence[Tensor | None]) -> RememberedParts | None:
         """Return the results of a memory's parts from the sums of `ScoredWindows.sum_remembered`; None without a memory."""
-        found = [each for each in sums if each is not None]
-        if not found or not isinstance(self.system, HAED) or self.system.memory is None:
+        present = [each for each in sums if each is not None]
+        if not present or not isinstance(self.system, HAED) or self.system.memory is None:
             return None
         names = self.system.memory.names
-        bits, *means = torch.stack(found).sum(0).tolist()
+        bits, *means = torch.stack(present).sum(0).tolist()
         chunks = sum(means[: len(names)])  # the weights of each chunk sum to one
         weights, shares = (
             {name: value / chunks for name, value in zip(names, part, strict=True)}
@@ -385,8 +385,8 @@ class Run:
             self._warn_if_cut(prompt, sampler.unread)
             document = sampler.documents[0] if sampler.documents else None
             likeliest = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count, document)
-        if (found := len(likeliest.probability)) < count:
-            log.warning("%d of %d chunks were found: no other chunk is possible there", found, count)
+        if (returned := len(likeliest.probability)) < count:
+            log.warning("%d of %d chunks were found: no other chunk is possible there", returned, count)
         known = None if system.known is None else system.known.lexicon
         counts = [0] * len(likeliest.chunks) if known is None else known.counts_of(likeliest.chunks)[0].tolist()
         columns = (likeliest.chunks.tokens, likeliest.chunks.lengths, likeliest.probability)

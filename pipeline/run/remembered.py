@@ -220,9 +220,9 @@ def read_documents(
     read = []
     memory, number = start_document(), 0
     for part in cut_documents(documents, system.cut.k, system.cut.context, stride, at_once=32):
-        found = system.score(part.windows, part.new)
-        check_finite(found.joint_log_prob, "scores")
-        for document, _, chunks, scores in read_windows(part, found):
+        mixture_scores = system.score(part.windows, part.new)
+        check_finite(mixture_scores.joint_log_prob, "scores")
+        for document, _, chunks, scores in read_windows(part, mixture_scores):
             if document != number:
                 memory, number = start_document(), document
             read.append(memory.read_chunks(chunks, scores))

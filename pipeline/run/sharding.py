@@ -190,11 +190,11 @@ def check_corpus(options: Options) -> str | None:
         return None
     if trained_on is None or present is None or present == trained_on:
         return present
-    before, given = (
+    before, after = (
         {"source": asdict(x.source), "chunker": asdict(x.chunker), "shard": {"megabytes": x.shard.megabytes}}
         for x in (then, options)
     )
-    changed = list(diff_trees(before, given))[:3]
+    changed = list(diff_trees(before, after))[:3]
     was, differs = (" ".join(x) for x in ([x.given_before for x in changed], [x.given_now for x in changed]))
     if not changed:
         was = f"source.kind={now.kind}" + (f" source.path={now.path}" if now.path else "")

@@ -321,8 +321,8 @@ class BackgroundTracker:
 
 def _read_identifiers(run: RunFolder) -> dict[str, str]:
     try:
-        found = read_as(dict[str, str], run.path / TRACKING)
-        return {kind: word for kind, word in found.items() if re.fullmatch("[0-9a-z]{8,32}", word)}
+        identifiers = read_as(dict[str, str], run.path / TRACKING)
+        return {kind: word for kind, word in identifiers.items() if re.fullmatch("[0-9a-z]{8,32}", word)}
     except (OSError, ValueError):
         return {}
 
@@ -352,13 +352,15 @@ def summarise_run(options: Options, report: Path | None = None) -> RunSummary:
             code_fence(each.prompt + each.text) for each in kept if each.checkpoint == summary.checkpoint
         ]
     with suppress(OSError, ValueError):
-        found = read_as(Evaluation, run.path / "evaluation.json")
-        if found.checkpoint == summary.checkpoint:
-            figures = {name: getattr(found, name) for name in _FIGURES}
-            if found.remembered is not None:
-                figures[f"{found.headline.unit.replace('/', '_per_')}_without_memory"] = found.alone.value
-            summary.metrics |= {f"{found.split}/{name}": value for name, value in figures.items() if value is not None}
-            summary.evaluated = found.checkpoint
+        evaluation = read_as(Evaluation, run.path / "evaluation.json")
+        if evaluation.checkpoint == summary.checkpoint:
+            figures = {name: getattr(evaluation, name) for name in _FIGURES}
+            if evaluation.remembered is not None:
+                figures[f"{evaluation.headline.unit.replace('/', '_per_')}_without_memory"] = evaluation.alone.value
+            summary.metrics |= {
+                f"{evaluation.split}/{name}": value for name, value in figures.items() if value is not None
+            }
+            summary.evaluated = evaluation.checkpoint
     return summary
 
 

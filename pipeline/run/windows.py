@@ -123,14 +123,14 @@ class WindowScorer:
         if not isinstance(system, HAED):
             decisions = -system.decision_log_likelihood(part.windows).double().cpu()[part.new] / math.log(2)
             return ScoredWindows(part, check_finite(decisions.sum(-1), "scores"), decisions)
-        found = system.score(part.windows, part.new)
-        joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint_log_prob, found.decisions))
+        scores = system.score(part.windows, part.new)
+        joint, decisions = (-x.double().cpu() / math.log(2) for x in (scores.joint_log_prob, scores.decisions))
         scored = ScoredWindows(part, check_finite(joint, "scores"), decisions)
-        if found.known is not None and found.gate is not None:
-            scored.known = -found.known.double().cpu() / math.log(2)
-            scored.gate = found.gate.double().sigmoid().cpu()
+        if scores.known is not None and scores.gate is not None:
+            scored.known = -scores.known.double().cpu() / math.log(2)
+            scored.gate = scores.gate.double().sigmoid().cpu()
         if self.remembers and system.memory is not None and len(joint):
-            remembered = [self._score_document(system.memory, *each) for each in read_windows(part, found)]
+            remembered = [self._score_document(system.memory, *each) for each in read_windows(part, scores)]
             scored.without_memory, scored.bits = joint, -torch.cat([x.joint_log_prob for x in remembered]) / math.log(2)
             scored.weights = torch.cat([each.log_weight.exp() for each in remembered])
             scored.shares = torch.cat([each.shares for each in remembered])

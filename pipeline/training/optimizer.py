@@ -96,8 +96,8 @@ def make_optimizer(system: SequenceModel, rates: OptimizerOptions, layer_decay: 
                 groups.setdefault((peak, decay, group.table), []).append(parameter)
     return AdamWAndRows(
         [
-            {"params": found, "peak": peak, "weight_decay": decay, "table": table}
-            for (peak, decay, table), found in sorted(groups.items(), key=lambda each: each[0][2])  # tables last
+            {"params": parameters, "peak": peak, "weight_decay": decay, "table": table}
+            for (peak, decay, table), parameters in sorted(groups.items(), key=lambda each: each[0][2])  # tables last
         ],
         lr=rates.learning_rate,
         betas=(0.9, rates.beta2),

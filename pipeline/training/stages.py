@@ -556,8 +556,8 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
             advice = "Restore them"
             with suppress(OSError, ValueError):
                 if run:
-                    own = run.open_corpus().location
-                    advice = f"Resume with its own corpus by source.kind=shards source.path={own}"
+                    location = run.open_corpus().location
+                    advice = f"Resume with its own corpus by source.kind=shards source.path={location}"
             how = f"its source or shards changed. {advice}"
         instead = "use another name= for a new run" if run else "start from another run with finetune.start_from="
         raise ValueError(

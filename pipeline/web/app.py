@@ -71,8 +71,8 @@ _OF_CHUNKS = ("neighbours", "next", "map")  # tools that models of tokens do not
 
 def run_page_url(name: str, page: str = "", **question: Any) -> str:
     """Return the address of a run's page, with a question as its parameters."""
-    asked = f"?{urlencode(question, doseq=True)}" if question else ""
-    return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
+    parameters = f"?{urlencode(question, doseq=True)}" if question else ""
+    return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{parameters}"
 
 
 def run_list_url(name: str) -> str:
@@ -101,22 +101,22 @@ def make_templates(links: dict[str, str]) -> Environment:
     Args:
         links: addresses by name, shown at the head of every page.
     """
-    made = make_environment(
+    environment = make_environment(
         links=links, address=run_page_url, form=_form_url, asking=_neighbours_url, heading=_next_chunks_heading
     )
     if links:
-        made.filters["commands"] = partial(mark_commands, form_url=_form_url)
-    return made
+        environment.filters["commands"] = partial(mark_commands, form_url=_form_url)
+    return environment
 
 
 def _form_url(suggestion: Suggestion) -> str:
     return run_page_url(suggestion.run, f"form/{suggestion.flow}", **suggestion.fields)
 
 
-def _next_chunks_heading(found: Any) -> str:
+def _next_chunks_heading(prediction: Any) -> str:
     from pipeline.inference import prediction_heading
 
-    return prediction_heading(found)
+    return prediction_heading(prediction)
 
 
 def _neighbours_url(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
@@ -186,10 +186,10 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
         Route("/runs/{name}/files/{file:path}", pages.serve_file),
     ]
     mistakes = (NotFoundError, ValueError, OSError, FloatingPointError, ServerBusyError, HTTPException)
-    made = Starlette(routes=routes, exception_handlers={kind: pages.show_error for kind in mistakes})
+    routed = Starlette(routes=routes, exception_handlers={kind: pages.show_error for kind in mistakes})
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        await made(scope, receive, add_headers(send, _HEADERS))
+        await routed(scope, receive, add_headers(send, _HEADERS))
 
     return application
 
@@ -207,10 +207,10 @@ class _Pages:
 
     async def redirect_front(self, request: Request) -> Response:
         """Redirect to the questions of a single run, or to the listing of runs."""
-        found = self._runs.list_folders()[0]
+        folders = self._runs.list_folders()[0]
         if self._runs.single:
-            tool = "neighbours" if _is_chunk_model(found[0]) else "samples"
-            return RedirectResponse(run_page_url(found[0].path.name, tool))
+            tool = "neighbours" if _is_chunk_model(folders[0]) else "samples"
+            return RedirectResponse(run_page_url(folders[0].path.name, tool))
         return RedirectResponse("/runs/")
 
     async def serve_asset(self, request: Request) -> Response:
@@ -400,9 +400,9 @@ class _Pages:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
             if tool == "neighbours" or "prompt" in request.query_params or wants_json:
                 asking = self._warm.ask_run(folder, partial(answer, known["question"]))
-                if (found := await _wait_unless_gone(request, asking)) is None:
+                if (result := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
-                known["answer"] = found
+                known["answer"] = result
             else:
                 if tool == "passages":
                     check_index_exists(folder, "contexts")
@@ -416,8 +416,8 @@ class _Pages:
             return self._render_page(f"{tool}.html", status, **known)
         if "answer" in known:
             return _json_response(asdict(known["answer"]))
-        said = known.get("error") or ". ".join(known["troubles"].values())
-        return _json_response({"error": said}, status)
+        message = known.get("error") or ". ".join(known["troubles"].values())
+        return _json_response({"error": message}, status)
 
     async def complete_chunk(self, request: Request) -> Response:
         """Return the most frequent chunks that begin with what was typed, for the list of a box."""
@@ -433,16 +433,16 @@ class _Pages:
             raise ValueError("this run's model predicts tokens, so it has no map. Choose another page")
         digest = await run_in_threadpool(self._warm.present_digest, folder)
         making = self._maps.get(folder.path)
-        made = (
+        finished = (
             making if making is not None and making.done() else None
         )  # first: one that is ready later is not made again
         there = [file.path for file in list_served_files(folder) if file.name == _MAP]
         if there and read_map_checkpoint(there[0]) == digest:
             return RedirectResponse(run_page_url(folder.path.name, f"files/{_MAP}"), 303)
-        if made is not None:
+        if finished is not None:
             if request.method != "HEAD":  # by which the page asks whether it is made
                 del self._maps[folder.path]
-            made.result()
+            finished.result()
             making = None
         if making is None:
             if os.path.islink(folder.path / ANALYSIS):
@@ -455,11 +455,11 @@ class _Pages:
     async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
         status = _status_of(error)
-        said = error.detail if isinstance(error, HTTPException) else format_error(error)
+        message = error.detail if isinstance(error, HTTPException) else format_error(error)
         if request.query_params.get("format") == "json":
-            return _json_response({"error": said}, status)
+            return _json_response({"error": message}, status)
         return self._render_page(
-            "error.html", status, error=said, title="Not found" if status == 404 else "Not possible"
+            "error.html", status, error=message, title="Not found" if status == 404 else "Not possible"
         )
 
     def _find_run(self, request: Request) -> RunFolder:
@@ -494,12 +494,12 @@ def _json_response(value: Any, status: int = 200) -> Response:
 
 def _wants_json(request: Request, *others: str) -> bool:
     """Return if an address asks for JSON; raise ValueError if it asks for a format that the page does not have."""
-    asked = request.query_params.get("format", "")
-    if asked not in ("", "json", *others):
+    chosen = request.query_params.get("format", "")
+    if chosen not in ("", "json", *others):
         raise ValueError(
-            f"format={escape_control_characters(asked[:50])}: this page has no such format. Use format=json"
+            f"format={escape_control_characters(chosen[:50])}: this page has no such format. Use format=json"
         )
-    return asked == "json"
+    return chosen == "json"
 
 
 def _draw_map(opened: Any) -> None:

@@ -72,11 +72,11 @@ class ExampleFinder:
 
     def find_examples(self, chunk: bytes, most: int = 3) -> list[Example]:
         """Return up to `most` occurrences of a chunk, in different documents if possible."""
-        found = list(islice(self._find_positions(chunk, apart=True), most))
-        if found:
-            others = (place for place in self._find_positions(chunk) if place not in found)
-            found += islice(others, most - len(found))
-        return [self._make_example(place, len(chunk)) for place in found]
+        positions = list(islice(self._find_positions(chunk, apart=True), most))
+        if positions:
+            others = (place for place in self._find_positions(chunk) if place not in positions)
+            positions += islice(others, most - len(positions))
+        return [self._make_example(place, len(chunk)) for place in positions]
 
     def _find_positions(self, chunk: bytes, apart: bool = False) -> Iterator[int]:
         """Yield the positions where the bytes are a chunk; `apart`: one position per document."""

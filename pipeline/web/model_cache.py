@@ -211,13 +211,13 @@ class ModelCache:
     def _answer_question(self, folder: RunFolder, question: Callable[[LoadedRun], T]) -> QueryResult[T]:
         began = time.perf_counter()
         before = self.opened
-        found = self._load_run(folder)
-        begun, run = time.perf_counter(), found.run
+        loaded = self._load_run(folder)
+        begun, run = time.perf_counter(), loaded.run
         check_abandoned()  # opening may have taken long; the run stays open
         self._said.lines.clear()
         self.begun += question is not _load_lazy_parts
-        value = question(found)
-        warnings = list(dict.fromkeys([*found.warnings, *self._said.lines]))
+        value = question(loaded)
+        warnings = list(dict.fromkeys([*loaded.warnings, *self._said.lines]))
         opening = begun - began if self.opened > before else 0.0
         seconds = time.perf_counter() - begun
         return QueryResult(value, folder.path.name, run.phase, run.step, run.digest, seconds, opening, warnings)
@@ -256,5 +256,5 @@ def _load_lazy_parts(opened: LoadedRun) -> None:
 def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
     """Return size and modification time of the files of an opened run besides checkpoints."""
     paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/**/[!.]*"))]
-    found = [(path, path.stat()) for path in paths if path.is_file()]
-    return [(str(path), status.st_size, status.st_mtime_ns) for path, status in found]
+    statuses = [(path, path.stat()) for path in paths if path.is_file()]
+    return [(str(path), status.st_size, status.st_mtime_ns) for path, status in statuses]

@@ -91,15 +91,15 @@ class PromptQuestion:
         Raises:
             InvalidQuestionError: there are more than `MOST_PROMPTS` texts.
         """
-        if (given := len(self.split_prompts())) > MOST_PROMPTS:
-            trouble = f"{given} lines were given. Ask at most {MOST_PROMPTS} at once"
+        if (number := len(self.split_prompts())) > MOST_PROMPTS:
+            trouble = f"{number} lines were given. Ask at most {MOST_PROMPTS} at once"
             raise InvalidQuestionError({"prompt": trouble}, self)
 
     def answer_each(self, ask: Callable[[bytes], T]) -> T | list[T]:
         """Return the answer about the text; a list of them with `lines`."""
         with blame_box("prompt"):
-            found = [ask(prompt) for prompt in self.split_prompts()]
-        return found if self.lines else found[0]
+            results = [ask(prompt) for prompt in self.split_prompts()]
+        return results if self.lines else results[0]
 
 
 @dataclass(kw_only=True)
@@ -141,10 +141,10 @@ class SampleQuestion(PromptQuestion):
         """
         super().check_size()
         if (wanted := len(self.split_prompts()) * self.samples * self.chunks) > MOST_CHUNKS:
-            said = (
+            trouble = (
                 f"prompts × samples × chunks is {wanted:,}. A page draws at most {MOST_CHUNKS:,}, so lower one of them"
             )
-            raise InvalidQuestionError({"chunks": said}, self)
+            raise InvalidQuestionError({"chunks": trouble}, self)
 
 
 def parse_question(kind: Any, parameters: QueryParams) -> Any:
@@ -159,29 +159,29 @@ def parse_question(kind: Any, parameters: QueryParams) -> Any:
     if unknown := [name for name in parameters if name not in (*vars(default), "format")]:
         boxes = ", ".join(vars(default))
         raise ValueError(f"there is no parameter {escape_control_characters(unknown[0])}. Use {boxes} or format")
-    given: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     for name, value in vars(default).items():
         values = [each.replace("\r\n", "\n") for each in parameters.getlist(name)]
         if isinstance(value, list):
-            given[name] = [each for each in values if each]
+            typed[name] = [each for each in values if each]
         elif values and (values[-1] or isinstance(value, str)):
-            given[name] = values[-1]
+            typed[name] = values[-1]
     try:
-        question = type_adapter(kind).validate_python(given)
+        question = type_adapter(kind).validate_python(typed)
         wrong: dict[str, Any] = {}
     except ValidationError as error:
         wrong = {str(each["loc"][0]): each for each in reversed(error.errors(include_url=False))}
     bounds = describe_bounds(kind)
     troubles = {name: _explain_value(name, each, bounds[name]) for name, each in wrong.items()}
-    for name, value in given.items():
+    for name, value in typed.items():
         if isinstance(value, str | list) and (
-            found := _UNTYPEABLE.search("\n".join([value] if isinstance(value, str) else value))
+            control := _UNTYPEABLE.search("\n".join([value] if isinstance(value, str) else value))
         ):
             troubles.setdefault(
-                name, f"{name} has the control character {escape_control_characters(found[0])}. Remove it"
+                name, f"{name} has the control character {escape_control_characters(control[0])}. Remove it"
             )
     if troubles:
-        raise InvalidQuestionError(troubles, SimpleNamespace(**vars(default) | given))
+        raise InvalidQuestionError(troubles, SimpleNamespace(**vars(default) | typed))
     if isinstance(question, PromptQuestion):
         question.check_size()
     return question
@@ -338,31 +338,31 @@ def answer_neighbours(question: NeighbourQuestion, opened: "LoadedRun") -> Neigh
     with blame_box("min_count"):
         index.searched_rows(question.min_count)
     with blame_box("query"):
-        found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
-    texts = [b""] * len(found) if pictures or not queries else queries
-    asked = [_make_query_response(opened, each, text) for each, text in zip(found, texts, strict=True)]
+        results = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
+    texts = [b""] * len(results) if pictures or not queries else queries
+    responses = [_make_query_response(opened, each, text) for each, text in zip(results, texts, strict=True)]
     meta, least = index.meta, question.min_count or index.meta.floor
     where, among = opened.corpus_examples.where, index.count_known(least)
-    return NeighbourResult(asked, found.score, meta.split, least, among, len(index), where, meta.chance)
+    return NeighbourResult(responses, results.score, meta.split, least, among, len(index), where, meta.chance)
 
 
 def _query_bytes(query: str) -> bytes:
     return unescape_query(query).encode(errors="replace")
 
 
-def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -> QueryResponse:
+def _make_query_response(opened: "LoadedRun", result: QueryResult, text: bytes) -> QueryResponse:
     run, index = opened.run, opened.run.probe.index
     pieces = [ShownChunk(display_chunk(piece, run.chunker.name), piece.hex()) for piece in run.chunker.cut_text(text)]
     placed = [
         NeighbourWithExamples(**asdict(near), examples=opened.corpus_examples.find_examples(bytes.fromhex(near.hex)))
-        for near in found.neighbours
+        for near in result.neighbours
     ]
-    chunk = bytes.fromhex(found.hex)
+    chunk = bytes.fromhex(result.hex)
     row = index.find_row(chunk)
     count = None if row is None else int(index.chunks.counts[row])
     proposed = index.find_longer(chunk, _LONGER) if row is None else []
     longer = [LongerChunk(display_chunk(each, run.chunker.name), each.hex(), often) for each, often in proposed]
-    return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
+    return QueryResponse(result.query, result.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
 
 
 def complete_chunk(typed: str, opened: "LoadedRun") -> list[dict[str, Any]]:
@@ -381,8 +381,8 @@ def answer_passages(question: PassageQuestion, opened: "LoadedRun") -> PassageRe
     probe, meta = opened.run.probe, opened.run.probe.places.meta
 
     def find(prompt: bytes) -> PassageResult:
-        found = probe.contexts(prompt, count=question.count)
-        return PassageResult(**vars(found[0]), score=found.score, chance=meta.chance)
+        results = probe.contexts(prompt, count=question.count)
+        return PassageResult(**vars(results[0]), score=results.score, chance=meta.chance)
 
     return question.answer_each(find)
 

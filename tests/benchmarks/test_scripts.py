@@ -70,7 +70,7 @@ def test_options_that_scripts_set_exist() -> None:
 def test_commands_of_the_dry_run_exist(tmp_path: Path) -> None:
     from benchmarks import dry_run_cuda
 
-    for title, words in dry_run_cuda.steps(tmp_path):
+    for title, words in dry_run_cuda.list_commands(tmp_path):
         if title == "types":
             assert (ROOT / words[-1]).is_file()
         else:
@@ -78,14 +78,14 @@ def test_commands_of_the_dry_run_exist(tmp_path: Path) -> None:
 
 
 def test_written_samples_are_read_by_the_corpus(options: Options, tmp_path: Path) -> None:
-    from benchmarks.data import Ours, drain
+    from benchmarks.data import HaedShards, drain_stream
 
-    ours = Ours(open_shards(options).manifest)
+    writer = HaedShards(open_shards(options).manifest)
     samples = [{"tokens": np.full(10, number, np.uint8), "lengths": np.full(2, 5, np.uint8)} for number in range(20)]
     (folder := tmp_path / "written").mkdir()
-    ours.write(samples, folder)
-    assert drain(ours.read(folder)) == 200
-    assert ours.resume(folder, 18).tokens[0] == 18
+    writer.write(samples, folder)
+    assert drain_stream(writer.read(folder)) == 200
+    assert writer.resume(folder, 18).tokens[0] == 18
 
 
 def test_kneser_ney_probabilities_sum_to_one() -> None:

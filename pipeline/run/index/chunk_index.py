@@ -196,18 +196,16 @@ class ChunkIndex:
         more = f"; a minimum count of 1 searches all {len(self):,}" if among < len(self) else ""
         return f"only {returned:,} of {count:,} neighbours: the index has {among:,} chunks{often}{without}{more}"
 
-    def _collision_note(self, query: str, chunk: bytes, found: list[int]) -> str | None:
+    def _collision_note(self, query: str, chunk: bytes, rows: list[int]) -> str | None:
         """Return a note that names the chunks of some rows that have the query's row of the encoder's hashed table."""
-        if not (self.meta.rows and found and 1 <= len(chunk) <= self.chunks.tokens.shape[1]):
+        if not (self.meta.rows and rows and 1 <= len(chunk) <= self.chunks.tokens.shape[1]):
             return None
         tokens = np.zeros((1, self.chunks.tokens.shape[1]), np.uint8)
         tokens[0, : len(chunk)] = np.frombuffer(chunk, np.uint8)
-        own = hash_rows(tokens, np.array([len(chunk)]), self.meta.rows)
-        shared = hash_rows(self.chunks.tokens[found], self.chunks.lengths[found], self.meta.rows) == own
+        hashed_row = hash_rows(tokens, np.array([len(chunk)]), self.meta.rows)
+        shared = hash_rows(self.chunks.tokens[rows], self.chunks.lengths[rows], self.meta.rows) == hashed_row
         names = [
-            display_chunk(self.chunk_at(row), self.meta.chunker)
-            for row, same in zip(found, shared, strict=True)
-            if same
+            display_chunk(self.chunk_at(row), self.meta.chunker) for row, same in zip(rows, shared, strict=True) if same
         ]
         if not names:
             return None

@@ -216,12 +216,12 @@ class Probe:
         return display_chunk(chunk, self._chunker.name)
 
     def _parse_chunks(self, queries: Sequence[bytes], skip_invalid: bool = False) -> list[bytes]:
-        chunks, said, cut = [], [], []
+        chunks, notes, cut = [], [], []
         for query in queries:
             text = query.decode(errors="surrogateescape")
             plain = unescape_query(text)
             if is_copied := plain != text and self.index.find_row(query) is None:
-                said.append(
+                notes.append(
                     f"{query.decode(errors='replace')} is read as {plain!r}: signs for white space are replaced"
                 )
             try:
@@ -230,11 +230,11 @@ class Probe:
             except ValueError as error:
                 if not skip_invalid:
                     raise
-                said.append(f"left out: {error}")
+                notes.append(f"left out: {error}")
                 continue
             chunks.append(chunk)
             cut += [note] if note else []
-        log_first(logging.INFO, said)
+        log_first(logging.INFO, notes)
         log_first(logging.WARNING, cut)
         return chunks
 

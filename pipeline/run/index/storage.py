@@ -358,10 +358,10 @@ class VectorFile:
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(number)
             return self._read_rows(begin, max(0, end - begin))
-        asked = np.asarray(rows)
-        if ((asked < -number) | (asked >= number)).any():
+        indices = np.asarray(rows)
+        if ((indices < -number) | (indices >= number)).any():
             raise IndexError(f"rows {rows}: there are {number}")
-        wanted, places = np.unique(asked % number, return_inverse=True)
+        wanted, places = np.unique(indices % number, return_inverse=True)
         vectors = np.concatenate([np.zeros((0, width), np.float32), *(self._read_rows(int(row), 1) for row in wanted)])
         return vectors[places.reshape(np.shape(rows))]
 
@@ -388,8 +388,8 @@ def open_vectors(path: Path, meta: IndexMetadata | None = None) -> np.ndarray | 
     header = bytes(opened.read_range(0, min(size, HEADER)))
     width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
     metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
-    found = (number, width, metric == "l2")
-    agrees = meta is None or (meta.chunks, meta.width, meta.metric == "l2") == found
+    shape = (number, width, metric == "l2")
+    agrees = meta is None or (meta.chunks, meta.width, meta.metric == "l2") == shape
     fits = min(number, width) > 0 and size == HEADER + 4 * width * number
     if not (agrees and fits and header == flat_header(number, width, metric)):
         raise ValueError(f"{path.name} was not written by `haed index`")
@@ -426,11 +426,11 @@ def flat_header(number: int, width: int, metric: Metric) -> bytes:
 
 def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> IndexMetadata:
     """Move the finished files to their place, write meta.json with their checksums, and note that this user built them."""
-    place, made = space_folder(folder, meta.space), unfinished_folder(folder, meta.space)
+    place, unfinished = space_folder(folder, meta.space), unfinished_folder(folder, meta.space)
     make_folders(place, within=folder.path)
     for name in names:
-        os.replace(made / name, place / name)
-    shutil.rmtree(made)
+        os.replace(unfinished / name, place / name)
+    shutil.rmtree(unfinished)
     cache = ChecksumCache(place)
     meta.sha256 = {name: cache.compute_sha256(name, fresh=True) for name in names}
     folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
