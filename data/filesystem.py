@@ -319,15 +319,15 @@ class OpenedFile:
             OSError: it cannot be read; the message names it.
         """
         content = bytearray(size)
-        view, done = memoryview(content), 0
+        view, filled = memoryview(content), 0
         with add_path_to_errors(self.path):
-            while done < size:
-                taken = os.preadv(self._descriptor, [view[done:]], begin + done)
+            while filled < size:
+                taken = os.preadv(self._descriptor, [view[filled:]], begin + filled)
                 if not taken:
                     raise CorruptFileError(
-                        f"{self.path} was truncated while it was open: it ends at byte {begin + done:,}"
+                        f"{self.path} was truncated while it was open: it ends at byte {begin + filled:,}"
                     )
-                done += taken
+                filled += taken
         return content
 
     def __del__(self) -> None:

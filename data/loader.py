@@ -242,14 +242,14 @@ class Loader:
             position: of the step's first window, over all ranks.
             end: position that no window of the batch may pass.
         """
-        mine = position + self.rank * self.sequences
+        place = position + self.rank * self.sequences
         total = self.windows_per_epoch
-        stop = mine + self.sequences if end is None else min(end, mine + self.sequences)
-        lengths = np.zeros((stop - mine, self.context), np.uint8)
+        stop = place + self.sequences if end is None else min(end, place + self.sequences)
+        lengths = np.zeros((stop - place, self.context), np.uint8)
         starts = np.zeros(lengths.shape, bool)
         windows = [
             self._read_window(*divmod(each, total), *rows)
-            for each, *rows in zip(range(mine, stop), lengths, starts, strict=True)
+            for each, *rows in zip(range(place, stop), lengths, starts, strict=True)
         ]
         tokens = np.zeros((*lengths.shape, self._k), np.uint8)
         is_token = np.arange(self._k, dtype=np.uint8) < lengths[..., None]

@@ -294,11 +294,11 @@ class ShardingProgress:
     rate: float
     left: float | None
 
-    def format_line(self, what: str) -> str:
-        """Return the progress as a line for people: share done, time left, then `what` is sharded, and how far."""
+    def format_line(self, title: str) -> str:
+        """Return the progress as a line for people: share done, time left, the title of what is sharded, and how far."""
         words = [f"{self.share:.0%}"]
         words += [f"{self.left:,.0f} s left"] if self.left is not None and self.done < self.parts else []
-        words += [what, f"part {self.done:,} of {self.parts:,}", f"{self.written / 1e6:,.0f} MB"]
+        words += [title, f"part {self.done:,} of {self.parts:,}", f"{self.written / 1e6:,.0f} MB"]
         words += [f"{self.rate / 1e6:,.1f} MB/s"] if self.rate else []
         return " · ".join(words)
 

@@ -228,9 +228,9 @@ def format_table(measured: Table, computed: Table | None) -> list[list[str]]:
     rows = [["MB", *KINDS, "all"]]
     parts = list(dict.fromkeys(part for part, _ in measured))
     for name, chosen in [*((part, [part]) for part in parts), ("all", parts)]:
-        for how, table in {"measured": measured, "computed": computed}.items():
+        for title, table in {"measured": measured, "computed": computed}.items():
             if table is not None:
                 sizes = [sum(table[part, kind] for part in chosen) for kind in KINDS]
                 cells = [f"{size / 1e6:,.2f}" if size else "–" for size in [*sizes, sum(sizes)]]
-                rows.append([f"{name}, {how}", *cells])
+                rows.append([f"{name}, {title}", *cells])
     return rows

@@ -469,8 +469,8 @@ def format_list(output: Path) -> str:
             _, plan = plan_experiment(name, budget, output)
             minutes = ((plan.seconds or 0) + BUDGETS[budget].seconds_beside(experiment, plan.seeds)) / 60
             costs += f"{'  ' if costs else ''}{minutes:>4.0f} min"
-        paper, about = ", paper" if experiment.full else "", f"{experiment.question} ({experiment.source})"
-        lines.append(f"{name:19}  {len(experiment.variants):>6}  {costs}{paper:7}  {state:<22}  {about}")
+        paper, description = ", paper" if experiment.full else "", f"{experiment.question} ({experiment.source})"
+        lines.append(f"{name:19}  {len(experiment.variants):>6}  {costs}{paper:7}  {state:<22}  {description}")
     costs = ", ".join(f"--budget {name}: {budget.about}" for name, budget in BUDGETS.items())
     return "\n".join([*lines, "", f"haed experiment NAME, {costs}; --seconds N: what you say"])
 

@@ -51,8 +51,8 @@ def select_available(
         elif (folder := data / CORPORA[kind][0]).is_dir():
             notes.append(f"{kind}: {CORPORA[kind][0]}{part}")
         elif kind == "text":
-            about = part.replace("the first", "about the first")
-            notes.append(f"text: the Python standard library's sources{about}, as {folder} is not there")
+            scored_part = part.replace("the first", "about the first")
+            notes.append(f"text: the Python standard library's sources{scored_part}, as {folder} is not there")
         else:
             missing.add(kind)
             notes.append(f"no {kind}: {folder} is not there, and their rows are left out")
@@ -70,13 +70,13 @@ def prepare_source(kind: Data, data: Path, scored: int | None, place: Path) -> t
     """
     if kind == "copies":
         return (f"source.path={_fill_once(place / 'copies', _write_copies)}", *COPIES)
-    name, pattern, how = CORPORA[kind]
+    name, pattern, options = CORPORA[kind]
     if not (data / name).is_dir():
         return EMBEDDED if scored is None else _prepare_library(scored, place)
     paths = sorted((data / name).resolve().glob(pattern))
     known = [(path.name, _digest_file(path)) for path in paths]
     folder = place / _name_with_digest(name, [*known, scored])
-    return (f"source.path={_fill_once(folder, lambda whole: _copy_truncated(paths, scored, whole))}", *how)
+    return (f"source.path={_fill_once(folder, lambda whole: _copy_truncated(paths, scored, whole))}", *options)
 
 
 @cache
@@ -137,9 +137,9 @@ def _list_library() -> list[tuple[File, str]]:
     return [(file, splits[0]) for file, splits in source.places(source.files).items()]
 
 
-def _name_with_digest(name: str, what: list[object]) -> str:
+def _name_with_digest(name: str, parts: list[object]) -> str:
     """Return a folder name with a digest of its contents."""
-    return f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
+    return f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 
 def _write_copies(folder: Path) -> None:

@@ -80,8 +80,8 @@ def _read_windows(system: TokenModel, part: DocumentWindows) -> Iterator[ReadTok
     new, states = laid.real & part.new.gather(1, chunk), inputs[0].float().cpu()
     for number in part.document.unique_consecutive().tolist():
         rows = part.document == number
-        mine = new[rows]
-        yield ReadTokens(number, *(x[rows][mine] for x in (laid.targets, states, log_prob)))
+        new_rows = new[rows]
+        yield ReadTokens(number, *(x[rows][new_rows] for x in (laid.targets, states, log_prob)))
 
 
 def recall_tokens(documents: Iterable[np.ndarray]) -> ChunkRecall:

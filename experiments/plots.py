@@ -74,8 +74,8 @@ def plot_experiment(models: Sequence[PlottedModel], paper: Sequence[str], axes: 
                 label=drawable_label(model.name),
             )
     if scattered and len(paper) > 1:
-        theirs = add_panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
-        clouds.append((theirs, [_paper_position(model.paper) for model in models]))
+        paper_panel = add_panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
+        clouds.append((paper_panel, [_paper_position(model.paper) for model in models]))
     elif across := [x for model in models for x, _ in model.line]:
         distances = axes[0] != "seconds of training"
         if distances and 0 < 50 * min(across) < max(across):  # otherwise most points lie at the left

@@ -170,7 +170,7 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     by_variant: dict[str, list[VariantRun]] = defaultdict(list)
     for run in runs:
         by_variant[run.variant.name].append(run)
-    rows = [make_row(of[0].variant, of) for of in by_variant.values()]
+    rows = [make_row(runs_of_variant[0].variant, runs_of_variant) for runs_of_variant in by_variant.values()]
     remarks = dict.fromkeys(note for run in runs for measured in run.measured.values() for note in measured.notes)
     machine, commit, versions = _describe_origin(runs)
     notes = [*notes, *describe_plan(experiment, plan), *versions, *remarks]

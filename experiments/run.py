@@ -279,8 +279,8 @@ def time_steps(
     }
     rounds = (3, 3, 1) if seconds < 60 * len(set(keys.values())) else (3, 8, 3)
     threads = [each.options.threads for each in select_own(variants)]
-    of = [rounds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
-    path = plan.runs_dir / "clocks" / f"{hashlib.sha256(repr(of).encode()).hexdigest()[:10]}.json"
+    timed = [rounds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
+    path = plan.runs_dir / "clocks" / f"{hashlib.sha256(repr(timed).encode()).hexdigest()[:10]}.json"
     if path.is_file():
         try:
             clock = read_as(dict[str, Any], path)
@@ -340,12 +340,12 @@ def divide_budget(
         relative[each.variant.name] = {
             name: share / clock[name] if by_seconds else share for name, share in shares.items()
         }
-    took = {variant: sum(clock[name] * each for name, each in of.items()) for variant, of in relative.items()}
+    took = {variant: sum(clock[name] * each for name, each in shares.items()) for variant, shares in relative.items()}
     if experiment.equal == "seconds":
         scale = {variant: seconds / len(variants) / each for variant, each in took.items()}
     else:
         scale = dict.fromkeys(took, seconds / sum(took.values()))
-    steps = {name: scale[variant] * each for variant, of in relative.items() for name, each in of.items()}
+    steps = {name: scale[variant] * each for variant, shares in relative.items() for name, each in shares.items()}
     return {name: max(2, round(each)) for name, each in steps.items()}
 
 

@@ -36,29 +36,29 @@ EVERY_SECONDS = 5.0
 ROOMS = ("pipeline", "data", "haed", "flows")
 
 
-def post_markdown(text: str, key: str, *about: str) -> None:
+def post_markdown(text: str, key: str, *descriptions: str) -> None:
     """Post a Markdown text.
 
     Args:
         text: Markdown, whose names, paths and messages went through `pipeline.console.markdown_text` or `markdown_code`.
         key: of the artifact.
-        about: paragraphs of its description, as plain text.
+        descriptions: paragraphs of its description, as plain text.
     """
-    _post(create_markdown_artifact, text, key, about)
+    _post(create_markdown_artifact, text, key, descriptions)
 
 
-def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
+def post_table(rows: Sequence[Mapping[str, Any]], key: str, *descriptions: str) -> None:
     """Post a table, whose cells the UI shows as plain text; see `post_markdown`."""
     shown = [
         {name: make_printable(value) if isinstance(value, str) else value for name, value in row.items()}
         for row in rows
     ]
-    _post(create_table_artifact, shown, key, about)
+    _post(create_table_artifact, shown, key, descriptions)
 
 
-def _post(create: Callable[[Any, str, str], object], content: Any, key: str, about: Sequence[str]) -> None:
+def _post(create: Callable[[Any, str, str], object], content: Any, key: str, descriptions: Sequence[str]) -> None:
     try:
-        create(content, key, "\n\n".join(markdown_text(name_flows(each)) for each in about))
+        create(content, key, "\n\n".join(markdown_text(name_flows(each)) for each in descriptions))
     except Exception as error:  # whatever it is: what a flow has done lies in the run's folder
         log.warning("the server did not take the artifact %s: %s", key, str(error).partition("\n")[0])
 
@@ -82,10 +82,10 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def run_artifact_key(what: str, options: Options) -> str:
+def run_artifact_key(kind: str, options: Options) -> str:
     """Return the key of a run's artifact, unique to this run; digits of a hash are added to ambiguous names."""
-    plain = artifact_key(what, options.name)
-    if plain == f"{what}-{options.name}" and Path(options.runs_dir).resolve() == Path("runs").resolve():
+    plain = artifact_key(kind, options.name)
+    if plain == f"{kind}-{options.name}" and Path(options.runs_dir).resolve() == Path("runs").resolve():
         return plain
     return f"{plain}-{hashlib.sha256(str(Path(options.runs_dir, options.name).resolve()).encode()).hexdigest()[:4]}"
 
@@ -187,9 +187,9 @@ class PipelineArtifact(LiveArtifact):
         self._before = _OUTER.set(self)
         return super().__enter__()
 
-    def __exit__(self, *what: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         _OUTER.reset(self._before)
-        super().__exit__(*what)
+        super().__exit__(*exception)
 
 
 class _PipelineStatus:

@@ -121,16 +121,16 @@ def post_report(options: Options) -> None:
     from pipeline.reporting.report import summarise_report
 
     folder = RunFolder.from_options(options)
-    about = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
+    origin = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
     page = (
         f" · [page of the run]({address}), with the report, downloads and queries to the model"
         if (address := served_page_url(folder))
         else ""
     )
     post_markdown(
-        f"{summarise_report(options)}\n\n{markdown_text(about)}{page}\n",
+        f"{summarise_report(options)}\n\n{markdown_text(origin)}{page}\n",
         run_artifact_key("report", options),
-        f"report of {about}",
+        f"report of {origin}",
     )
 
 
@@ -227,7 +227,7 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
     options = load_tagged_options(run, overrides, "evaluate", evaluate__split=split)
     evaluation = run_stage(options)
     metric = evaluation.headline
-    about = describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint)
+    origin = describe_origin(options, evaluation.stage, evaluation.step, evaluation.checkpoint)
     scalars = {name: value for name, value in asdict(evaluation).items() if isinstance(value, str | int | float)}
     rows: list[dict[str, Any]] = [{"model": options.name, metric.unit: metric.value} | scalars]
     if evaluation.decoder_metric is not None:
@@ -244,7 +244,7 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
         table,
         run_artifact_key("evaluation", options),
         f"{format_headline_metric(evaluation)}. {evaluation.likelihood_note}",
-        about,
+        origin,
     )
     return evaluation
 
@@ -279,7 +279,7 @@ def sample(
     options = load_tagged_options(
         run, overrides, "sample", sample__temperature=temperature, sample__pictures=prompt_count
     )
-    folder, about = RunFolder.from_options(options), describe_checkpoint(options)
+    folder, origin = RunFolder.from_options(options), describe_checkpoint(options)
     if prompt_count and options.chunker.kind != PIXELS:
         options.sample.prompts = (options.sample.prompts or [*folder.read_corpus_record().frequent, ""])[:prompt_count]
     written = run_stage(options, prompts or None, samples)
@@ -289,9 +289,9 @@ def sample(
         text = f"![held-out pictures, completed]({data_uri(read_bytes(grid, PICTURE))})"
     drawn = f"temperature {options.sample.temperature:g}, seed {options.sample.seed}"
     post_markdown(
-        f"{text}\n\n{markdown_text(f'{drawn}; {about}')}",
+        f"{text}\n\n{markdown_text(f'{drawn}; {origin}')}",
         run_artifact_key("samples", options),
-        f"samples, {drawn}, of {about}",
+        f"samples, {drawn}, of {origin}",
     )
     return written
 
@@ -419,7 +419,7 @@ def neighbours(
     folder = RunFolder.from_options(options)
     meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
     nothing = "" if typed else "no query was given, so these are frequent chunks; "
-    about = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
+    description = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     notes: list[dict[str, Any]] = [{} for _ in results]
     if space == "chunks":
         opened, chunker = ChunkIndex(folder, meta.checkpoint), folder.load_chunker()
@@ -429,11 +429,13 @@ def neighbours(
         for item, note in zip(results, notes, strict=True)
         for each in item.neighbours
     ]
-    post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {about}")
+    post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {description}")
     if picture := plots.draw_neighbours(results):
         text = f"![queries and their neighbours, with scores]({data_uri(picture)})"
         post_markdown(
-            f"{text}\n\n{markdown_text(about)}", run_artifact_key("neighbours-drawn", options), f"neighbours: {about}"
+            f"{text}\n\n{markdown_text(description)}",
+            run_artifact_key("neighbours-drawn", options),
+            f"neighbours: {description}",
         )
     return list(results)
 
@@ -452,11 +454,11 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
 
     options = load_tagged_options(run, overrides, "analyse")
     analysis = run_stage(options)
-    folder, about = Path(analysis.folder), describe_origin(options, analysis.stage, analysis.step, analysis.checkpoint)
+    folder, origin = Path(analysis.folder), describe_origin(options, analysis.stage, analysis.step, analysis.checkpoint)
     if analysis.intrinsic is not None:
         table = precision_table(analysis.intrinsic)
         rows = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
-        post_table(rows, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {about}")
+        post_table(rows, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {origin}")
     sentences = [*analysis.findings, *(f"note: {note}" for note in analysis.notes)]
     lines = "\n".join(f"- {markdown_text(name_flows(sentence))}" for sentence in sentences)
     pictures = "\n\n".join(
@@ -465,8 +467,8 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
         if path.suffix == ".png"
     )
     place = f"Interactive map: {markdown_code(str(folder.resolve() / 'map.html'))}"
-    text = f"{lines}\n\n{markdown_text(about)}\n\n{place}\n\n{pictures}\n"
-    post_markdown(text, run_artifact_key("analysis-drawn", options), f"analysis of the embeddings, by {about}")
+    text = f"{lines}\n\n{markdown_text(origin)}\n\n{place}\n\n{pictures}\n"
+    post_markdown(text, run_artifact_key("analysis-drawn", options), f"analysis of the embeddings, by {origin}")
     return analysis
 
 

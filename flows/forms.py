@@ -411,21 +411,21 @@ def optional_copy(group: Any) -> Any:
     for name, hint in get_type_hints(group, include_extras=True).items():
         nested = is_dataclass(hint)
         if nested:
-            about, annotation = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
+            description, annotation = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
         else:
             kind, *checks = get_args(hint)
             (info,) = (check for check in checks if isinstance(check, FieldInfo))
             checks = [*info.metadata, *(check for check in checks if check is not info)]
-            about = " ".join(
+            description = " ".join(
                 [info.description or "", *(f"Unit: {each.unit}." for each in checks if isinstance(each, Unit))]
             )
-            about += " For null, use overrides." if NoneType in get_args(kind) else ""
+            description += " For null, use overrides." if NoneType in get_args(kind) else ""
             extra = info.json_schema_extra
             if kind in (str, str | None):
                 checks = [Field(max_length=LONGEST), *checks]
                 kind, extra = str, extra or {"pattern": NO_SECRET}  # an empty box is no text anyway
             annotation = Annotated[kind, Field(json_schema_extra=extra), *checks] | None
-        shown = Field(title=name, description=about, json_schema_extra=None if nested else _flatten_optional)
+        shown = Field(title=name, description=description, json_schema_extra=None if nested else _flatten_optional)
         fields.append((name, Annotated[annotation, shown], field(default=None)))
     copy = make_dataclass(group.__name__, fields, kw_only=True)
     copy.__doc__, copy.__module__ = "", __name__  # the text stands beside the name already

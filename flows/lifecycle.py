@@ -500,12 +500,12 @@ def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_canc
         if run.state is None or run.state.type not in UNFINISHED:
             return
         if cancel_seconds is not None:
-            how = f"killed, because it did not end within {cancel_seconds:.0f} s after Cancel"
+            ending = f"killed, because it did not end within {cancel_seconds:.0f} s after Cancel"
         elif run.state.is_cancelling():
-            how = "cancelled"
+            ending = "cancelled"
         else:
-            how = f"its process {'was killed' if status < 0 else f'ended with status {status}'}"
-        report_end(client, run, how)
+            ending = f"its process {'was killed' if status < 0 else f'ended with status {status}'}"
+        report_end(client, run, ending)
 
 
 def bare_run_name(name: str) -> str:
@@ -513,7 +513,7 @@ def bare_run_name(name: str) -> str:
     return name.partition(f" · {WAITS}")[0]
 
 
-def report_end(client: Any, run: FlowRun, how: str) -> bool:
+def report_end(client: Any, run: FlowRun, ending: str) -> bool:
     """Report, in the state and the log of a flow run, how it ended and what was saved.
 
     Returns:
@@ -526,7 +526,7 @@ def report_end(client: Any, run: FlowRun, how: str) -> bool:
         except (OSError, ValueError) as error:  # the end is reported all the same
             kept = f". What it saved cannot be read: {error}"
     is_cancelled = run.state is not None and run.state.is_cancelling()
-    last: State = Cancelled(message=f"{how}{kept}") if is_cancelled else Crashed(message=f"{how}{kept}")
+    last: State = Cancelled(message=f"{ending}{kept}") if is_cancelled else Crashed(message=f"{ending}{kept}")
     mark_stages_crashed(client, run.id)  # first: once the run has ended, nothing of it is settled again
     if (name := bare_run_name(run.name)) != run.name:
         client.update_flow_run(run.id, name=name)
@@ -739,16 +739,16 @@ def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
     with ExitStack() as taken:
         for name in names:
             files = [taken.enter_context(open(_lock_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
-            mine = next(filter(_try_lock_file, files), None)
-            if mine is None:
+            lock = next(filter(_try_lock_file, files), None)
+            if lock is None:
                 for file in files:
                     file.seek(0)
                     busy.append(file.read(400).strip())
                 return ", ".join(filter(None, busy)) or "another training"  # which has not written its name yet
-            mine.truncate(0)
+            lock.truncate(0)
             name = os.environ.get(FLOW_RUN, "a training")
-            mine.write(f"{name} (since {datetime.now():%Y-%m-%d %H:%M}, process {os.getpid()})")
-            mine.flush()
+            lock.write(f"{name} (since {datetime.now():%Y-%m-%d %H:%M}, process {os.getpid()})")
+            lock.flush()
         held.enter_context(taken.pop_all())
     return ""
 

@@ -119,11 +119,11 @@ class Ranks:
         """Return the maximum of each number over all ranks."""
         return self._all_reduce(values, dist.ReduceOp.MAX)
 
-    def _all_reduce(self, values: list[float], how: "dist.ReduceOp.RedOpType") -> list[float]:
+    def _all_reduce(self, values: list[float], operation: "dist.ReduceOp.RedOpType") -> list[float]:
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, how, group=self._cpu)
+        dist.all_reduce(tensor, operation, group=self._cpu)
         return tensor.tolist()
 
     def own_slice(self, count: int) -> slice:
@@ -203,13 +203,13 @@ class Ranks:
             dist.barrier(group=self._cpu)
 
 
-def group_size(group: int | None, size: int, what: str = "processes") -> int:
+def group_size(group: int | None, size: int, members: str = "processes") -> int:
     """Return the number of processes that share candidates, according to `iem.group`.
 
     Args:
         group: the option; None or a value of at least `size` means all processes.
         size: number of processes.
-        what: name of the processes in the error message.
+        members: name of the processes in the error message.
 
     Raises:
         ValueError: groups of this size leave some processes over.
@@ -218,7 +218,7 @@ def group_size(group: int | None, size: int, what: str = "processes") -> int:
         return size
     if size % group:
         raise ValueError(
-            f"iem.group={group}: {size} {what} cannot be divided into groups of {group}. Set a divisor "
+            f"iem.group={group}: {size} {members} cannot be divided into groups of {group}. Set a divisor "
             f"of {size}, or null"
         )
     return group

@@ -186,17 +186,17 @@ class _ArgumentParser(argparse.ArgumentParser):
         Raises:
             UsageError: always.
         """
-        what, _, named = message.partition(": ")
-        if what.endswith("are required"):
+        kind, _, named = message.partition(": ")
+        if kind.endswith("are required"):
             optional = {action.metavar for action in self._actions if action.nargs == "*"}
-            message = f"{what}: {', '.join(each for each in named.split(', ') if each not in optional)}"
+            message = f"{kind}: {', '.join(each for each in named.split(', ') if each not in optional)}"
             message += f"; {describe_runs()}" if message.endswith(" RUN") else ""
         elif (
-            named == "expected one argument" and (flag := what.rpartition(" ")[2].rpartition("/")[2]) in self.typed[:-1]
+            named == "expected one argument" and (flag := kind.rpartition(" ")[2].rpartition("/")[2]) in self.typed[:-1]
         ):
             value = self.typed[self.typed.index(flag) + 1]
             message += f"; use {flag}={shlex.quote(value)}" if value not in self._option_string_actions else ""
-        elif what == "unrecognized arguments" and (hint := self._suggest_argument(named)):
+        elif kind == "unrecognized arguments" and (hint := self._suggest_argument(named)):
             message += f"; {hint}"
         self.print_usage(sys.stderr)
         self._print_message(f"{self.prog}: error: {message}\n", sys.stderr)

@@ -129,7 +129,7 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
             message += _name_plugin(error)
         _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
-            sys.excepthook = lambda *what: console.print_stderr("".join(traceback.format_exception(*what)))
+            sys.excepthook = lambda *exception: console.print_stderr("".join(traceback.format_exception(*exception)))
             raise
         is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or console.is_out_of_memory(error)
         console.print_stderr(

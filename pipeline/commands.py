@@ -50,8 +50,8 @@ def _run_shard(arguments: argparse.Namespace) -> CommandResult:
     for split, size in splits.items():
         line = f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
         if size.distinct_chunks is not None:
-            about = "" if size.distinct_chunks_exact else "about "
-            line += f"{about}{size.distinct_chunks:,} distinct chunks".rjust(34)
+            approximately = "" if size.distinct_chunks_exact else "about "
+            line += f"{approximately}{size.distinct_chunks:,} distinct chunks".rjust(34)
         lines.append(line)
     lines.append(f"  {sum(size.source_bytes for size in splits.values()) / 1e6:,.1f} MB in {seconds:.1f} s")
     shown = {split: asdict(size) for split, size in splits.items()}
@@ -284,12 +284,12 @@ def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="Find chunks that are similar to the prediction after TEXT. Repeatable.",
     )
-    for name, what in (("like", "added to"), ("minus", "subtracted from"), ("plus", "added to")):
+    for name, effect in (("like", "added to"), ("minus", "subtracted from"), ("plus", "added to")):
         parser.add_argument(
             f"--{name}",
             action="append",
             metavar="CHUNK",
-            help=f"Find chunks that are similar to a sum of embeddings. This one is {what} it. Repeatable.",
+            help=f"Find chunks that are similar to a sum of embeddings. This one is {effect} it. Repeatable.",
         )
     parser.add_argument(
         "--count", type=int, help="Neighbours of each query, at least 1. Default: 8, or fewer if there are fewer."

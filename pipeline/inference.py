@@ -61,9 +61,9 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
     return written
 
 
-def continue_prompt(run: "Run", prompt: bytes, samples: int, how: SampleOptions) -> list[Sample]:
+def continue_prompt(run: "Run", prompt: bytes, samples: int, options: SampleOptions) -> list[Sample]:
     """Return `samples` continuations of a prompt, as displayed text and as bytes."""
-    continuations = run.continued(prompt, samples, how)
+    continuations = run.continued(prompt, samples, options)
     shown, speed = prompt.decode(errors="backslashreplace"), continuations.characters_per_second
     unit = "values" if run.of_values else "characters"
     shares = [None] * samples if continuations.parts is None else continuations.parts
@@ -82,13 +82,15 @@ def _complete_pictures(run: "Run", samples: int) -> list[Sample]:
     """Draw held-out pictures, each as its upper half, its completions and the original."""
     from pipeline.reporting import plots
 
-    corpus, how = run.folder.open_corpus(), run.options.sample
+    corpus, sampling = run.folder.open_corpus(), run.options.sample
     split = next((name for name in ("test", "valid", "train") if corpus.split_counts(name).documents), "train")
-    originals = np.stack([tokens for tokens, _ in islice(corpus.iterate_documents(split), how.pictures)])
+    originals = np.stack([tokens for tokens, _ in islice(corpus.iterate_documents(split), sampling.pictures)])
     shape = tuple(corpus.form[name] for name in ("height", "width", "channels"))
     chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
     upper = originals[:, : chunks // 2 * run.chunker.k]
-    lower = run.complete(upper.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - upper.shape[1]]
+    lower = run.complete(upper.repeat(samples, 0), chunks - chunks // 2, sampling)[
+        :, : originals.shape[1] - upper.shape[1]
+    ]
     completed = np.concatenate([upper.repeat(samples, 0), lower], 1).reshape(len(upper), samples, -1)
     blank = np.concatenate([upper, np.full_like(originals[:, upper.shape[1] :], 255)], 1)
     rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)

@@ -212,8 +212,10 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
     """
     head = _read_exactly(file, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
-        what, _ = detect_foreign_format(head) or ("", "")
-        raise ValueError(f"it {f'is {what}, and ' if what else ''}does not begin with RIFF and WAVE: {_ADVICE}")
+        format_name, _ = detect_foreign_format(head) or ("", "")
+        raise ValueError(
+            f"it {f'is {format_name}, and ' if format_name else ''}does not begin with RIFF and WAVE: {_ADVICE}"
+        )
     stated, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
     sound = 0
     header: WavHeader | None = None
@@ -243,8 +245,8 @@ def _read_format(body: bytes) -> WavHeader:
     width = (bits + 7) // 8
     coding = _CODINGS.get((tag, width))
     if coding is None:
-        of = f"{bits} bits per sample" if tag in (_PCM, _FLOAT) else f"an unsupported coding (tag 0x{tag:04x})"
-        raise ValueError(f"it has {of}: {_ADVICE}")
+        problem = f"{bits} bits per sample" if tag in (_PCM, _FLOAT) else f"an unsupported coding (tag 0x{tag:04x})"
+        raise ValueError(f"it has {problem}: {_ADVICE}")
     if not channels or not rate or frame != channels * width:
         raise ValueError(
             f"its header contradicts itself: {channels} channels of {width} bytes in frames of {frame}, "

@@ -263,26 +263,26 @@ def check_head(head: bytes, name: str, path: str, closely: bool = True) -> str |
         ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32. The message says which, and what to do.
     """
     if foreign := detect_foreign_format(head):
-        what, advice = foreign
+        format_name, advice = foreign
         inside = " inside its compression" if is_compressed(name) else ""
         if inside and advice is _NAME:
             advice = "decompress it once, because it may be compressed twice"
         elif advice is _NAME and _is_spooled(path):
-            advice = f"decompress it in the pipe: `… | {what.rpartition(' ')[2]} -dc | haed …`"
-        raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
+            advice = f"decompress it in the pipe: `… | {format_name.rpartition(' ')[2]} -dc | haed …`"
+        raise ValueError(f"{name} is {format_name}{inside}, not text: {advice}")
     if _is_utf8(head) and not _has_controls(head):
         return None
     if wide := wide_encoding(head, closely):
         encoding, by = wide
         command = f"iconv -f {by} -t UTF-8"
-        how = (
+        remedy = (
             f"convert it with `{convert_by(command, path)}`"
             if path
             else f"convert it with `{command}`, and make the tar again"
         )
         raise ValueError(
             f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a byte order mark, "
-            f"not UTF-8: {how}"
+            f"not UTF-8: {remedy}"
         )
     if not path and not _is_utf8(head) and len(head.translate(None, _CONTROLS)) < (1 - _BINARY) * len(head):
         raise ValueError(
@@ -395,14 +395,14 @@ def describe_findings(looks: Sequence[TextFindings]) -> Iterator[str]:
         names = list(dict.fromkeys(name for each in odd_texts for name in each.names))
         all_named = all(each.count == len(each.names) for each in odd_texts)
         count = len(names) if all_named else sum(each.count for each in odd_texts)
-        what = some_of(names, count, "texts")
+        texts = some_of(names, count, "texts")
         if reason != _ENDS:
-            yield f"{what}: {_NOTES[reason]}"
+            yield f"{texts}: {_NOTES[reason]}"
             continue
         total = lines.total()
         ends = [f"{lines[_CRLF]:,} end in CRLF (Windows)"] * bool(lines[_CRLF])
         ends += [f"{lines[_CR]:,} end in CR alone (old Mac)"] * bool(lines[_CR])
         yield (
-            f"{what}: of {total:,} lines, {' and '.join(ends)}. A word before such an end makes another "
+            f"{texts}: of {total:,} lines, {' and '.join(ends)}. A word before such an end makes another "
             "chunk than before LF, and prompts have LF. Use source.newlines=lf to make all ends LF"
         )

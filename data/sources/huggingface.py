@@ -169,10 +169,8 @@ def _explain_column(where: str, columns: Mapping[str, Any], field: str) -> str:
         others = f", or {', '.join(map(repr, strings[1:_NAMED]))}" if strings[1:] else ""
         return f"{wrong}. Set {shlex.quote(f'source.field={strings[0]}')}{others}"
     within = isinstance(columns.get(field), dict) or any(isinstance(column, dict) for column in columns.values())
-    how = "flatten()" if within else "map()"
-    return (
-        f"{wrong}. No column holds strings. Make one with {how} of datasets, use save_to_disk(), and give that folder"
-    )
+    method = "flatten()" if within else "map()"
+    return f"{wrong}. No column holds strings. Make one with {method} of datasets, use save_to_disk(), and give that folder"
 
 
 def _find_cause(error: BaseException) -> str:

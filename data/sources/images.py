@@ -138,8 +138,8 @@ class ImageSource(MediaSource):
                 colours = self._resample_picture(colours)
                 return (colours.height, colours.width), colours.tobytes()
         except UnidentifiedImageError as error:
-            what, how = detect_foreign_format(content[:HEAD]) or ("", "")
-            is_other = f": it is {what}. Convert it into PNG" if how == TO_PNG else ""
+            format_name, advice = detect_foreign_format(content[:HEAD]) or ("", "")
+            is_other = f": it is {format_name}. Convert it into PNG" if advice == TO_PNG else ""
             raise ValueError(
                 f"{name} cannot be read as a picture: it is neither PNG nor JPEG, whatever its name{is_other}"
             ) from error

@@ -277,18 +277,18 @@ class Source(ABC):
         not. Beside stated splits, names such as download.sh and metadata.json are left out too. If there is nothing
         else, they are the data.
         """
-        about = {file for file in files if is_about(file.name) and self.is_note(file)}
-        others = [file for file in files if file not in about]
+        left_out = {file for file in files if is_about(file.name) and self.is_note(file)}
+        others = [file for file in files if file not in left_out]
         patterns = self.options.valid_pattern or self.options.test_pattern  # then patterns decide for all names
         if not patterns and any(self.stated_split(file.name) for file in others):
-            about |= {file for file in others if is_beside(file.name) and self.stated_split(file.name) is None}
-            others = [file for file in files if file not in about]
+            left_out |= {file for file in others if is_beside(file.name) and self.stated_split(file.name) is None}
+            others = [file for file in files if file not in left_out]
         elif self.prose:
             return files
         if not others:
             return files
         for file in files:
-            if file in about:
+            if file in left_out:
                 self.record.leave_out("about the data, by their names", file.name)
         return others
 

@@ -56,10 +56,10 @@ class Texts(Source):
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """Refuse files that are no text, then assign splits as every source does."""
         places = super().places(self.look_at(self.without_notes(list(files))))
-        about = [file.name for file in places if is_about(file.name)]
-        if 0 < len(about) < len(places):
+        about_data = [file.name for file in places if is_about(file.name)]
+        if 0 < len(about_data) < len(places):
             self.record.notes.append(
-                f"{some_of(about, len(about))}: read as texts of the corpus. Use source.pattern= to leave them out"
+                f"{some_of(about_data, len(about_data))}: read as texts of the corpus. Use source.pattern= to leave them out"
             )
         return places
 
@@ -77,10 +77,10 @@ class Texts(Source):
                 self.record.leave_out("empty", file.name)
                 continue
             read.append(file)
-            if what := self.check_beginning(head, file.path):
-                odd[what].append(file.name)
-        for what, names in odd.items():
-            self.record.notes.append(f"{some_of(names, len(names))}: {what}; the bytes are read as they are")
+            if oddity := self.check_beginning(head, file.path):
+                odd[oddity].append(file.name)
+        for oddity, names in odd.items():
+            self.record.notes.append(f"{some_of(names, len(names))}: {oddity}; the bytes are read as they are")
         if not read:
             names = [file.name for file in files]
             raise ValueError(
@@ -420,9 +420,12 @@ def check_lines(head: bytes, path: str, field: str) -> None:
     if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
         raise ValueError(f"{display_path(path)} is an empty JSON array")
     if is_long and _is_object(first.rstrip().removesuffix(b",")):
-        what, command = "has commas between its JSON objects instead of one object per line", "sed 's/,[[:space:]]*$//'"
+        problem, command = (
+            "has commas between its JSON objects instead of one object per line",
+            "sed 's/,[[:space:]]*$//'",
+        )
     elif text[:1] == b"\x1e":
-        what, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
+        problem, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
     elif text and not _VALUE.match(text):
         raise ValueError(
             f"{display_path(path)} is not JSON: it begins with {reprlib.repr(first[:40].decode(errors='replace'))}. "
@@ -432,12 +435,12 @@ def check_lines(head: bytes, path: str, field: str) -> None:
         strings = re.match(rb'\[(\s*\[)?\s*"', text)
         items = ".[][]" if strings and strings[1] else ".[]"
         command = f"jq -c {shlex.quote(f'{items} | {_wrap_in_field(field)}')}" if strings else "jq -c '.[]'"
-        what = "is one JSON array instead of one object per line"
+        problem = "is one JSON array instead of one object per line"
     elif is_long:
-        what, command = "has a JSON object over several lines instead of one per line", _COMPACT
+        problem, command = "has a JSON object over several lines instead of one per line", _COMPACT
     else:
         return
-    raise ValueError(f"{display_path(path)} {what}. Convert it with `{convert_by(command, path)}`")
+    raise ValueError(f"{display_path(path)} {problem}. Convert it with `{convert_by(command, path)}`")
 
 
 def _is_object(line: bytes) -> bool:
@@ -475,25 +478,25 @@ def extract_json_text(
     """
     record = _read_json(content, where, path)
     if not isinstance(record, dict):
-        how = f'write objects such as {{"{field}": "…"}}'
+        advice = f'write objects such as {{"{field}": "…"}}'
         if isinstance(record, str) and path:
-            how = f"convert it with `{convert_by(f'jq -c {shlex.quote(_wrap_in_field(field))}', path)}`"
-        raise ValueError(f"{where} has no field {field!r}, because it is not an object: {how}")
+            advice = f"convert it with `{convert_by(f'jq -c {shlex.quote(_wrap_in_field(field))}', path)}`"
+        raise ValueError(f"{where} has no field {field!r}, because it is not an object: {advice}")
     if field not in record:
         fields = ", ".join(map(repr, list(record)[:10])) or "none"
         lists = [
             name for name, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)
         ]
-        how = ""
+        advice = ""
         if path and lists:
             command = f"jq -c {shlex.quote(f'.[{json.dumps(lists[0])}][]')}"
-            how = f"; or make a line of each in {lists[0]!r} with `{convert_by(command, path)}`"
-        raise ValueError(f"{where} has no field {field!r} (it has {fields}): set {option}{how}")
+            advice = f"; or make a line of each in {lists[0]!r} with `{convert_by(command, path)}`"
+        raise ValueError(f"{where} has no field {field!r} (it has {fields}): set {option}{advice}")
     text = record[field]
     if not isinstance(text, str | None):
         others = [name for name, value in record.items() if isinstance(value, str)]
-        how = f"set {option}" + (f" to {' or '.join(map(repr, others[:5]))}" if others else ", or write texts there")
-        raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {how}")
+        advice = f"set {option}" + (f" to {' or '.join(map(repr, others[:5]))}" if others else ", or write texts there")
+        raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {advice}")
     if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
         pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
         remarks["lines have the field twice; the last value was used"] += [key for key, _ in pairs].count(field) > 1
@@ -514,8 +517,8 @@ def _read_json(content: bytes, where: str, path: str) -> Any:
         if isinstance(error, RecursionError):
             raise ValueError(f"{where} is nested too deeply. Flatten the JSON") from error
         several = path and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-        how = f"; if values follow each other without line ends, convert it with `{convert_by(_COMPACT, path)}`"
-        raise ValueError(f"{where} is not JSON: {error}{how if several else ''}") from error
+        advice = f"; if values follow each other without line ends, convert it with `{convert_by(_COMPACT, path)}`"
+        raise ValueError(f"{where} is not JSON: {error}{advice if several else ''}") from error
 
 
 class WikiTextSource(_Documents):

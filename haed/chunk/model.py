@@ -80,7 +80,7 @@ class HAED(SequenceModel):
             (self.main, options.main, MAINS),
             (self.decoder, options.decoder, DECODERS),
         )
-        foreign = [part for part, of, kinds in parts if of.kind not in kinds]
+        foreign = [part for part, part_options, kinds in parts if part_options.kind not in kinds]
         if foreign and self.device.type != "meta":
             self._check_parts(foreign)
 
@@ -197,15 +197,17 @@ class HAED(SequenceModel):
                 f"{name} returned {describe_value(logits)}, expected {expected}: decisions × (symbols, and the end of a chunk)"
             )
         for number in range(3):
-            mine, rows = packed.order[packed.chunk] == number, torch.tensor([number, number - 1])
+            is_of_chunk, rows = packed.order[packed.chunk] == number, torch.tensor([number, number - 1])
             state = self.decoder.initial_state(predictions[rows], to_device(before[rows], self.device))
             steps = []
-            for place, symbol in enumerate(packed.inputs[mine]):
+            for place, symbol in enumerate(packed.inputs[is_of_chunk]):
                 if place == 1:
                     state.select_rows(torch.tensor([True, False], device=self.device))
                 steps.append(self.decoder.step(state, symbol.expand(1 if place else 2))[:1])
             together = torch.cat(steps)
-            if together.shape != logits[mine].shape or not torch.allclose(logits[mine], together, *_CLOSE):
+            if together.shape != logits[is_of_chunk].shape or not torch.allclose(
+                logits[is_of_chunk], together, *_CLOSE
+            ):
                 raise ValueError(
                     f"{name}: `step` gives other logits than `forward`. Each decision may depend on earlier symbols of its "
                     "own chunk and on the chunk before, or samples would not follow the likelihood"

@@ -280,11 +280,11 @@ class Candidates:
         if self._elsewhere.size == 1:
             self._before = self.windows, self.turns, self.counts.update(keys, holders)
             self.windows += windows
-            seen, of = self.counts(keys), self.windows
+            seen, windows_counted = self.counts(keys), self.windows
         else:
-            seen, of = self.counts(keys) + holders, self.windows + windows
+            seen, windows_counted = self.counts(keys) + holders, self.windows + windows
             self._take_turns(keys, holders, windows)
-        presence = (seen + self.options.smoothing) / (of + self.options.smoothing)
+        presence = (seen + self.options.smoothing) / (windows_counted + self.options.smoothing)
         return log_inclusion(presence.clamp(max=1), windows - 1)
 
     def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:

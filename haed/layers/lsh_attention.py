@@ -94,12 +94,14 @@ class LSH(Attention):
         order, codes = self._sort_positions(buckets)
         outputs, weights = [], []
         for each, place in enumerate(order.unbind(-1)):
-            queries, keys, values, mine = (
+            queries, keys, values, query_codes = (
                 _split_blocks(_gather_positions(x, place), self.window) for x in (q, k, v, codes)
             )
-            keys, values, theirs = (torch.cat([_previous_blocks(x), x], 3) for x in (keys, values, mine))
-            scores = self._masked_scores(queries, keys, self._visible_mask(mine, theirs, each), self.window)
-            elsewhere = [self._visible_mask(mine, theirs, other) for other in range(self.rounds) if other != each]
+            keys, values, key_codes = (torch.cat([_previous_blocks(x), x], 3) for x in (keys, values, query_codes))
+            scores = self._masked_scores(queries, keys, self._visible_mask(query_codes, key_codes, each), self.window)
+            elsewhere = [
+                self._visible_mask(query_codes, key_codes, other) for other in range(self.rounds) if other != each
+            ]
             if elsewhere:  # a pair that meets in several rounds counts once
                 scores = scores - torch.stack(elsewhere).sum(0, dtype=scores.dtype).log1p()
             shares = scores.softmax(-1)

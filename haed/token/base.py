@@ -375,26 +375,26 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
     return [Scale(factor, layers[i], backwards[i] if i < middle else 0) for i, factor in enumerate(down)]
 
 
-def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
+def parse_scales(notation: str, option: str, pattern: str) -> dict[int, str]:
     """Parse a notation such as 2@16 2@4 4@1; return the text before each @, by scale.
 
     Args:
         notation: as given by the user.
         option: name of the option, for errors.
-        what: pattern of the text before each @, `NUMBER` (of layers, or of heads) or `WINDOW`.
+        pattern: regular expression of the text before each @, `NUMBER` (of layers, or of heads) or `WINDOW`.
 
     Raises:
         ValueError: the notation is invalid, a scale is there twice, or a number is 0 or too large.
     """
     before_scale: dict[int, str] = {}
-    where, example = f"{option}={notation!r}", f"Use something like {_EXAMPLES[what]}"
+    where, example = f"{option}={notation!r}", f"Use something like {_EXAMPLES[pattern]}"
     for part in (parts := split_entries(notation)):
-        match = re.fullmatch(rf"({what})@([1-9][0-9]{{0,6}})", part)
+        match = re.fullmatch(rf"({pattern})@([1-9][0-9]{{0,6}})", part)
         if match is None:
             raise ValueError(f"{where}: {part!r} is not of the form WHAT@SCALE. {example}")
         if int(match[2]) in before_scale:
             raise ValueError(f"{where}: scale {match[2]} is given twice. {example}")
-        if what == NUMBER and not 1 <= int(match[1]) <= MOST:
+        if pattern == NUMBER and not 1 <= int(match[1]) <= MOST:
             raise ValueError(f"{where}: {part} must be from 1 to {MOST:,} at scale {match[2]}, or left out. {example}")
         before_scale[int(match[2])] = match[1]
     if not parts:
@@ -403,7 +403,7 @@ def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
 
 
 def parse_nested_scales(
-    notation: str, option: str, what: str, cut: ChunkingSpec, to_tokens: bool = True
+    notation: str, option: str, pattern: str, cut: ChunkingSpec, to_tokens: bool = True
 ) -> dict[int, str]:
     """Parse a notation as `parse_scales` does, sorted from the coarsest scale to scale 1, the tokens themselves.
 
@@ -413,11 +413,11 @@ def parse_nested_scales(
         ValueError: as for `parsed`, or the scales do not nest, do not end with 1, or do not fit into a window of the
             corpus.
     """
-    before_scale = parse_scales(notation, option, what)
+    before_scale = parse_scales(notation, option, pattern)
     scales, window, where = sorted(before_scale, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
     if to_tokens and scales[-1] != 1:
         raise ValueError(
-            f"{where}: the finest scale must be 1 (tokens). Add something like {_EXAMPLES[what].split()[-1]}"
+            f"{where}: the finest scale must be 1 (tokens). Add something like {_EXAMPLES[pattern].split()[-1]}"
         )
     for coarse, fine in itertools.pairwise(scales):
         if coarse % fine:

@@ -71,8 +71,8 @@ class Downsample(nn.Module):
         pooled = self.linear(groups.flatten(2)) if self.linear is not None else groups.mean(2)
         if self.attention is None:
             return pooled
-        done = (seam.fed + self.shift) // k
-        ends = Grid((done + 1) * k - 1 - self.shift, k)  # the last position of each group
+        completed = (seam.fed + self.shift) // k
+        ends = Grid((completed + 1) * k - 1 - self.shift, k)  # the last position of each group
         return self.attention(pooled, x, ends, Grid(seam.fed), seam.shorten)
 
 

@@ -76,13 +76,13 @@ def measure_precision(words: list[str], chunks: list[bytes], spaces: dict[str, n
 def _select_sets(places: dict[str, int]) -> tuple[list[WordSet], list[str]]:
     """Return the sets that can be checked, and a line with the reason for each set left out."""
     chosen, left_out = [], []
-    for of in ("text", "code"):
-        mine = [each for each in WORD_SETS if each.of == of]
-        known = [word in places for each in mine for member in each.members for word in member]
+    for language in ("text", "code"):
+        sets = [each for each in WORD_SETS if each.of == language]
+        known = [word in places for each in sets for member in each.members for word in member]
         if 2 * sum(known) < len(known):
-            left_out.append(f"all for {of} (only {sum(known)} of their {len(known)} words are frequent enough)")
+            left_out.append(f"all for {language} (only {sum(known)} of their {len(known)} words are frequent enough)")
             continue
-        for each in mine:
+        for each in sets:
             if (present := len(_known_members(each, places))) >= FEWEST:
                 chosen.append(each)
             else:

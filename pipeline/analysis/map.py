@@ -183,12 +183,12 @@ class MapPoints:
     pixels: bool
 
 
-def render_map_page(title: str, about: str, checkpoint: str, points: MapPoints) -> str:
+def render_map_page(title: str, description: str, checkpoint: str, points: MapPoints) -> str:
     """Return the map as an HTML page.
 
     Args:
         title: heading of the page.
-        about: a sentence about the map.
+        description: a sentence about the map.
         checkpoint: digest of the checkpoint that the embeddings are of.
         points: points to show.
     """
@@ -197,7 +197,7 @@ def render_map_page(title: str, about: str, checkpoint: str, points: MapPoints) 
     content = json.dumps(values, separators=(",", ":"), default=np.ndarray.tolist).replace("<", "\\u003c")
     page = (Path(__file__).parent / "map.html").read_text(encoding="utf-8")
     before, rest = page.split("@POINTS@")
-    named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": about, "@TITLE@": title}
+    named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": description, "@TITLE@": title}
     return re.sub("|".join(named), lambda match: escape(named[match[0]]), before) + content + rest
 
 

@@ -133,9 +133,9 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
     layers = []
     for name, nearest, below in zip(names, near, [None, *near], strict=False):
         overlap = None if below is None else float((nearest[:, :, None] == below[:, None]).any(2).mean())
-        shares = {of: float(np.take_along_axis(values, nearest, 1).mean()) for of, values in same.items()}
+        shares = {group: float(np.take_along_axis(values, nearest, 1).mean()) for group, values in same.items()}
         layers.append(Layer(name, overlap, **shares))
-    by_chance = {of: float((values.sum(1) / others).mean()) for of, values in same.items()}
+    by_chance = {group: float((values.sum(1) / others).mean()) for group, values in same.items()}
     shown = np.linspace(0, len(queries) - 1, min(_EXAMPLES, len(queries))).astype(int).tolist()
     return ByLayer(
         places=size,

@@ -114,15 +114,20 @@ def plot_passages(passages: ByLayer) -> bytes:
     kept.axhline(100 * (passages.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
     kept.set_ylim(0, 100)
     shared = add_panel(figure, 2, 2, "nearest passages with the same …, %; dashed: by chance", "")
-    for name, of, colour in (
+    for name, shares, colour in (
         ("chunk before", "last", USE),
         ("chunk behind", "following", MODEL),
         ("document", "document", COLOURS["train"]),
     ):
         shared.plot(
-            places, [100 * getattr(each, of) for each in passages.layers], "o-", color=colour, markersize=4, label=name
+            places,
+            [100 * getattr(each, shares) for each in passages.layers],
+            "o-",
+            color=colour,
+            markersize=4,
+            label=name,
         )
-        shared.axhline(100 * getattr(passages.chance, of), color=colour, linewidth=0.9, linestyle="--")
+        shared.axhline(100 * getattr(passages.chance, shares), color=colour, linewidth=0.9, linestyle="--")
     shared.set_ylim(bottom=0)
     shared.legend(fontsize=8, frameon=False)
     for axes in (kept, shared):
@@ -163,8 +168,8 @@ def plot_map(
             )
         if len(taken) == _LABELS:
             break
-    what = "the first pixel" if colours else "cluster"
-    axes.set_title(f"{name} of embeddings, coloured by {what}", fontsize=10, loc="left")
+    meaning = "the first pixel" if colours else "cluster"
+    axes.set_title(f"{name} of embeddings, coloured by {meaning}", fontsize=10, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_color(GREY)

@@ -261,13 +261,13 @@ def _render_map(options: Options, dataset: AnalysisData, places: dict[str, np.nd
         places=places,
         pixels=dataset.pixels,
     )
-    about = (
+    description = (
         f"{run.phase} step {run.step:,}, checkpoint {run.digest[:12]}, made on {time.strftime('%Y-%m-%d at %H:%M')}: "
         f"the {size:,} most frequent chunks of the {options.analyse.split} split. Lines lead to the "
         "nearest chunks by centred cosine in all dimensions, which may be far apart on the map. Wheel or two fingers: zoom; "
         "drag: move; click: keep; /: search."
     )
-    return render_map_page(f"{options.name}: map of embeddings", about, run.digest, points).encode()
+    return render_map_page(f"{options.name}: map of embeddings", description, run.digest, points).encode()
 
 
 def _open_drift_reference(run: Run) -> Run | str:
@@ -284,13 +284,13 @@ def _open_drift_reference(run: Run) -> Run | str:
     try:
         other = run.folder.find_first_run(options) if named is None else RunFolder.find(named, options.runs_dir)
         reference_name = str(other.path) if named is None else f"analyse.against={named}"
-        theirs = other.load_options(["evaluate.stage=pretrain"] if named is None else [])
-        if not SYSTEMS[theirs.model.kind].chunks:
+        reference_options = other.load_options(["evaluate.stage=pretrain"] if named is None else [])
+        if not SYSTEMS[reference_options.model.kind].chunks:
             raise ConfigError(
-                f"{reference_name} is of model.kind={theirs.model.kind}, which does not embed single chunks, so there are no "
+                f"{reference_name} is of model.kind={reference_options.model.kind}, which does not embed single chunks, so there are no "
                 "embeddings to compare with. Name another run"
             )
-        reference = Run(other, theirs)
+        reference = Run(other, reference_options)
         if (reference.chunker.name, reference.chunker.k) != (run.chunker.name, run.chunker.k):
             raise ConfigError(
                 f"{reference_name} has other chunks: {reference.chunker.name} of {reference.chunker.k}. "

@@ -90,12 +90,13 @@ _CODE_PAIRS = {
 _SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone finds most members
 
 
-def _make_sets(of: Literal["text", "code"], sets: dict[str, str], pairs: dict[str, str]) -> list[WordSet]:
+def _make_sets(language: Literal["text", "code"], sets: dict[str, str], pairs: dict[str, str]) -> list[WordSet]:
     single_words = [
-        WordSet(name, of, tuple((word,) for word in words.split()), name in _SPELLED) for name, words in sets.items()
+        WordSet(name, language, tuple((word,) for word in words.split()), name in _SPELLED)
+        for name, words in sets.items()
     ]
     return single_words + [
-        WordSet(name, of, tuple(tuple(pair.split("/")) for pair in words.split()), name in _SPELLED)
+        WordSet(name, language, tuple(tuple(pair.split("/")) for pair in words.split()), name in _SPELLED)
         for name, words in pairs.items()
     ]
 

@@ -335,8 +335,8 @@ def suggest_option(name: str, value: Any = None) -> str:
         value = f"{value} {last}"
     fits = isinstance(value, str) and value and not _is_value_as_name(key, last) and _accepts_value(key, value)
     if last in _OPTION_OF:
-        of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
-        return f"use {key}={value if fits else _example_value(key, last, value)}{of}"
+        condition = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
+        return f"use {key}={value if fits else _example_value(key, last, value)}{condition}"
     return f"did you mean {key}={value if fits else ''}?"
 
 
@@ -584,8 +584,8 @@ def _parse_number(name: str, text: str) -> float | None:
     if match := re.fullmatch(rf"({_NUMBER})(%|percent)", text):
         return float(match[1]) if name.endswith("percent") else float(match[1]) / 100
     if match := re.fullmatch(rf"({_NUMBER})([kmgt]i?b)", text):
-        of = {"megabytes": 1e6, "gigabytes": 1e9}.get(name.rpartition("_")[2], 1.0)
-        return float(match[1]) * _BYTES[match[2]] / of
+        factor = {"megabytes": 1e6, "gigabytes": 1e9}.get(name.rpartition("_")[2], 1.0)
+        return float(match[1]) * _BYTES[match[2]] / factor
     if match := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
         return float(match[1]) * _SCALES[match[2]] if match[2] in _SCALES else None
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}([,'’]\d{3})+", text):

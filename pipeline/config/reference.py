@@ -81,7 +81,9 @@ def describe_range(annotated: Any, bounds: dict[str, Any] | None = None) -> str:
         for info in [each for each in metadata if isinstance(each, FieldInfo)]:
             if isinstance(info.json_schema_extra, dict):
                 extra = info.json_schema_extra
-                bounds |= {name: extra[of] for name, of in (("ge", "minimum"), ("le", "maximum")) if of in extra}
+                bounds |= {
+                    name: extra[keyword] for name, keyword in (("ge", "minimum"), ("le", "maximum")) if keyword in extra
+                }
             metadata += info.metadata
         bounds |= {name: getattr(each, name) for each in metadata for name in _BOUNDS if hasattr(each, name)}
         return describe_range(inner, bounds)

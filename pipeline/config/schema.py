@@ -882,9 +882,9 @@ def is_mixed(options: Options, phase: PhaseOptions) -> bool:
 
 def remembered_chunks(options: Options, phase: Phase) -> int:
     """Return how many chunks of a document take part in the likelihood of a phase's checkpoint; 0: the model alone."""
-    how = options.evaluate
-    alone = not how.parts or options.model.kind != "haed" or requested_likelihood(options, phase) == "decoder"
-    return 0 if alone else how.memory
+    evaluation = options.evaluate
+    alone = not evaluation.parts or options.model.kind != "haed" or requested_likelihood(options, phase) == "decoder"
+    return 0 if alone else evaluation.memory
 
 
 def requested_likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:

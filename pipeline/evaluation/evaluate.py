@@ -323,9 +323,9 @@ def score_closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
 def format_evaluation(result: Evaluation) -> str:
     """Format the evaluation as text."""
     headline, error = result.headline, result.standard_error
-    about = "" if error is None else f" ± {error:.4f} (standard error over documents)"
+    uncertainty = "" if error is None else f" ± {error:.4f} (standard error over documents)"
     lines = [
-        f"{result.split}: {headline.value:.4f} {headline.unit}{about}",
+        f"{result.split}: {headline.value:.4f} {headline.unit}{uncertainty}",
         f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
         f"{result.characters:,} {headline.over}, {result.bytes:,} bytes; "
         f"{result.stage} step {result.step:,}, context {result.context:,} chunks, stride {result.stride:,}, "

@@ -76,12 +76,12 @@ def list_series(phases: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
             columns = zip(
                 (*_POSITIONS, "value", "share"), zip(*_thin_points(points, 2 * _MOST), strict=True), strict=True
             )
-            about = {
+            descriptions = {
                 "phase": phase,
                 "metric": name.removeprefix("validation/"),
                 "validation": name.startswith("validation/"),
             }
-            series.append(about | {key: list(values) for key, values in columns})
+            series.append(descriptions | {key: list(values) for key, values in columns})
         offsets = {name: offsets[name] + ends[name] for name in _POSITIONS}
     return series
 
@@ -98,10 +98,16 @@ def draw_corpus(statistics: Summary) -> str:
     documents: Points = [(log10(start), count) for start, count in histogram if start]
     if sum(count for _, count in histogram) < _FEWEST_DOCUMENTS:
         documents = []
-    about = "" if statistics.distinct_chunks_exact else "about "
+    approximately = "" if statistics.distinct_chunks_exact else "about "
     charts = (
         ("% of the chunks, by length", "tokens", lengths, False, False),
-        (f"count of each chunk, by rank ({about}{statistics.distinct_chunks:,} distinct)", "rank", ranks, True, True),
+        (
+            f"count of each chunk, by rank ({approximately}{statistics.distinct_chunks:,} distinct)",
+            "rank",
+            ranks,
+            True,
+            True,
+        ),
         ("number of documents, by length", "tokens", documents, True, False),
     )
     drawn = []

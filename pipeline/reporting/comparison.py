@@ -446,20 +446,22 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
         "seconds": lambda row: round(row.seconds, 1),
         "model FLOPs": lambda row: row.flops,
     }
-    differences = [RunDifference(what, {row.run: value(row) for row in rows}) for what, value in spent.items()]
+    differences = [RunDifference(title, {row.run: value(row) for row in rows}) for title, value in spent.items()]
     flat = {name: dict(flatten_tree(asdict(each))) for name, each in options.items()}
     for key in dict.fromkeys(key for each in flat.values() for key in each):
         section = key.split(".")[0]
         # A phase's options are those of the runs that trained it; "phases" tells who did.
-        of = [row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}]
+        compared = [
+            row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}
+        ]
         # So are those of a part of the model; "model.kind" and the kinds of parts tell who has it.
-        of = [
+        compared = [
             row
-            for row in of
+            for row in compared
             if applies_to(key, options[row.run].model.kind) and not explain_no_effect(key, options[row.run])
         ]
-        if key.startswith(_TOLD) and of:
-            differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in of}))
+        if key.startswith(_TOLD) and compared:
+            differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in compared}))
     return [each for each in differences if len({_format_value(value) for value in each.values.values()}) > 1]
 
 

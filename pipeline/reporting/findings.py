@@ -125,9 +125,9 @@ def precision_table(checks: Intrinsic) -> Table:
         )
         for check in checks.checks
     ]
-    for what, means in (("mean", checks.mean), ("mean, spelled alike", checks.mean_spelled)):
+    for title, means in (("mean", checks.mean), ("mean, spelled alike", checks.mean_spelled)):
         if means:
-            rows.append((what, "", *(f"{means[name]:.3f}" for name in names)))
+            rows.append((title, "", *(f"{means[name]:.3f}" for name in names)))
     return Table(["set", "in the corpus", *names], rows, [False, False, *(True for _ in names)])
 
 

@@ -83,8 +83,8 @@ class Table:
             try:
                 return column.format_cell(row)
             except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                raise ValueError(f"column {column.title!r} of {columns[0].value(row)}: {what}") from error
+                description = f"{type(error).__name__}: {error}"
+                raise ValueError(f"column {column.title!r} of {columns[0].value(row)}: {description}") from error
 
         return cls(
             [column.title for column in columns],

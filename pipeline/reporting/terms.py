@@ -47,9 +47,9 @@ class Footnotes:
             shown: text of the link; empty: the term.
         """
         number = self._numbers.setdefault(term, len(self._numbers) + 1)
-        about = escape(TERMS[term])
+        explanation = escape(TERMS[term])
         return Markup(
-            f'<a class="term" href="#note-{number}" title="{about}">{escape(shown or term)}<sup>{number}</sup></a>'
+            f'<a class="term" href="#note-{number}" title="{explanation}">{escape(shown or term)}<sup>{number}</sup></a>'
         )
 
     @property

@@ -175,7 +175,7 @@ class Intrinsic:
             group = "not told apart" if not each.is_significant else "beaten" if each.mean > 0 else "better"
             groups[group].append(name)
         sets = next((each.sets for each in self.difference.values()), 0)
-        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
+        listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in groups.items() if names)
         return f"over {sets} sets, {listed}"
 
 

@@ -483,7 +483,7 @@ class Checkpoints:
             make_folders(self.folder, within=self.folder.parent.parent)  # the run's folder
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir()
-            digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
+            digests = {name: _write_tensors(beside / name, weights) for name, weights in tensors.items()}
             state = state | {"step": step, "sha256": digests}
             content = json.dumps(state | {"digest": compute_checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())

@@ -164,10 +164,10 @@ class Metrics:
         try:
             self._lines.flush()
         except OSError as error:
-            about = (
+            description = (
                 f"{self._lines.path}: metrics of step {record['step']:,} are kept in memory until they can be written"
             )
-            log.warning("%s: %s", about, error.strerror or error)
+            log.warning("%s: %s", description, error.strerror or error)
         self._notify_listeners(record)
 
     def read_all(self) -> bytes:
@@ -313,14 +313,14 @@ class RemainingTime:
     def __init__(self) -> None:
         self._began: tuple[float, float] | None = None
 
-    def __call__(self, done: float) -> list[str]:
+    def __call__(self, completed: float) -> list[str]:
         """Return the share done in percent, and the remaining time once it can be estimated."""
         now = time.monotonic()
-        self._began = self._began or (now, done)
+        self._began = self._began or (now, completed)
         began, before = self._began
-        shown = [f"{done:.0%}"]
-        if before < done < 1:
-            shown.append(f"{format_duration((1 - done) * (now - began) / (done - before))} left")
+        shown = [f"{completed:.0%}"]
+        if before < completed < 1:
+            shown.append(f"{format_duration((1 - completed) * (now - began) / (completed - before))} left")
         return shown
 
 
@@ -395,8 +395,8 @@ class StatusLine:
 class ProgressCounter:
     """Counter that shows how many of `total` things are done, and the remaining time, as a status line."""
 
-    def __init__(self, what: str, total: int, unit: str) -> None:
-        self._what, self._total, self._unit, self._pace = what, total, unit, RemainingTime()
+    def __init__(self, title: str, total: int, unit: str) -> None:
+        self._title, self._total, self._unit, self._pace = title, total, unit, RemainingTime()
         self._done, self._status = 0, StatusLine(time.monotonic())
 
     def add_done(self, number: int = 1) -> None:
@@ -407,7 +407,7 @@ class ProgressCounter:
         self._done += number
         share = min(1.0, self._done / max(1, self._total))
         done = f"{self._done:,} of {self._total:,} {self._unit}"
-        line = [*self._pace(share), self._what, done]
+        line = [*self._pace(share), self._title, done]
         self._status.show(lambda: " · ".join(line), share)
         if share == 1:
             self._status.close()

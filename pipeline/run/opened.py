@@ -336,24 +336,24 @@ class Run:
             TypeError: `samples` is no whole number, or `options` are no SampleOptions.
             ValueError: `samples` is less than 1, or the prompt is not a text of this run.
         """
-        how, samples = _within_bounds(options), check_count("samples", samples)
+        sampling, samples = _within_bounds(options), check_count("samples", samples)
         system = self.likelihood
         prompt = self._encode_document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
         closed, opened = self._split_prompt(prompt)
-        generator = torch.Generator().manual_seed(how.seed)
-        draw = Draw(how.temperature, how.top_k, how.top_p, generator)
+        generator = torch.Generator().manual_seed(sampling.seed)
+        draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p, generator)
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad(), self.compute.use_precision():
             sampler = make_sampler(system, closed, samples)
             self._warn_if_cut(prompt, sampler.unread)
-            for _ in range(how.chunks):
+            for _ in range(sampling.chunks):
                 check_abandoned()
                 new = sampler.draw_chunk(draw, opened if len(opened) else None)
                 skip, opened = len(opened), opened[:0]
                 for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
-        means = {name: (number / how.chunks).tolist() for name, number in sampler.parts.items()}
+        means = {name: (number / sampling.chunks).tolist() for name, number in sampler.parts.items()}
         shares = [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)]
         parts = [_add_spelled(share) for share in shares] or None
         texts, seconds = [bytes(text) for text in written], time.perf_counter() - began
@@ -415,7 +415,7 @@ class Run:
             TypeError: `chunks` or a beginning is no whole number.
             ValueError: `chunks` is less than 1, or the beginnings are not whole chunks of this run's tokens.
         """
-        how, chunks, k = _within_bounds(options), check_count("chunks", chunks), self.chunker.k
+        sampling, chunks, k = _within_bounds(options), check_count("chunks", chunks), self.chunker.k
         if not self.chunker.fixed:
             raise ConfigError(f"chunker.kind={self.chunker.name} has chunks of any size. Use run.sample instead")
         beginnings = np.asarray(beginnings)
@@ -427,7 +427,7 @@ class Run:
             raise ValueError(f"beginnings: tokens must be 0 to {self.system.cut.vocabulary - 1}")
         if not len(beginnings):
             return np.zeros((0, chunks * k), np.uint8)
-        draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
+        draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p, torch.Generator().manual_seed(sampling.seed))
         tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (beginnings.shape[1] // k, k))
         with torch.no_grad(), self.compute.use_precision():
             prompt = TokenBatch.from_chunks(tokens, torch.full(tokens.shape[:2], k))
@@ -574,11 +574,11 @@ def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
     return Run(RunFolder(RunFolder.find(run, runs_dir).path.absolute()))  # for a notebook that changes its folder
 
 
-def _within_bounds(how: SampleOptions | None) -> SampleOptions:
+def _within_bounds(options: SampleOptions | None) -> SampleOptions:
     """Return sampling options, by default the standard ones; raise ConfigError if one is out of bounds, or TypeError."""
-    if not isinstance(how, SampleOptions | None):
-        raise TypeError(f"options must be SampleOptions, not {type(how).__name__}. Use SampleOptions(chunks=100)")
-    return check_options(Options(sample=how or SampleOptions())).sample
+    if not isinstance(options, SampleOptions | None):
+        raise TypeError(f"options must be SampleOptions, not {type(options).__name__}. Use SampleOptions(chunks=100)")
+    return check_options(Options(sample=options or SampleOptions())).sample
 
 
 def _add_spelled(shares: dict[str, float]) -> dict[str, float]:

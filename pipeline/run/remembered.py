@@ -42,7 +42,7 @@ _SORTED = 1 << 20  # chunks whose distinct ones are found at a time
 
 
 def load_memory(
-    folder: RunFolder, system: HAED, how: EvaluateOptions, checkpoint: Checkpoint, precision: str, stride: int
+    folder: RunFolder, system: HAED, evaluation: EvaluateOptions, checkpoint: Checkpoint, precision: str, stride: int
 ) -> Memory | None:
     """Return the memory of a run by its checkpoint, cached or fitted.
 
@@ -51,7 +51,7 @@ def load_memory(
     Args:
         folder: the run.
         system: the checkpoint's system, in evaluation mode, with its known chunks.
-        how: `memory` chunks of a document are remembered, by the parts `parts`.
+        evaluation: `memory` chunks of a document are remembered, by the parts `parts`.
         checkpoint: the checkpoint.
         precision: precision in which the system computes.
         stride: chunks that each window newly scores.
@@ -60,14 +60,14 @@ def load_memory(
         corpus = folder.open_corpus()
         if not corpus.split_counts("valid").chunks:
             raise ValueError("the valid split is empty, so the gate of the parts cannot be fitted")
-        makers = [_PARTS[name](corpus, how) for name in dict.fromkeys(how.parts) if name in _PARTS]
+        makers = [_PARTS[name](corpus, evaluation) for name in dict.fromkeys(evaluation.parts) if name in _PARTS]
     except (OSError, ValueError) as error:
         log.warning("scoring without memory: %s", format_error(error))
         return None
     cut = system.cut
 
     def start_document() -> DocumentMemory:
-        words = DocumentWords(cut.k, cut.vocabulary, cut.fixed) if "words" in how.parts else None
+        words = DocumentWords(cut.k, cut.vocabulary, cut.fixed) if "words" in evaluation.parts else None
         return DocumentMemory([make() for make in makers], words)
 
     names = name_parts(system.known is not None, start_document().parts)
@@ -75,9 +75,9 @@ def load_memory(
         "checkpoint": checkpoint.digest,
         "corpus": corpus.digest,
         "precision": precision,
-        "parts": " ".join([*names, *(["words"] if "words" in how.parts else [])]),
+        "parts": " ".join([*names, *(["words"] if "words" in evaluation.parts else [])]),
         "features": " ".join(str(part.features) for part in start_document().parts),
-        "memory": str(how.memory),
+        "memory": str(evaluation.memory),
         "windows": f"{cut.context} {stride}",
         "holds": _GATE_FORMAT,
     }
@@ -110,9 +110,9 @@ def _restore_memory(
 
 # A further part is a file beside haed/chunk/copied.py and a line here, and its name in `EvaluateOptions.parts`.
 _PARTS: dict[str, Callable[[Corpus, EvaluateOptions], Callable[[], Part]]] = {
-    "copied": lambda corpus, how: partial(Copied, how.memory),
-    "repeated": lambda corpus, how: partial(Repeated, corpus.build_chunker().k),
-    "recalled": lambda corpus, how: partial(Recalled, load_recall(corpus)),
+    "copied": lambda corpus, evaluation: partial(Copied, evaluation.memory),
+    "repeated": lambda corpus, evaluation: partial(Repeated, corpus.build_chunker().k),
+    "recalled": lambda corpus, evaluation: partial(Recalled, load_recall(corpus)),
 }
 
 

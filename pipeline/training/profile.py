@@ -162,8 +162,8 @@ def format_profile(profile: Profile) -> str:
         if part == "loss" and BATCH[1] in profile.milliseconds:
             continue
         line = f"  {part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
-        if mine := profile.kept[part]:
-            line += f"  {mine / 1e6:10,.2f} MB  {mine / kept:6.1%}"
+        if bytes_kept := profile.kept[part]:
+            line += f"  {bytes_kept / 1e6:10,.2f} MB  {bytes_kept / kept:6.1%}"
         lines.append(line)
     lines.append(
         f"  {profile.flops / 1e9:,.1f} model GFLOP per step, {profile.utilisation:.1%} of the {profile.device_flops / 1e12:.2f} "

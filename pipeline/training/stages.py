@@ -551,17 +551,17 @@ def check_same_identity(checkpoint: Checkpoint, wanted: Identity, run: RunFolder
     new run starts from.
     """
     if other := identity_differences(checkpoint.identity, wanted):
-        how = "set it back"
+        remedy = "set it back"
         if other[0].startswith("corpus="):
             advice = "Restore them"
             with suppress(OSError, ValueError):
                 if run:
                     location = run.open_corpus().location
                     advice = f"Resume with its own corpus by source.kind=shards source.path={location}"
-            how = f"its source or shards changed. {advice}"
+            remedy = f"its source or shards changed. {advice}"
         instead = "use another name= for a new run" if run else "start from another run with finetune.start_from="
         raise ValueError(
-            f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {how}, or {instead}"
+            f"{checkpoint.path} was trained with {other[0]}, but this run has {other[1]}: {remedy}, or {instead}"
         )
 
 

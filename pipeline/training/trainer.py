@@ -377,11 +377,11 @@ class Trainer:
                 end_interruptible()  # from the first step on there is something to save
                 if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                     self.compute.wait_for_device()  # what is queued belongs to the time
-                mine = self.position.seconds + time.perf_counter() - began
+                seconds = self.position.seconds + time.perf_counter() - began
                 self.position.step += 1
                 self.position.epochs = self.learner.loader.epochs_passed
                 self.position.seconds, stopped = self.ranks.max_over_ranks(
-                    [mine if self.ranks.is_first else 0.0, float(self._is_stop_due())]
+                    [seconds if self.ranks.is_first else 0.0, float(self._is_stop_due())]
                 )
                 if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
                     self._write_record(self._make_record())
@@ -729,12 +729,12 @@ class Trainer:
         """
         weights = [local_part(x.detach()) for x in self.objective.parameters()]
         norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()] or [torch.zeros(())])
-        mine = {name: float(value) for name, value in self.state.sums.items()}
-        self._check_finite(mine | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
+        rank_sums = {name: float(value) for name, value in self.state.sums.items()}
+        self._check_finite(rank_sums | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
         self.state.saved_at = Position(**vars(self.position))
         if self.ranks.is_first:
             self._wait_for_checkpoint()
-        counted = [*mine.values(), float(self.data_position().skipped)]
+        counted = [*rank_sums.values(), float(self.data_position().skipped)]
         sums = self.ranks.gather_tensors(torch.tensor([counted], dtype=torch.float64))
         if not self.ranks.is_first:
             if self.sharded is not None:

@@ -372,12 +372,12 @@ class _Pages:
             return await run_in_threadpool(_csv_response, metrics[phase], f"{phase}-metrics.csv")
         for file in list_served_files(folder):
             if file.name == name:
-                how = (
+                disposition = (
                     "inline" if file.path.suffix in _SHOWN and "download" not in request.query_params else "attachment"
                 )
                 saved_as = f"{folder.path.name}-{name.replace('/', '-')}"
                 policy = {"Content-Security-Policy": _THEIRS}
-                return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=how)
+                return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=disposition)
         raise NotFoundError(f"{folder.path.name} has no served file {name!r}")
 
     async def answer_tool(self, tool: str, kind: Any, answer: Callable[[Any, Any], Any], request: Request) -> Response:

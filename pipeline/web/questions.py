@@ -426,9 +426,9 @@ def answer_samples(question: SampleQuestion, opened: "LoadedRun") -> SampleResul
     if run.chunker.name == PIXELS:
         again = format_command("sample", run.folder.path)
         raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
-    how = SampleOptions(
+    sampling = SampleOptions(
         chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
     )
     with blame_box("prompt"):
-        written = [each for prompt in prompts for each in continue_prompt(run, prompt, question.samples, how)]
+        written = [each for prompt in prompts for each in continue_prompt(run, prompt, question.samples, sampling)]
     return SampleResult(written, describe_speed(written))

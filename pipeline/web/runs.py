@@ -97,8 +97,8 @@ def list_served_files(folder: RunFolder) -> list[ServedFile]:
         if not path.name.startswith("."):
             names[f"analysis/{path.name}"] = "an analysis"
     files, inside = [], folder.path.resolve()
-    for name, about in names.items():
+    for name, description in names.items():
         path = (folder.path / name).resolve()
         if path.is_file() and path == inside / name:
-            files.append(ServedFile(name, about, path.stat().st_size, path))
+            files.append(ServedFile(name, description, path.stat().st_size, path))
     return files

@@ -94,12 +94,12 @@ def describe_index(index: IndexSummary) -> str:
     """Describe a built index in text: its folder, its size and the quality of its search."""
     rest, limit = ("rarer chunks", "max_chunks") if index.space == "chunks" else ("other places", "max_contexts")
     left = f" ({index.left_out:,} {rest} left out by index.{limit})" if index.left_out else ""
-    how, quality = "exact search", index.found
+    search, quality = "exact search", index.found
     if index.kind != "flat":
-        how = f"{index.kind} at effort {quality.effort}"
+        search = f"{index.kind} at effort {quality.effort}"
     lines = [
         f"{index.folder}: {index.chunks:,} {index.space}{left}, {index.width} dimensions, {SCORES[index.metric]}",
-        f"{how}: recall@10 {quality.recall:.4f}, one query on one core {quality.p50:.2f} ms (p99 {quality.p99:.2f})",
+        f"{search}: recall@10 {quality.recall:.4f}, one query on one core {quality.p50:.2f} ms (p99 {quality.p99:.2f})",
     ]
     if index.floor > 1:
         lines.append(f"answers occur at least {index.floor} times; `--min-count` changes this")
@@ -175,8 +175,8 @@ def _index_contexts(run: Run, corpus: Corpus) -> IndexMetadata:
     wanted = min(total, limits.max_contexts or total)
     if wanted < total:
         places = f"{total:,} places of {limits.split}"
-        how = f"about this many are drawn in windows, with seed {run.options.seed}"
-        log.warning("index.max_contexts=%d: of %s %s", wanted, places, how)
+        drawing = f"about this many are drawn in windows, with seed {run.options.seed}"
+        log.warning("index.max_contexts=%d: of %s %s", wanted, places, drawing)
     if limits.scale is not None and limits.scale not in (scales := run.system.scale_outputs()):
         there = f"Set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "Leave it out"
         raise ConfigError(f"index.scale={limits.scale}: this model has no such scale. {there}")

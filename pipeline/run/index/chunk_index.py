@@ -178,8 +178,8 @@ class ChunkIndex:
         rest = f", of {len(self):,} (`--min-count 1`)" if among < len(self) else ""
         often = f" that occur at least {least:,} times in {self.meta.split}" if rest or least > 1 else ""
         note = self.meta.describe(None if are_predictions else self.score_by_chance(among))
-        about = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{note}"
-        return SearchResults(results, about, SCORES[metric])
+        heading = f"{SCORES[metric]}, count, chunk; among {among:,} chunks{often}{rest}{note}"
+        return SearchResults(results, heading, SCORES[metric])
 
     def _score_random_pairs(self, among: int) -> RandomPairScores | None:
         """Return the scores of random pairs of the chunks that are searched."""

@@ -70,9 +70,9 @@ class ContextIndex:
         log_notes(results)
         left = meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {meta.split}" if left else "all places"
-        part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
-        about = f"{name}{part}, document at byte, text before ▸ after; {among}{meta.describe(meta.chance)}"
-        return SearchResults(results, about, name)
+        part = "".join(f", {kind} {n}" for kind, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
+        heading = f"{name}{part}, document at byte, text before ▸ after; {among}{meta.describe(meta.chance)}"
+        return SearchResults(results, heading, name)
 
     def passage_at(self, row: int, score: float) -> Passage:
         """Return the place of a row."""

@@ -192,8 +192,8 @@ def check_index_exists(folder: RunFolder, space: Space) -> None:
     if not has_index(folder, space):
         others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
         there = f" (it has {', '.join(others)})" if others else ""
-        of = "" if space == "chunks" else f" of {space}"
-        raise FileNotFoundError(f"{folder.path} has no index{of}{there}. Run {index_command(folder, space)} first")
+        suffix = "" if space == "chunks" else f" of {space}"
+        raise FileNotFoundError(f"{folder.path} has no index{suffix}{there}. Run {index_command(folder, space)} first")
 
 
 def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
