@@ -277,19 +277,19 @@ def _chunk_keys(windows: TokenBatch) -> Tensor:
 def _count_rows(trainer: Trainer) -> tuple[int, list[TableUse]]:
     """Return the chunks of a trainer's first batch, and the rows of tables that its first batches look up."""
     objective, machine, chunks = trainer.objective, trainer.compute, 0
-    looked: list[list[Tensor]] = [[] for _ in trainer.tables]
+    rows_by_table: list[list[Tensor]] = [[] for _ in trainer.tables]
     for batch in itertools.islice(trainer.prepare_batches(), _BATCHES_OF_ROWS if trainer.tables else 1):
         with machine.use_precision():
             losses = objective(to_device(batch, machine.device))
         losses.total.backward()
         chunks = chunks or losses.chunks
-        for rows, table in zip(looked, trainer.tables, strict=True):
+        for rows, table in zip(rows_by_table, trainer.tables, strict=True):
             rows.append(torch.empty(0, dtype=torch.long) if table.grad is None else sum_gradient_rows(table.grad)[0])
         objective.zero_grad()
     of_encoder = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
     return chunks, [
         TableUse(DistinctGrowth.from_batches(rows, len(table)), table.shape[1], len(table), id(table) in of_encoder)
-        for rows, table in zip(looked, trainer.tables, strict=True)
+        for rows, table in zip(rows_by_table, trainer.tables, strict=True)
     ]
 
 

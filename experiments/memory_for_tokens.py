@@ -73,15 +73,15 @@ def read_documents(run: Run, documents: Iterable[tuple[np.ndarray, np.ndarray]])
 
 
 def _read_windows(system: TokenModel, part: DocumentWindows) -> Iterator[ReadTokens]:
-    laid = system.prepare_inputs(part.windows)
+    tokens = system.prepare_inputs(part.windows)
     with record_inputs(system.output) as inputs:
-        log_prob = system.token_log_likelihood(to_device(laid, system.device)).double().cpu()
-    chunk = (laid.place // (system.cut.k + 1)).clamp(max=part.new.shape[1] - 1)
-    new, states = laid.real & part.new.gather(1, chunk), inputs[0].float().cpu()
+        log_prob = system.token_log_likelihood(to_device(tokens, system.device)).double().cpu()
+    chunk = (tokens.place // (system.cut.k + 1)).clamp(max=part.new.shape[1] - 1)
+    new, states = tokens.real & part.new.gather(1, chunk), inputs[0].float().cpu()
     for number in part.document.unique_consecutive().tolist():
         rows = part.document == number
         new_rows = new[rows]
-        yield ReadTokens(number, *(x[rows][new_rows] for x in (laid.targets, states, log_prob)))
+        yield ReadTokens(number, *(x[rows][new_rows] for x in (tokens.targets, states, log_prob)))
 
 
 def recall_tokens(documents: Iterable[np.ndarray]) -> ChunkRecall:

@@ -185,10 +185,10 @@ class SequenceModel(nn.Module, ABC):
         """
         return windows
 
-    def total_log_likelihood(self, laid: object) -> Tensor:
+    def total_log_likelihood(self, inputs: object) -> Tensor:
         """Return log p, in nats, of everything that `prepare_inputs` was given, as a scalar; waits for no device."""
-        assert isinstance(laid, TokenBatch)
-        return self.mark("system", self.log_likelihood(laid).sum())
+        assert isinstance(inputs, TokenBatch)
+        return self.mark("system", self.log_likelihood(inputs).sum())
 
     def scale_outputs(self) -> dict[int, nn.Module]:
         """Return, by scale in tokens, the module whose output (B, J, W) are the vectors of that scale's groups.
@@ -243,10 +243,10 @@ class SequenceModel(nn.Module, ABC):
         """
         return False
 
-    def shape_key(self, laid: object) -> tuple[int, ...]:
+    def shape_key(self, inputs: object) -> tuple[int, ...]:
         """Return everything that the shapes in `total_log_likelihood` depend on, by which its FLOPs are counted once."""
-        assert isinstance(laid, TokenBatch)
-        return tuple(laid.tokens.shape)
+        assert isinstance(inputs, TokenBatch)
+        return tuple(inputs.tokens.shape)
 
     @property
     def device(self) -> torch.device:
@@ -339,7 +339,7 @@ class Objective(nn.Module, ABC):
 class PreparedBatch:
     """The prepared inputs of a system, with the numbers of chunks and tokens of all ranks together."""
 
-    laid: object
+    inputs: object
     chunks: int
     tokens: int
 
@@ -362,11 +362,11 @@ class Likelihood(Objective):
     def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
         """See `Objective.forward`."""
         assert isinstance(batch, PreparedBatch)
-        key = self.system.shape_key(batch.laid)
+        key = self.system.shape_key(batch.inputs)
         compiled = self._is_compiled and torch.is_grad_enabled()  # which cannot be counted
         counter = FlopCounter() if key not in self._flops and not compiled else None
         with counter or nullcontext():
-            nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
+            nats = -self.system.total_log_likelihood(batch.inputs) * self.ranks.size
         if counter is not None:
             self._flops[key] = counter.flops
         return StepOutput(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
@@ -378,7 +378,7 @@ class Likelihood(Objective):
         `forward` counts it when it meets new shapes, unless it is compiled.
         """
         assert isinstance(batch, PreparedBatch)
-        key = self.system.shape_key(batch.laid)
+        key = self.system.shape_key(batch.inputs)
         if key not in self._flops:
             with torch.no_grad():
                 self(to_device(batch, self.system.device))

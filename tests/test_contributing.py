@@ -435,11 +435,11 @@ class Mine(Encoder):
     def initialise_parameters(self):
         nn.init.eye_(self.up.weight)
 
-    def embed_tokens(self, laid):
-        assert laid.tokens.dtype == laid.lengths.dtype == torch.int64
-        real = torch.arange(laid.tokens.shape[1]) < laid.lengths[:, None]
-        found = self.up(self.tokens(laid.tokens[real]))
-        return found.new_zeros(len(laid), self.width).index_add(0, real.nonzero()[:, 0], found)
+    def embed_tokens(self, inputs):
+        assert inputs.tokens.dtype == inputs.lengths.dtype == torch.int64
+        real = torch.arange(inputs.tokens.shape[1]) < inputs.lengths[:, None]
+        found = self.up(self.tokens(inputs.tokens[real]))
+        return found.new_zeros(len(inputs), self.width).index_add(0, real.nonzero()[:, 0], found)
 """
 
 
@@ -461,12 +461,12 @@ def test_an_encoder_of_ones_own_keeps_its_initial_values_reads_int64_and_is_coun
 def test_an_encoder_of_ones_own_that_looks_at_other_chunks_is_refused(
     place: Path, options: Options, tiny: list[str]
 ) -> None:
-    code = "from haed.chunk.encoder import MLPEncoder\n\nclass Mine(MLPEncoder):\n    def embed_tokens(self, laid):\n"
+    code = "from haed.chunk.encoder import MLPEncoder\n\nclass Mine(MLPEncoder):\n    def embed_tokens(self, inputs):\n"
     add_package(
         place,
         "haed.encoders",
         "mine = my_kind:Mine",
-        f"{code}        x = super().embed_tokens(laid)\n        return x - x.mean(0)\n",
+        f"{code}        x = super().embed_tokens(inputs)\n        return x - x.mean(0)\n",
     )
     with pytest.raises(ValueError, match="Mine: the vector of a chunk depends on the other chunks"):
         train(load_options("quickstart", [*tiny, "model.encoder.kind=mine", "train.steps=1", "name=mine"]))

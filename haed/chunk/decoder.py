@@ -89,7 +89,7 @@ class Decoder(nn.Module, ABC):
         """Lay out chunks and their n-gram look-ups; see `haed.chunk.packing.pack_decisions`."""
         packed = pack_decisions(chunks, self.vocabulary, fixed, before if self.sees_before else None, sizes)
         if self.grams is not None:
-            packed.looked = self.grams.look_up(symbol_histories(packed, self.grams.longest, self.vocabulary))
+            packed.lookup = self.grams.look_up(symbol_histories(packed, self.grams.longest, self.vocabulary))
         return packed
 
     def recent_tokens(self, before: Chunks) -> Tensor | None:
@@ -143,8 +143,8 @@ class LSTMDecoder(Decoder):
         """See `Decoder.forward`."""
         dtype = compute_dtype(context)
         x, logits = F.embedding(packed.inputs, self.gate_table()).to(dtype), None
-        if self.grams is not None and packed.looked is not None:
-            layer, logits = self.grams(packed.looked)
+        if self.grams is not None and packed.lookup is not None:
+            layer, logits = self.grams(packed.lookup)
             x = x + layer.to(dtype)
         constant = self.context(self.dropout(context[packed.order])).to(dtype)
         x = self.dropout(packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes))
@@ -218,8 +218,8 @@ class TransformerDecoder(Decoder):
         ]
         x = self.tokens(packed.inputs) + torch.cat([places[:0, 0], self.positions.weight[:0], *parts])
         logits = None
-        if self.grams is not None and packed.looked is not None:
-            layer, logits = self.grams(packed.looked)
+        if self.grams is not None and packed.lookup is not None:
+            layer, logits = self.grams(packed.lookup)
             x = x + layer
         x, caches = self.dropout(x), self.create_cache(packed.before)
         for block in self.blocks:  # a cache is let go after its block

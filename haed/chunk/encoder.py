@@ -42,12 +42,12 @@ class EncoderInput:
 
     Attributes:
         chunks: chunks in the layout of the kind of encoder.
-        looked: look-up of each chunk's row of the table; None without a table.
+        lookup: look-up of each chunk's row of the table; None without a table.
         padded: every chunk costs as much as one of K tokens.
     """
 
     chunks: Any
-    looked: SparseLookup | None
+    lookup: SparseLookup | None
     padded: bool = False
 
     @property
@@ -109,24 +109,24 @@ class Encoder(nn.Module, ABC):
             sizes: number of chunks that have a token t, for each t, if known. If not, encoders that read tokens one by
                 one wait for the device.
         """
-        looked = None
+        lookup = None
         if self.table is not None:
             keys = chunk_keys(chunks.tokens, chunks.lengths) if keys is None else keys
-            looked = SparseLookup.from_rows(keys.remainder(len(self.table)))
-        return EncoderInput(self.arrange_chunks(chunks, sizes), looked, self.padded)
+            lookup = SparseLookup.from_rows(keys.remainder(len(self.table)))
+        return EncoderInput(self.arrange_chunks(chunks, sizes), lookup, self.padded)
 
-    def forward(self, laid: EncoderInput) -> Embedding:
+    def forward(self, inputs: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
-        vector = self.embed_tokens(laid.chunks)
+        vector = self.embed_tokens(inputs.chunks)
         float_type = next((x.dtype for x in self.parameters()), torch.float32)
         is_tensor = isinstance(vector, Tensor) and vector.dtype in (torch.bfloat16, float_type)
-        if not is_tensor or vector.shape != (len(laid), self.width):
+        if not is_tensor or vector.shape != (len(inputs), self.width):
             raise ValueError(
                 f"{type(self).__name__}.embed_tokens returned {describe_value(vector)}, expected {float_type} or bfloat16 of the shape "
-                f"{(len(laid), self.width)}: chunks × model.encoder.width"
+                f"{(len(inputs), self.width)}: chunks × model.encoder.width"
             )
-        if self.table is not None and laid.looked is not None:
-            vector = vector + laid.looked.embed_rows(self.table)
+        if self.table is not None and inputs.lookup is not None:
+            vector = vector + inputs.lookup.embed_rows(self.table)
         vector = self.output(vector)
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)
@@ -139,7 +139,7 @@ class Encoder(nn.Module, ABC):
         return Chunks(chunks.tokens.long(), chunks.lengths.long())
 
     @abstractmethod
-    def embed_tokens(self, laid: Any) -> Tensor:
+    def embed_tokens(self, inputs: Any) -> Tensor:
         """Return vectors (N, E), before the table and the output layer, of chunks from `arrange_chunks`."""
 
 
@@ -167,10 +167,10 @@ class MLPEncoder(Encoder):
         """Return the chunks unchanged, which are bytes in training; see `Encoder.arrange_chunks`."""
         return chunks
 
-    def embed_tokens(self, laid: Chunks) -> Tensor:
+    def embed_tokens(self, inputs: Chunks) -> Tensor:
         """See `Encoder.embed_tokens`."""
-        real = length_mask(laid.lengths, laid.tokens.shape[1])
-        x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
+        real = length_mask(inputs.lengths, inputs.tokens.shape[1])
+        x = self.norm(self.tokens(inputs.tokens.long().masked_fill(~real, self.padding)).flatten(1))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         return self.layers[-1](x)
@@ -226,14 +226,14 @@ class LSTMEncoder(RowEncoder):
         self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in zip(widths, widths[1:], strict=False))
         self.add_output_layers(options, bias)
 
-    def embed_tokens(self, laid: PackedTokens) -> Tensor:
+    def embed_tokens(self, inputs: PackedTokens) -> Tensor:
         """See `Encoder.embed_tokens`."""
-        x = self.tokens(laid.tokens)
+        x = self.tokens(inputs.tokens)
         for layer in self.layers:
-            x = layer(x, laid.sizes)
-        steps = zip(x[:, : self.width].split(laid.sizes), [*laid.sizes[1:], 0], strict=False)
+            x = layer(x, inputs.sizes)
+        steps = zip(x[:, : self.width].split(inputs.sizes), [*inputs.sizes[1:], 0], strict=False)
         last = [outputs[longer:] for outputs, longer in steps]  # chunks that end at this step; the longest come first
-        return torch.cat(last[::-1] or [x[:, : self.width]])[laid.back]
+        return torch.cat(last[::-1] or [x[:, : self.width]])[inputs.back]
 
 
 class TransformerEncoder(RowEncoder):
@@ -252,15 +252,15 @@ class TransformerEncoder(RowEncoder):
         self.pooled = nn.Linear(width, options.width)
         self.add_output_layers(options, bias)
 
-    def embed_tokens(self, laid: PackedTokens) -> Tensor:
+    def embed_tokens(self, inputs: PackedTokens) -> Tensor:
         """See `Encoder.embed_tokens`."""
-        positions = [row.expand(size, -1) for row, size in zip(self.positions.weight, laid.sizes, strict=False)]
-        x = self.tokens(laid.tokens) + torch.cat([self.positions.weight[:0], *positions])
-        real = length_mask(laid.lengths, len(laid.sizes))
+        positions = [row.expand(size, -1) for row, size in zip(self.positions.weight, inputs.sizes, strict=False)]
+        x = self.tokens(inputs.tokens) + torch.cat([self.positions.weight[:0], *positions])
+        real = length_mask(inputs.lengths, len(inputs.sizes))
         for block in self.blocks:
-            x = block.forward_packed(x, laid.sizes, visible=real)
+            x = block.forward_packed(x, inputs.sizes, visible=real)
         x = self.norm(x)
-        if laid.sizes:
-            grid, _ = pad_packed_sequence(PackedSequence(x, torch.tensor(laid.sizes)), batch_first=True)
-            x = grid.sum(1) / laid.lengths[:, None]
-        return self.pooled(x)[laid.back]
+        if inputs.sizes:
+            grid, _ = pad_packed_sequence(PackedSequence(x, torch.tensor(inputs.sizes)), batch_first=True)
+            x = grid.sum(1) / inputs.lengths[:, None]
+        return self.pooled(x)[inputs.back]

@@ -114,7 +114,7 @@ class Packed:
         targets: (S,) symbol to predict.
         chunk: (S,) position in `order` of each row's chunk.
         before: the chunks before, in the order of `order`, of length 0 for none; or None.
-        looked: look-up of the n-grams before each row's symbol, for a decoder with such a table; or None.
+        lookup: look-up of the n-grams before each row's symbol, for a decoder with such a table; or None.
     """
 
     order: Tensor
@@ -123,7 +123,7 @@ class Packed:
     targets: Tensor
     chunk: Tensor
     before: Chunks | None = None
-    looked: SparseLookup | None = None
+    lookup: SparseLookup | None = None
 
 
 def previous_chunks(windows: TokenBatch) -> Chunks:

@@ -126,8 +126,8 @@ class Grams(nn.Module):
             rows_of_orders.append(key % self.rows + place * self.rows)
         return SparseLookup.from_rows(torch.stack([torch.as_tensor(rows) for rows in rows_of_orders], -1))
 
-    def forward(self, looked: SparseLookup) -> tuple[Tensor, Tensor]:
+    def forward(self, lookup: SparseLookup) -> tuple[Tensor, Tensor]:
         """Return the terms for the layer (…, layer) and for the logits (…, symbols)."""
-        vectors = looked.embed_rows(self.table).sum(-2)
+        vectors = lookup.embed_rows(self.table).sum(-2)
         rows, places = vectors.flatten(0, -2), vectors.shape[:-1]
         return linear_rows(rows, self.layer).unflatten(0, places), linear_rows(rows, self.logits).unflatten(0, places)

@@ -49,7 +49,7 @@ class Tokens:
         real: (B, L) true where there is a token.
         place: (B, L) place of each token among the T·(K + 1) decisions of its window; T·(K + 1) for padding.
         route: result of the system's `route` for the symbols.
-        looked: look-up of the n-grams that end with each symbol, for a system with such a table; or None.
+        lookup: look-up of the n-grams that end with each symbol, for a system with such a table; or None.
     """
 
     symbols: Tensor
@@ -57,7 +57,7 @@ class Tokens:
     real: Tensor
     place: Tensor
     route: object
-    looked: SparseLookup | None = None
+    lookup: SparseLookup | None = None
 
 
 def as_tokens(windows: TokenBatch, cut: ChunkingSpec, filled: bool = False) -> Tokens:
@@ -172,9 +172,9 @@ class TokenModel(SequenceModel):
             memory.recent = every[:, symbols.shape[1] :]
         return self.grams.look_up(every.unfold(1, self.grams.longest, 1))
 
-    def ngram_terms(self, looked: SparseLookup | None) -> tuple[Tensor | float, Tensor | float]:
+    def ngram_terms(self, lookup: SparseLookup | None) -> tuple[Tensor | float, Tensor | float]:
         """Return the n-grams' share of the embedding (B, L, W) and of the logits (B, L, V); 0 without a table."""
-        return self.grams(looked) if self.grams is not None and looked is not None else (0.0, 0.0)
+        return self.grams(lookup) if self.grams is not None and lookup is not None else (0.0, 0.0)
 
     def hidden_states(
         self, symbols: Tensor, route: object, added: Tensor | float, memory: Memory | None = None
@@ -202,15 +202,15 @@ class TokenModel(SequenceModel):
         The symbols are on the CPU.
         """
         route = self.route_symbols(symbols, memory.body if memory is not None else None)
-        symbols, route, looked = to_device((symbols, route, self.look_up(symbols, memory)), self.device)
-        layer, logits = self.ngram_terms(looked)
+        symbols, route, lookup = to_device((symbols, route, self.look_up(symbols, memory)), self.device)
+        layer, logits = self.ngram_terms(lookup)
         return self.output(self.hidden_states(symbols, route, layer, memory)) + logits
 
     def prepare_inputs(self, windows: TokenBatch) -> Tokens:
         """See `SequenceModel.prepare_inputs`."""
-        laid = as_tokens(windows, self.cut, filled=self.is_compiled)
-        laid.route, laid.looked = self.route_symbols(laid.symbols), self.look_up(laid.symbols)
-        return laid
+        inputs = as_tokens(windows, self.cut, filled=self.is_compiled)
+        inputs.route, inputs.lookup = self.route_symbols(inputs.symbols), self.look_up(inputs.symbols)
+        return inputs
 
     def compile_training(self) -> bool:
         """Compile all but the look-up of n-grams, whose gradient is sparse; see `SequenceModel.compile_training`.
@@ -226,33 +226,33 @@ class TokenModel(SequenceModel):
         """True after `compile_training`, if it compiles anything."""
         return isinstance(self._score_tokens, CompiledFunction)
 
-    def token_log_likelihood(self, laid: Tokens) -> Tensor:
+    def token_log_likelihood(self, inputs: Tokens) -> Tensor:
         """Return log p (B, L) of every token, float32 or wider, 0 for padding."""
-        scores = self._score_tokens(replace(laid, looked=None), *self.ngram_terms(laid.looked))
+        scores = self._score_tokens(replace(inputs, lookup=None), *self.ngram_terms(inputs.lookup))
         return self.mark("system" if self.is_compiled else "output", scores)
 
-    def _score_tokens(self, laid: Tokens, layer: Tensor | float, added: Tensor | float) -> Tensor:
-        logits = self.output(self.hidden_states(laid.symbols, laid.route, layer)) + added
+    def _score_tokens(self, inputs: Tokens, layer: Tensor | float, added: Tensor | float) -> Tensor:
+        logits = self.output(self.hidden_states(inputs.symbols, inputs.route, layer)) + added
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        log_probs = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
-        return log_probs.unflatten(0, laid.targets.shape) * laid.real
+        log_probs = -F.cross_entropy(wide.flatten(0, 1), inputs.targets.flatten(), reduction="none")
+        return log_probs.unflatten(0, inputs.targets.shape) * inputs.real
 
-    def total_log_likelihood(self, laid: object) -> Tensor:
+    def total_log_likelihood(self, inputs: object) -> Tensor:
         """See `SequenceModel.total_log_likelihood`."""
-        assert isinstance(laid, Tokens)
-        return self.token_log_likelihood(laid).sum()
+        assert isinstance(inputs, Tokens)
+        return self.token_log_likelihood(inputs).sum()
 
     def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
         """See `SequenceModel.decision_log_likelihood`; nothing is decided at the end of a chunk."""
-        laid = to_device(self.prepare_inputs(to_device(windows, torch.device("cpu"))), self.device)
-        scores, (chunks, k) = self.token_log_likelihood(laid), (windows.lengths.shape[1], self.cut.k)
-        log_probs = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
+        inputs = to_device(self.prepare_inputs(to_device(windows, torch.device("cpu"))), self.device)
+        scores, (chunks, k) = self.token_log_likelihood(inputs), (windows.lengths.shape[1], self.cut.k)
+        log_probs = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, inputs.place, scores)
         return log_probs[:, :-1].unflatten(1, (chunks, k + 1))
 
-    def shape_key(self, laid: object) -> tuple[int, ...]:
+    def shape_key(self, inputs: object) -> tuple[int, ...]:
         """See `SequenceModel.shape_key`."""
-        assert isinstance(laid, Tokens)
-        return tuple(laid.symbols.shape)
+        assert isinstance(inputs, Tokens)
+        return tuple(inputs.symbols.shape)
 
     def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
         """See `SequenceModel.collect_scale_outputs`."""
@@ -268,16 +268,16 @@ class TokenModel(SequenceModel):
         """
         if space != "contexts" or layer is not None or not (scale is None or scale in self.scale_outputs()):
             return super().extract_vectors(windows, space, layer, scale)
-        laid = self.prepare_inputs(windows)
-        row, place = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
-        last, seen = self._hidden_at_scales(laid)
+        inputs = self.prepare_inputs(windows)
+        row, place = ((inputs.place % (self.cut.k + 1) == 0) & inputs.real).nonzero(as_tuple=True)
+        last, seen = self._hidden_at_scales(inputs)
         return last[row, place] if scale is None else seen[scale][row, place // scale]
 
-    def _hidden_at_scales(self, laid: Tokens) -> tuple[Tensor, dict[int, Tensor]]:
+    def _hidden_at_scales(self, inputs: Tokens) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the output layer's input (B, L, W), and the `scale_outputs`, for windows laid out on the CPU."""
-        laid = to_device(laid, self.device)
+        inputs = to_device(inputs, self.device)
         with record_outputs(self.scale_outputs()) as seen:
-            return self.hidden_states(laid.symbols, laid.route, self.ngram_terms(laid.looked)[0]), seen
+            return self.hidden_states(inputs.symbols, inputs.route, self.ngram_terms(inputs.lookup)[0]), seen
 
 
 class Positions(nn.Module):

@@ -130,10 +130,10 @@ class SpaceByte(TokenModel):
         x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, words)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
 
-    def shape_key(self, laid: object) -> tuple[int, ...]:
+    def shape_key(self, inputs: object) -> tuple[int, ...]:
         """See `SequenceModel.shape_key`."""
-        assert isinstance(laid, Tokens) and isinstance(laid.route, Words)
-        return (*laid.symbols.shape, laid.route.places.shape[1])
+        assert isinstance(inputs, Tokens) and isinstance(inputs.route, Words)
+        return (*inputs.symbols.shape, inputs.route.places.shape[1])
 
     def create_body_memory(self, samples: int) -> SpaceByteMemory:
         """See `TokenModel.create_body_memory`."""

@@ -175,9 +175,9 @@ def test_computed_is_measured(name: str, context: int) -> None:
 def test_kinds_make_up_what_a_profile_says_is_kept() -> None:
     system, windows = made(MODELS["top-down"], 5)
     found = measure_saved_bytes(system, windows)
-    laid = system.prepare_inputs(windows)
+    inputs = system.prepare_inputs(windows)
     with (kept := SavedActivations(system)):
-        system.total_log_likelihood(laid)
+        system.total_log_likelihood(inputs)
     assert sum(found.values()) == kept.total_bytes > 0
 
 

@@ -99,16 +99,16 @@ def test_a_table_adds_a_row_to_each_chunk_by_what_it_is(kind: str) -> None:
     """The vectors without one, plus the row of its hash, before the end; of chunks of bytes as of wide ones."""
     plain, encoder = made(kind, output="relu"), made(kind, output="relu", rows=64)
     encoder.load_state_dict(plain.state_dict(), strict=False)
-    laid = encoder.prepare_inputs(CHUNKS)
-    assert laid.looked is not None and encoder.table is not None
+    inputs = encoder.prepare_inputs(CHUNKS)
+    assert inputs.lookup is not None and encoder.table is not None
     before = plain.embed_tokens(plain.prepare_inputs(CHUNKS).chunks)
     torch.testing.assert_close(
-        encoded(encoder, CHUNKS), F.relu(before + encoder.table[laid.looked.row_indices]), rtol=0, atol=0
+        encoded(encoder, CHUNKS), F.relu(before + encoder.table[inputs.lookup.row_indices]), rtol=0, atol=0
     )
     torch.nn.init.zeros_(encoder.table)
     torch.testing.assert_close(encoded(encoder, CHUNKS), encoded(plain, CHUNKS), rtol=0, atol=0)
     narrow = encoder.prepare_inputs(Chunks(CHUNKS.tokens.to(torch.uint8), CHUNKS.lengths.to(torch.uint8)))
-    assert narrow.looked is not None and torch.equal(narrow.looked.row_indices, laid.looked.row_indices)
+    assert narrow.lookup is not None and torch.equal(narrow.lookup.row_indices, inputs.lookup.row_indices)
 
 
 def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
@@ -117,10 +117,10 @@ def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
     grid = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * K)
     parts = [grid[grid[:, n:].sum(1) == 0] for n in range(1, K + 1)]
     every = Chunks(torch.cat(parts), torch.tensor([n for n, part in enumerate(parts, 1) for _ in part]))
-    looked = encoder.prepare_inputs(every).looked
-    assert looked is not None and len(every) == 19_607
-    twice = encoder.prepare_inputs(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).looked
-    rows = looked.row_indices
+    lookup = encoder.prepare_inputs(every).lookup
+    assert lookup is not None and len(every) == 19_607
+    twice = encoder.prepare_inputs(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).lookup
+    rows = lookup.row_indices
     assert twice is not None and torch.equal(twice.row_indices, rows.repeat(2))
     counts = torch.bincount(rows, minlength=4096).double()
     mean = len(every) / 4096

@@ -119,7 +119,7 @@ def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: TokenBatch) -> tup
 
 
 def _encoded(batch: ChunkBatch) -> list[Chunks]:
-    return [laid.chunks for laid in batch.encoded]
+    return [inputs.chunks for inputs in batch.encoded]
 
 
 def gradients(made: ChunkObjective, loss: Tensor, part: str = "") -> dict[str, Tensor]:

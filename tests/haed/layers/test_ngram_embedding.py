@@ -35,12 +35,12 @@ def test_values_and_gradients_are_those_of_the_whole_table() -> None:
     """Of two lookups in one step as well; only rows that were looked up have a gradient."""
     grams = made(rows=20)
     generator = torch.Generator().manual_seed(1)
-    looked = [grams.look_up(torch.randint(END, (2, n, 3), generator=generator)) for n in (4, 1)]
-    found = [grams(each) for each in looked]
+    lookup = [grams.look_up(torch.randint(END, (2, n, 3), generator=generator)) for n in (4, 1)]
+    found = [grams(each) for each in lookup]
     sum(layer.square().sum() + logits.sin().sum() for layer, logits in found).backward()
     sparse, grams.table.grad = grams.table.grad, None
     total = 0
-    for each, (layer, logits) in zip(looked, found, strict=True):
+    for each, (layer, logits) in zip(lookup, found, strict=True):
         summed = grams.table[each.row_indices].sum(-2)
         torch.testing.assert_close(layer, summed @ grams.layer.t())
         torch.testing.assert_close(logits, summed @ grams.logits.t())
@@ -48,9 +48,9 @@ def test_values_and_gradients_are_those_of_the_whole_table() -> None:
     total.backward()
     assert sparse is not None and sparse.is_sparse and grams.table.grad is not None
     torch.testing.assert_close(sparse.to_dense(), grams.table.grad)
-    rows = torch.cat([each.rows for each in looked]).unique()
+    rows = torch.cat([each.rows for each in lookup]).unique()
     assert sparse.coalesce().indices()[0].tolist() == rows.tolist()
-    assert looked[0].rows.tolist() == sorted(set(looked[0].row_indices.flatten().tolist()))
+    assert lookup[0].rows.tolist() == sorted(set(lookup[0].row_indices.flatten().tolist()))
 
 
 def test_nothing_looked_up_is_nothing() -> None:
@@ -80,5 +80,5 @@ def test_histories_are_what_was_written_last(size: int, fixed: bool) -> None:
 
 
 def test_rows_are_looked_up_once_each() -> None:
-    looked = SparseLookup.from_rows(torch.tensor([[5, 3], [5, 5]]))
-    assert looked.rows.tolist() == [3, 5] and looked.row_indices.tolist() == [[5, 3], [5, 5]]
+    lookup = SparseLookup.from_rows(torch.tensor([[5, 3], [5, 5]]))
+    assert lookup.rows.tolist() == [3, 5] and lookup.row_indices.tolist() == [[5, 3], [5, 5]]
