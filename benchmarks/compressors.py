@@ -1,11 +1,12 @@
-"""Bits that compressors need for a split: alone, and after they have read the train split.
+"""Compute the bits that compressors need for a split, alone and after the train split.
 
     python benchmarks/compressors.py shards/stdlib-words-DIGEST [--split test]   # a corpus that was sharded
     python benchmarks/compressors.py train.txt test.txt                          # text files
 
-Given train means the size of train and split in one piece, less the size of train alone. `xz -9` has a window as long as both. PPMd
-is pyppmd, with memory for both. `zpaq -m5` (Debian's package `zpaq`) mixes the predictions of many context models; it is
-left out, with a line, where the program is missing. Documents are joined in the corpus's order. Each figure takes seconds to minutes.
+After the train split, the size is that of both in one piece, less that of train alone. `xz -9` has a window as long as
+both. PPMd is pyppmd, with memory for both. `zpaq -m5` (Debian's package `zpaq`) mixes the predictions of many context
+models. Without the program it is left out, with a line. Documents are joined in the corpus's order. A figure takes
+seconds to minutes.
 """
 
 import argparse

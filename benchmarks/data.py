@@ -1,17 +1,17 @@
-"""Sharding, the loader, and storage beside webdataset, in one process, interleaved.
+"""Time sharding, storage and the loader, beside webdataset, in one process and in turns.
 
     python benchmarks/data.py FOLDER-OF-TEXTS [--repeats 5]
 
-1. Sharding: raw text to finished tars with sums and statistics, with one worker and with two, in MB/s.
-2. Storage: the same samples (about a megabyte of text each, cut into words: tokens and lengths of the chunks) written,
-   read and resumed at 90 % by this project and by plain webdataset. Files hold about 16 MB. Writing starts from arrays in
-   memory; ours always adds sums and syncs to the disk, which the second row gives the other too. Reading touches every
-   byte; ours checks the sha256 of a file in the first pass and not in the second. Resuming is from nothing but the files
-   to the first sample.
-3. Loader: seconds from nothing to the first batch at 10, 50 and 99.9 % of the corpus, and windows per second.
+1. Sharding: MB/s from raw text to finished tars with checksums and statistics, with one worker and with two.
+2. Storage: the same samples written, read, and resumed at 90 %, by this project and by plain webdataset. A sample is
+   about a megabyte of text cut into words: tokens and lengths of the chunks. Files hold about 16 MB. Writing begins with
+   arrays in memory. Ours always adds checksums and syncs to the disk; the second row adds both to the other. Reading
+   touches every byte. Ours checks the sha256 of a file in the first pass only. Resuming is timed from nothing but the
+   files to the first sample.
+3. Loader: milliseconds from nothing to the first batch at 10, 50 and 99.9 % of the corpus, and windows per second.
 
-How long a step waits for its batch is the part *data* of `haed profile RUN`.
-Printed are medians, with ratios to this project's.
+It prints medians, with ratios to this project's. How long a step waits for its batch is the part *data* of
+`haed profile RUN`.
 """
 
 import argparse
@@ -45,7 +45,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class HaedShards:
-    """This project: shard files, and a corpus that checks them once. Its manifest is that of another corpus but for the shards."""
+    """Shard files of this project, and a corpus that checks them once; the manifest is of another corpus, but for the shards."""
 
     name = "haed"
 
@@ -79,7 +79,7 @@ class HaedShards:
 
 
 class WebDataset:
-    """Plain webdataset: ShardWriter, and WebDataset with its own decoder; to resume is to skip."""
+    """Plain webdataset: ShardWriter, and WebDataset with its own decoder; it resumes by skipping."""
 
     name = "webdataset"
 
@@ -108,7 +108,7 @@ def time_call(call: Callable[[], Any]) -> float:
 
 
 def drain_stream(stream: Iterator[Arrays]) -> int:
-    """Reads all, touching every byte; returns the number of tokens."""
+    """Read all samples, touching every byte, and return the number of tokens."""
     total = 0
     for sample in stream:
         total += sample["tokens"].size
@@ -117,7 +117,7 @@ def drain_stream(stream: Iterator[Arrays]) -> int:
 
 
 def sync_files(folder: Path) -> None:
-    """What this project does for every file: its sha256, and to wait until it is on the disk."""
+    """Do for every file what this project does: compute its sha256, and wait until it is on the disk."""
     for path in folder.iterdir():
         with open(path, "rb") as file:
             hashlib.file_digest(file, "sha256")
@@ -125,7 +125,7 @@ def sync_files(folder: Path) -> None:
 
 
 def print_table(title: str, figures: dict[str, dict[str, list[float]]], first: str) -> None:
-    """Rows of figures, columns of libraries or settings; medians, and ratios to the first."""
+    """Print medians and ratios to the first, with a row for each metric and a column for each library or setting."""
     print(f"\n{title}")
     for row in figures[first]:
         base = statistics.median(figures[first][row])

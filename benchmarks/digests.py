@@ -1,9 +1,10 @@
-"""Does a change keep what is computed? 30 steps of every phase of three presets at reduced size, and digests of the weights.
+"""Print digests of the weights after 30 steps of every phase of three presets at reduced size.
 
     python benchmarks/digests.py OUT [--text FOLDER] [--threads 2]
 
-Run it before a change and after it, on one machine (two threads, float32), and compare what it prints: a line for each
-checkpoint kept. Text is the standard library's by default, pictures are drawn from a seed. A minute for text, ten for pictures.
+Run it before and after a change on one machine (two threads, float32), and compare the lines, one for each checkpoint
+kept. If they are equal, the change alters no bit. Text is the standard library's by default, and pictures are drawn from
+a seed. Text takes a minute, pictures ten.
 """
 
 import argparse
@@ -21,7 +22,7 @@ LIMITS = [f"{phase}.{limit}" for phase in ("pretrain", "finetune", "train") for 
 
 
 def draw_pictures(folder: Path) -> Path:
-    """450 pictures of coloured squares."""
+    """Write 450 pictures of coloured squares, and return their folder."""
     chance = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 400), ("val", 50)):
@@ -32,7 +33,7 @@ def draw_pictures(folder: Path) -> Path:
 
 
 def digest_tensors(file: Path) -> str:
-    """Of the names and values of the tensors."""
+    """Return a digest of the names and values of the tensors in a file."""
     checksum = hashlib.sha256()
     with safe_open(file, "pt") as tensors:
         for name in sorted(tensors.keys()):

@@ -1,12 +1,14 @@
-"""Runs whole phases, resuming, evaluation, samples and the index on a GPU that is not there; `make dry-run-cuda`.
-
-torch's CUDA build is given a CUDA runtime that computes nothing (`no_gpu.c`): tensors lie on `cuda:0`, autocast is CUDA's,
-every check before a kernel is torch's own (devices, types, shapes), and within a training step torch refuses whatever waits
-for the device (`torch.cuda.set_sync_debug_mode`). What is computed is meaningless: results are not looked at. Shapes that a
-kernel would find (`nonzero` on the device) are empty, so code that depends on one fails, as it would wait. Batches are small:
-the gradient of more than 3,072 rows of an embedding is sorted on the device, and crashes on what was not written.
+"""Run whole phases, resuming, evaluation, samples and the index on a GPU that is not there; `make dry-run-cuda`.
 
     .venv-cuda/bin/python benchmarks/dry_run_cuda.py [STEP …]
+
+torch's CUDA build is given a CUDA runtime that computes nothing (`no_gpu.c`). Tensors lie on `cuda:0`, autocast is
+CUDA's, and every check before a kernel is torch's own (devices, types, shapes). Within a training step torch refuses
+whatever waits for the device (`torch.cuda.set_sync_debug_mode`). Results are meaningless and are not looked at.
+
+Shapes that a kernel would find (`nonzero` on the device) are empty. So code that depends on one fails, as it would wait.
+Batches are small: the gradient of more than 3,072 rows of an embedding is sorted on the device, which crashes on memory
+that no kernel has written.
 """
 
 import argparse
@@ -38,7 +40,7 @@ SIZES = ["model.main.layers=2", "model.main.width=320", "model.encoder.width=256
 
 
 def compile_stand_in(folder: Path) -> Path:
-    """Compiles the runtime, as the library that torch would load for a driver."""
+    """Compile the runtime as the library that torch would load for a driver, and return its path."""
     import torch
 
     written = (ROOT / "benchmarks" / "no_gpu.c").read_text()
@@ -68,7 +70,7 @@ def compile_stand_in(folder: Path) -> Path:
 
 
 def list_commands(folder: Path) -> list[tuple[str, list[str]]]:
-    """Names and arguments of the commands, in order."""
+    """Return the names and arguments of the commands, in order."""
     places = [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", "source.kind=text", f"source.path={ROOT}/haed"]
     places.append("source.pattern=**/*.py")
     commands = [("shard", ["shard", *places])]
@@ -89,7 +91,7 @@ def list_commands(folder: Path) -> list[tuple[str, list[str]]]:
 
 
 def run_inside(arguments: list[str]) -> int:
-    """A command, in the process that has the GPU."""
+    """Run a command in the process that has the GPU, and return its exit status."""
     import torch
 
     from haed import base
@@ -127,7 +129,7 @@ def run_inside(arguments: list[str]) -> int:
 
 
 def run_commands(chosen: list[str]) -> int:
-    """All steps; the number of those that failed."""
+    """Run all commands, or those chosen, and return the number of those that failed."""
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,22 +1,23 @@
-"""Speed and memory of training at the papers' sizes on a GPU, within a budget of seconds.
+"""Measure speed and memory of training at the papers' sizes on a GPU, within a budget of seconds.
 
     python benchmarks/gpu.py --out FOLDER [--budget 200] [--parts NAME …] [--device auto] [--tiny]
 
 Corpora are made here: text with a Zipfian vocabulary, and noise as pictures. Parts run in order of value, in a process of
-their own that goes on after a failed part. If it ends, another one does the rest. Every result is in `FOLDER/gpu.json`,
-tables of the profiler are beside it.
+their own, which continues after a failed part. If the process ends, another one does the rest. Every result is in
+`FOLDER/gpu.json`, tables of the profiler are beside it.
 
-1. `PRESET PHASE`: milliseconds of a step as training takes it (`step`); of reading and preparing a batch, waiting for its
-   end (`prepare`); of queueing a prepared step's operations (`queue`); and of a prepared step, waiting for its end
-   (`alone`). Peak memory is what torch allocates beyond what there was before the model. FLOPs are the project's count, and their share of
-   the peak is of the card's data sheet (dense).
+1. `PRESET PHASE`: milliseconds of a step as training takes it (`step`), of reading and preparing a batch (`prepare`), of
+   queueing a prepared step's operations (`queue`), and of a prepared step (`alone`). `prepare` and `alone` wait for the
+   device. Peak memory is what torch allocates beyond what there was before the model. FLOPs are the project's count. Their
+   share of the peak is of the card's data sheet (dense).
 2. `profile PRESET PHASE`: milliseconds in which the device computed in a step (`busy`), kernels, the operations that take
    most, and the lines that wait for the device.
 3. `memory PRESET PHASE`: the run's own check, and the plan of `benchmarks/scaling_estimate.py`, against the peak.
 4. Other settings: `iem.block=512`, `deterministic=false`, float32, `compile=true`.
 5. `decoder UNITS`: the decoder's share of a step's time (Mujika 2023, Figure 3).
-6. `loss SIZE`: the IEM loss in blocks and its formula, a softmax over the whole matrix, of SIZE queries by SIZE candidates
-   of 256 dimensions in bfloat16, forward and backward. Memory is beyond inputs and gradients; the formula only where it fits.
+6. `loss SIZE`: the IEM loss in blocks and its formula, a softmax over the whole matrix. There are SIZE queries and SIZE
+   candidates of 256 dimensions in bfloat16, forward and backward. Memory is beyond inputs and gradients. The formula is
+   left out where it does not fit.
 
 Ratios of phase one to end to end are printed last. `--tiny` shrinks models and corpora, to try this on a CPU.
 """

@@ -1,14 +1,16 @@
-"""Nearest neighbours among a million vectors of width 256: `auto` beside exact search, hnswlib and usearch, in one run.
+"""Compare nearest-neighbour searches among a million vectors of width 256: `auto`, exact search, hnswlib and usearch.
 
     python benchmarks/probe.py [--vectors 1000000] [--queries 300] [--threads 2] [--run runs/quickstart] [--output FOLDER]
         [--only "haed auto" hnswlib "usearch i8"]
 
-The vectors: rows of an index of chunks (`--run`), each as often as is needed, plus noise of as large a share of its length as
-is between an embedding and its nearest neighbours, so that they lie as embeddings do; without a run, mixtures of clusters of
-different sizes around a few directions, which spread like word vectors. All are of unit length. Queries are vectors drawn the
-same way that no index has. Every search is asked one query at a time on one thread, and all take turns, query by query; builds
-use `--threads`. Memory is the peak of a process of its own for each build, beyond what it had before, with the vectors mapped
-from a file for ours and in memory for the others, which copy them.
+With a run, the vectors are rows of its index of chunks, each as often as is needed, plus noise. The noise is as large a
+share of a vector's length as the distance to its nearest neighbours is in the index. So they lie as embeddings do. Without
+a run they are mixtures of clusters of different sizes around a few directions, which spread like word vectors. All are of
+unit length. Queries are drawn in the same way, and are in no index.
+
+Every search gets one query at a time on one thread, and all take turns, query by query. Builds use `--threads`. Each build
+has a process of its own. Its memory is the peak beyond what the process had before. Vectors are mapped from a file for
+ours, and in memory for the others, which copy them.
 
 hnswlib and usearch are optional: `pip install --no-deps -r benchmarks/peers.txt`.
 """
@@ -32,7 +34,7 @@ Search = Callable[[np.ndarray, int], np.ndarray]
 
 
 def draw_vectors(number: int, run: Path | None, seed: int) -> np.ndarray:
-    """Unit vectors (n, 256) float32, see above; the same base for every seed."""
+    """Draw unit vectors (n, 256) in float32, see the module; the base is the same for every seed."""
     chance, fixed = np.random.default_rng(seed), np.random.default_rng(0)
     if run is not None:
         from pipeline.run.index.chunk_index import ChunkIndex
@@ -87,7 +89,7 @@ BUILDS = {"haed auto": build_auto_index, "hnswlib": build_hnswlib, "usearch i8":
 
 
 def build_in_process(name: str, place: str, number: int, width: int, threads: int) -> dict[str, Any]:
-    """In a process of its own: builds, and returns seconds, the peak of its memory in GB, and what was found."""
+    """Build an index in a process of its own, and return its description with seconds and the peak of its memory in GB."""
     import faiss  # noqa: F401
 
     vectors = np.memmap(f"{place}/vectors", np.float32, "r", shape=(number, width)).view(np.ndarray)
@@ -99,13 +101,13 @@ def build_in_process(name: str, place: str, number: int, width: int, threads: in
 
 
 def read_anonymous_memory() -> float:
-    """Bytes of this process that are in memory and not of a file."""
+    """Return the bytes of this process that are in memory and not of a file."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * float(lines["RssAnon"].split()[0])
 
 
 def open_searches(place: Path, vectors: np.ndarray, builds: dict[str, dict[str, Any]]) -> dict[str, dict[int, Search]]:
-    """For each name and effort a search, a query (1, E) to rows (10,)."""
+    """Return a search for each name and effort, which maps a query (1, E) to rows (10,)."""
     import faiss
 
     from pipeline.run.index.faiss_search import Vectors, open_candidate
@@ -148,7 +150,7 @@ def open_searches(place: Path, vectors: np.ndarray, builds: dict[str, dict[str, 
 def measure_searches(
     searches_by_effort: dict[str, dict[int, Search]], vectors: np.ndarray, queries: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Recall@10 by exact scores, and milliseconds, of each search; they take turns, query by query."""
+    """Return recall@10 by exact scores and milliseconds of each search; they take turns, query by query."""
     every = [
         (name, effort, search) for name, efforts in searches_by_effort.items() for effort, search in efforts.items()
     ]

@@ -1,9 +1,9 @@
-"""Shards every corpus of a folder with the command line, reads it back, and compares it byte for byte with the originals.
+"""Shard every corpus of a folder by the command line, read it back, and compare it byte for byte with the originals.
 
-    python benchmarks/roundtrip.py ../shared/data [--workers 2]
+    python benchmarks/roundtrip.py FOLDER [--workers 2]
 
-The originals are read here by other means (lzma, tarfile, Pillow, wave, NumPy). Prints for each corpus its size, MB/s of the
-command as it says itself, and the peak memory of its largest process; exits with 1 if a byte differs.
+The originals are read here by other means (lzma, tarfile, Pillow, wave, NumPy). It prints the size of each corpus, MB/s as
+the command says, and the peak memory of its largest process. It exits with 1 if a byte differs.
 """
 
 import argparse
@@ -53,7 +53,7 @@ CORPORA: dict[str, tuple[str, list[str]]] = {
 
 
 def read_originals(name: str, folder: Path) -> Iterator[bytes]:
-    """The documents' bytes in any order, or whole texts in the order of the splits."""
+    """Yield the documents' bytes in any order, or whole texts in the order of the splits."""
     if name.startswith(("wikitext", "wikipedia", "enwik8", "tiny-shakespeare")):
         order = {"train": 0, "valid": 1, "test": 2}
         files = [f for f in folder.iterdir() if f.suffix in (".txt", ".xz")]
@@ -79,7 +79,7 @@ def read_originals(name: str, folder: Path) -> Iterator[bytes]:
 
 
 def has_same_documents(name: str, folder: Path, corpus: Corpus) -> bool:
-    """Texts are compared as they stand, pictures and recordings as multisets of documents."""
+    """Return whether texts are equal as they stand, pictures and recordings as multisets of documents."""
     documents = (document for split in ("train", "valid", "test") for document in corpus.iterate_originals(split))
     if name.startswith(("wikitext", "wikipedia", "enwik8", "tiny-shakespeare")):
         sums = hashlib.sha256(), hashlib.sha256()

@@ -1,9 +1,9 @@
-"""How long a sampled chunk takes, with and without memory.
+"""Time a sampled chunk, with and without memory.
 
     python benchmarks/sampling.py RUN [--chunks 40] [--repeats 3] [--samples 1] [--threads 1]
 
-Chunks follow the first 200 of a held-out document, in turns for every setting, so that other work on the machine meets
-all of them alike. Seconds are of the process's CPU time; the least of the repeats counts.
+Chunks follow the first 200 of a held-out document. The settings take turns, so that other work on the machine meets all of
+them alike. Seconds are of the process's CPU time; the least of the repeats counts.
 """
 
 import argparse

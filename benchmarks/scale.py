@@ -1,12 +1,14 @@
-"""What `benchmarks/scaling_estimate.py` foresees against runs: candidates, bytes exchanged, milliseconds of a step, and memory.
+"""Compare the estimates of `benchmarks/scaling_estimate.py` with runs: candidates, bytes exchanged, milliseconds, memory.
 
     python benchmarks/scale.py [key=value …] [--config quickstart] [--processes 1 2 4]
 
-Processes talk by the loopback interface, whose counters are read around two runs of each number of them: the longer one's bytes
-less the shorter one's, by the steps between, are those of a step; startup, validation and checkpoints fall out. Nothing else
-should use the interface meanwhile. Each process has one thread. Milliseconds are of computing alone as foreseen, of whole
-steps as measured: processes that share memory and cores have more to wait for. Memory is the most that one process had; the
-plan has what it can name, and PyTorch, the corpus and what a step needs for a moment come on top. Nothing is asserted.
+Processes talk by the loopback interface, whose counters are read around a short and a long run of each number of
+processes. The difference of their bytes, divided by that of their steps, is the bytes of a step. So start-up, validation
+and checkpoints do not count. Nothing else should use the interface meanwhile.
+
+Each process has one thread. Estimated milliseconds are of computing alone, measured ones of whole steps. Processes that
+share memory and cores wait for more. Memory is the most that one process had. The estimate counts what it can name.
+PyTorch, the corpus, and what a step needs for a moment come on top. Nothing is asserted.
 """
 
 import argparse
@@ -31,7 +33,7 @@ SHORT, LONG = 20, 60
 
 
 def count_received_bytes() -> int:
-    """Bytes that the loopback interface has received so far."""
+    """Return the bytes that the loopback interface has received so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 

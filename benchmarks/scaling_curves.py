@@ -1,12 +1,14 @@
-"""Bits of HAED and of a flat transformer with n-grams by width and by training compute, and how HAED's lead changes.
+"""Compare HAED with a flat transformer with n-grams by width and by training compute.
 
     python benchmarks/scaling_curves.py FOLDER OUTPUT [--system haed|flat] [--widths 128 192] [--budgets 1 2 4 8 16 32] [--rate 1]
 
-FOLDER has train.txt, valid.txt and test.txt. Every width is trained anew for every budget, which is in model TFLOPs of all
-phases, since each phase has its own schedule. Two thirds of HAED's budget are phase one, as in the preset. Runs and shards are
-kept in OUTPUT, so a second call goes on. Without --system it prints the table of both: the least bits per character of the valid
-split over the widths, HAED's lead at each budget, and two fits of it. --rate multiplies the preset's learning rates of all dense
-weights; runs of each factor are tabulated by themselves.
+FOLDER has train.txt, valid.txt and test.txt. Every width is trained anew for every budget, since each phase has its own
+schedule. Budgets are in model TFLOPs of all phases. Two thirds of HAED's budget are phase one, as in the preset. Runs and
+shards are kept in OUTPUT, so a second call continues.
+
+Without --system it prints a table of both: the least bits per character of the valid split over the widths, HAED's lead at
+each budget, and two fits of the lead. --rate multiplies the preset's learning rates of all dense weights. Runs of each
+factor have a table of their own.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""Cost of a training step on more devices, estimated from a step here, the growth of distinct chunks, and given rates.
+"""Estimate the cost of a training step on more devices, from a step here, the growth of distinct chunks, and given rates.
+
+    python benchmarks/scaling_estimate.py RUN [key=value …] [--phase pretrain] [--steps 20]
+        [--devices 1 4 16 64 256 1024] [--link 25] [--rate 400] [--json]
 
 Each device has the run's batch. Every part that is not in this table costs on each device the same as here:
 
@@ -14,15 +17,13 @@ Each device has the run's batch. Every part that is not in this table costs on e
 
 P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
 the width of an embedding. A step looks up R rows of width W in a table, U different ones on all devices. All-reduces
-and all-gathers run as rings. The
-seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
+and all-gathers run as rings.
+
+The seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
 real step lies between this estimate and one that hides all exchange. On an accelerator, the host reads a step's data
 while the device computes the one before, and the longer of the two counts. This does not hold where several devices wait
 for each other's rows of tables. Candidates are found on the device. This is sorting and hashing, not multiplying: for an
 accelerator planned on a CPU it is assumed to take a fiftieth of the time here, by the bandwidths of their memories.
-
-    python benchmarks/scaling_estimate.py RUN [key=value …] [--phase pretrain] [--steps 20]
-        [--devices 1 4 16 64 256 1024] [--link 25] [--rate 400] [--json]
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Kills training with SIGKILL at random moments, resumes it, and compares with a run that was left alone.
+"""Kill training with SIGKILL at random moments, resume it, and compare it with a run that was left alone.
 
     python benchmarks/torture.py [--kills 50] [--steps 400] [--stages pretrain finetune train] [--cases lstm mixture ranks …]
         [--seed 0] [--threads 2]
 
-A case is a small model on some of the Python standard library's files, --steps steps a stage, saved every 5 steps and
-validated 8 times, so that kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
-moment drawn evenly from the time that the stage takes alone; this is done until --kills have hit a running process, then
-the stage is left to end. Weights must agree in every bit, and metrics.jsonl in every line but for seconds and rates.
-`lost` is the time from the last checkpoint (or the start) to the kill. Exits with 1 if anything differed.
+A case is a small model on some of the Python standard library's files. A stage takes --steps steps, is saved every 5 steps
+and validated 8 times. So kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
+moment drawn evenly from the time that the stage takes alone. After --kills kills of a running process, the stage is left to
+end. Weights must agree in every bit, and metrics.jsonl in every line but for seconds and rates. `lost` is the time from the
+last checkpoint (or the start) to the kill. It exits with 1 if anything differed.
 """
 
 import argparse
@@ -57,7 +57,7 @@ TIMED = ("seconds", "steps_per_second", "chunks_per_second")
 
 @dataclass
 class Outcome:
-    """Of one stage in one case: kills, those that left a half-written checkpoint, seconds lost by each, differences."""
+    """Kills of a stage in a case, those that left a half-written checkpoint, seconds lost by each, and differences."""
 
     kills: int = 0
     in_saves: int = 0
@@ -79,7 +79,7 @@ class Bench:
         self.finish("shard", "shards", [])
 
     def start(self, stage: str, name: str, more: list[str]) -> "subprocess.Popen[bytes]":
-        """Starts a stage, whose waiting threads leave the cores to others: where they spin, a step takes ten times as long."""
+        """Start a stage whose waiting threads leave the cores to others: where they spin, a step takes ten times as long."""
         return subprocess.Popen(
             [sys.executable, "-m", "pipeline", stage, *self.settings, *more, f"name={name}", "--json"],
             cwd=self.folder,
@@ -90,7 +90,7 @@ class Bench:
         )
 
     def finish(self, stage: str, name: str, more: list[str]) -> float:
-        """Runs a stage to its end and returns the seconds it took."""
+        """Run a stage to its end and return the seconds it took."""
         began = time.monotonic()
         self.wait_for(self.start(stage, name, more))
         return time.monotonic() - began
@@ -101,7 +101,7 @@ class Bench:
             raise RuntimeError(f"{process.args!r}: {errors[-1500:]}")
 
     def torture(self, case: str, stage: str, kills: int, chance: random.Random) -> Outcome:
-        """Kills `stage` so many times and compares its end with that of an undisturbed one."""
+        """Kill a stage so many times, and compare its end with that of an undisturbed one."""
         alone, hurt, outcome = f"{case}-alone", f"{case}-killed", Outcome()
         takes = self.finish(stage, alone, CASES[case])
         checkpoints = self.folder / "runs" / hurt / stage / "checkpoints"
@@ -128,7 +128,7 @@ class Bench:
         return outcome
 
     def compare(self, stage: str, one: str, other: str) -> list[str]:
-        """What differs between two runs of a stage."""
+        """Return what differs between two runs of a stage."""
         weights, metrics = [], []
         for name in (one, other):
             folder = self.folder / "runs" / name / stage

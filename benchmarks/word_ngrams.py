@@ -1,9 +1,10 @@
-"""Perplexity of words by modified Kneser-Ney n-grams (Chen and Goodman 1998), interpolated, over the words of train.
+"""Compute the perplexity of words by modified Kneser-Ney n-grams (Chen and Goodman 1998), interpolated.
 
     python benchmarks/word_ngrams.py train.txt test.txt [--order 5]
 
 Words are counted as WikiText's: what is between white space, and one end for each line. The vocabulary is closed, as in the
-published figures, so every word of the test file must occur in train (WikiText writes `<unk>` for the others). Contexts go across lines.
+published figures. So every word of the test file must occur in train (WikiText writes `<unk>` for the others). Contexts go
+across lines.
 """
 
 import argparse
