@@ -359,9 +359,9 @@ def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
 def _make_final_error(error: Exception, where: str, attempt: int) -> Exception | None:
     """Return what to raise in place of an error if there is to be no further attempt, else None.
 
-    There is none after the last one, nor after an error that it would not mend: a missing file, denied access, an error
-    of the disk (raised as it is), a wrong environment, or a final answer of the server (most 3xx and 4xx). S3 answers
-    400, without a reason, to credentials that are out of date or of another region.
+    There is none after the last one, nor after an error that it would not mend. Those are a missing file, denied access,
+    an error of the disk (raised as it is), a wrong environment, and a final answer of the server (most 3xx and 4xx). S3
+    answers 400, without a reason, to credentials that are out of date or of another region.
     """
     status, description = _http_status(error), _describe_error(error)
     kind, scheme = type(error).__name__, where.partition(":")[0]

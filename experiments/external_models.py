@@ -332,8 +332,8 @@ def train_and_score(
 ) -> tuple[nn.Module, dict[str, Any], Evaluation]:
     """Train and score a package; return its model, the contents of package.json, and the evaluation.
 
-    The first has the best of the learning rates that were tried, the bits per byte of each after a fifth of the steps,
-    and parameters, steps, seconds and FLOPs of the training at that rate.
+    package.json has the best of the learning rates that were tried, and the bits per byte of each after a fifth of the
+    steps. It also has parameters, steps, seconds and FLOPs of the training at that rate.
     """
     package = PACKAGES[name]
     text, valid = (read_split(corpus, split) for split in ("train", "valid"))

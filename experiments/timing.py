@@ -1,10 +1,10 @@
 """Seconds per training step, which convert limits in seconds into limits in steps.
 
-Seconds are not comparable on a shared machine, or between machines. So the variants of a comparison first take some steps
-in turns, on an idle machine. From then on a run's time is its number of steps times the seconds of a step, and steps
-alone are the limit: the machine may be shared, runs may go side by side, and a stopped comparison may be resumed later
-or elsewhere. Seconds are wall time, for any number of threads. With the clock `process` they are CPU time of this
-process, without that of other processes.
+Seconds are not comparable on a shared machine, or between machines. So the variants of a comparison first take some
+steps in turns, on an idle machine. From then on a run's time is its number of steps times the seconds of a step, and
+steps alone are the limit. So the machine may be shared, runs may go side by side, and a stopped comparison may be
+resumed later or elsewhere. Seconds are wall time, for any number of threads. With the clock `process` they are CPU time
+of this process, without that of other processes.
 """
 
 import random

@@ -1,9 +1,9 @@
 """Commands that messages suggest, and how each place shows them.
 
-A message is a text that names commands and flags as they are typed, in backticks. It cannot carry them as data: it
-crosses processes as a line of a log, as an error of a pool or as a note in a JSON file, and is quoted within other
-messages. So this module is the only one that reads them back. A terminal shows a message as it is. Prefect's UI and the
-pages beside it, whose readers have no terminal, name flows and the fields of their forms.
+A message is a text that names commands and flags as they are typed, in backticks. It cannot carry them as data. It
+crosses processes as a line of a log, as an error of a pool or as a note in a JSON file. Other messages quote it. So
+this module is the only one that reads them back. A terminal shows a message as it is. Prefect's UI and the pages beside
+it, whose readers have no terminal, name flows and the fields of their forms.
 """
 
 import re

@@ -88,8 +88,8 @@ def list_files(
     Hidden and empty files are left out, and those that are no data by their names.
 
     Args:
-        path: a file, a folder, or a glob, which is a folder and a pattern of files, or of folders if it matches no file;
-            with braces, as in a shell, several of these.
+        path: a file, a folder, or a glob; with braces, as in a shell, several of these. A glob is a folder and a pattern
+            of files, or of folders if it matches no file.
         pattern: a glob relative to the folder, optionally with braces, which files of a glob must match, too.
         kind: of the source, for errors.
         follow_links: follow links that lead out of the folder, and links to folders; else they are left out.

@@ -1,8 +1,8 @@
 """The decoder helped by the words of the document: it spells a new chunk as others of the document are spelled.
 
-At every symbol of a chunk, the different chunks of the document vote for the next symbol, in three contexts: the last 3
-symbols of the chunk so far, the last 5, and all of it from its beginning. Witten and Bell's interpolation (1991) joins
-them with the decoder, one after the other:
+At every symbol of a chunk, the different chunks of the document vote for the next symbol. They do so in three contexts:
+the last 3 symbols of the chunk so far, the last 5, and all of it from its beginning. Witten and Bell's interpolation
+(1991) joins them with the decoder, one after the other:
 
     p_j(x) = (count(s_j, x) + τ · types(s_j) · p_{j−1}(x)) / (count(s_j) + τ · types(s_j)),    p_0 = p_decoder
 

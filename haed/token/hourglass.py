@@ -1,9 +1,10 @@
 """Hourglass: a transformer that shortens its sequence and lengthens it again (Nawrot et al. 2021).
 
-It follows algorithm 1 there: layers at a scale; shift right by k − 1 and shorten by k; the same at the next scale;
-lengthen, add to the vectors before shortening; layers again. With one scale it is a flat transformer. The paper leaves
-some points open. Here layers are pre-norm with no norm at the end of a stack. The attention of resampling is of the
-kind of the coarser of its two levels. It is rotary where that is local or LSH, which do not support two levels.
+It follows algorithm 1 there. At a scale there are layers, then a shift right by k − 1, shortening by k, and the same at
+the next scale. What comes back is lengthened and added to the vectors before shortening, and layers follow. With one
+scale it is a flat transformer. The paper leaves some points open. Here layers are pre-norm with no norm at the end of a
+stack. The attention of resampling is of the kind of the coarser of its two levels. It is rotary where that is local or
+LSH, which do not support two levels.
 
 Shifted right by k − 1, group g of k positions ends with position g·k of the finer level. It is complete as soon as that
 position is fed. It is given to the positions g·k to g·k + k − 1, which come no earlier than anything in it (sections

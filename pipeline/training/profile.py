@@ -24,9 +24,8 @@ class Profile:
     """A profile of some steps.
 
     Attributes:
-        milliseconds: of a step, by part: reading the data, preparing the batch (`candidates` with the IEM loss, whose
-            candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass,
-            and the optimizer.
+        milliseconds: of a step, by part: reading the data, preparing the batch, the system's parts and the IEM loss,
+            each with its backward pass, and the optimizer. Preparing is `candidates` with the IEM loss, else `batch`.
         kept: bytes that a part's forward pass saves for its backward pass, see `SavedActivations`.
         flops: model FLOPs of a step.
         device_flops: FLOP/s of a large matrix product on the same device, in the same precision.
