@@ -205,13 +205,6 @@ def test_a_killed_run_continues_and_leaves_no_process(
     assert contents(sharded(folder, tmp_path / "shards", workers=2).folder) == contents(whole.folder)
 
 
-def test_a_copy_of_a_source_has_the_same_digest(folder: Path, whole: Corpus, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "copy")  # other times, same contents
-    moved = SourceOptions(kind="text", path=str(tmp_path / "copy"))
-    found = Corpora(moved, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards").folder
-    assert found.name == f"copy-{whole.digest}"
-
-
 @pytest.mark.parametrize("kind", mostly_nightly(["words", "fixed", "sentences", "entropy"], "words"))
 @pytest.mark.parametrize("suffix", ["", ".xz"])
 def test_a_document_larger_than_a_shard(tmp_path: Path, kind: str, suffix: str) -> None:
