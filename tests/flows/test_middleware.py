@@ -1,8 +1,9 @@
 """What the middleware refuses before Prefect's server keeps it, and who gets the pages beside Prefect's UI."""
 
+import asyncio
 import base64
 import json
-from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -130,14 +131,16 @@ def test_without_the_password_prefect_reads_no_request(path: str) -> None:
 
 
 def test_a_request_without_end_is_refused_while_it_is_read() -> None:
-    sent: list[int] = []
+    read, said = count(), list[dict[str, Any]]()
 
-    def endless() -> Iterator[bytes]:
-        for number in range(1000):
-            sent.append(number)
-            yield bytes(1 << 20)
+    async def receive() -> dict[str, Any]:
+        assert next(read) < 17
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
 
-    client = TestClient(StorableBodyMiddleware(echo))
-    answer = client.post("/api/deployments/x/create_flow_run", content=endless())
-    assert answer.status_code == 413 and "at most 16 MiB" in answer.json()["detail"]
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/api/deployments/x/create_flow_run", "headers": []}
+    asyncio.run(StorableBodyMiddleware(echo)(scope, receive, send))
+    assert said[0]["status"] == 413 and b"at most 16 MiB" in said[1]["body"]
     assert find_unstorable_value(b"[" + b"1," * 1_000_001 + b"1]") == "it has more than 1,000,000 values"
