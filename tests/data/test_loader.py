@@ -17,6 +17,7 @@ from data.loader import Batch, Loader
 from data.options import LoaderOptions
 from data.shards import CorruptShardError
 from data.sources import files
+from tests.conftest import mostly_nightly
 from tests.data.conftest import shard_source
 
 
@@ -114,7 +115,7 @@ def _read_in_a_process(folder: Path, close: bool, wanted: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["spawn", "fork"])
+@pytest.mark.parametrize("start", mostly_nightly(["spawn", "fork"], "fork"))
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_process_of_multiprocessing_that_has_workers_ends(corpus: Corpus, start: str) -> None:
     context = multiprocessing.get_context(start)

@@ -29,7 +29,7 @@ from data.shards import CorruptShardError
 from pipeline.cli import main
 from pipeline.console import format_error
 from pipeline.run.run_directory import RunFolder
-from tests.conftest import TINY
+from tests.conftest import TINY, mostly_nightly
 from tests.data.conftest import Files, serving, shard_source
 
 
@@ -128,7 +128,7 @@ def windows(corpus: Corpus, count: int, **more: object) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", mostly_nightly([0, 2], 0))
 def test_http_with_broken_connections(
     corpus: Corpus, server: str, remote: Corpus, tmp_path: Path, workers: int
 ) -> None:
