@@ -22,6 +22,11 @@ from data.parts import Mapper
 from tests.conftest import SHARED
 
 
+def brief(case: object) -> str:
+    """An id of a case whose parameters are long."""
+    return repr(case)[:40]
+
+
 def shard_source(
     path: object,
     into: Path,

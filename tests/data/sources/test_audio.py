@@ -14,7 +14,7 @@ from data.options import ChunkerOptions
 from data.sources import audio
 from data.sources.audio import decode_pcm16, encode_mulaw, encode_pcm16
 from tests.conftest import SHARED
-from tests.data.conftest import shard_source, tar_of
+from tests.data.conftest import brief, shard_source, tar_of
 
 SAMPLES = np.random.default_rng(0).integers(-32768, 32768, 20_000).astype(np.int16)
 
@@ -115,6 +115,7 @@ def altered(at: int, value: int) -> bytes:
         (altered(40, 0), "hold no sound"),
         (wav(SAMPLES) + wav(SAMPLES), "more than one recording"),
     ],
+    ids=brief,
 )
 def test_a_recording_that_is_not_what_its_header_says_is_refused(
     tmp_path: Path, packed: bool, content: bytes, message: str
@@ -254,6 +255,7 @@ def test_companded_recordings_are_decoded(tmp_path: Path, subtype: str, law: str
         (b"not sound, whatever its name", "does not begin with RIFF"),
         (b"fLaC" + bytes(100), "does not begin with RIFF"),
     ],
+    ids=brief,
 )
 def test_what_cannot_be_read_is_named_and_has_advice(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "train.wav").write_bytes(content)

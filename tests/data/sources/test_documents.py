@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from data.sources.source import hashed_split
 from data.sources.text import WikiTextSource, split_at_headings
+from tests.data.conftest import brief
 from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
 
 
@@ -47,6 +48,7 @@ def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:
         (b'{"text": 3, "body": "x"}', "no text in the field 'text', but 3: set source.field= to 'body'"),
         (b"[" * 100_000, "is nested too deeply"),
     ],
+    ids=brief,
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "train.jsonl").write_bytes(b'{"text":"x"}\n' + line)
@@ -120,6 +122,7 @@ def test_json_that_is_not_in_lines_is_named_and_the_advice_makes_lines(tmp_path:
         (b'\xef\xbb\xbf{"text": "a"}\r', b"a"),
         (b'{"text": "a", "text": "b"}', b"b"),
     ],
+    ids=brief,
 )
 def test_all_that_is_json_is_read(tmp_path: Path, line: bytes, text: bytes) -> None:
     (tmp_path / "train.json").write_bytes(line)

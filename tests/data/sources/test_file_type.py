@@ -28,6 +28,7 @@ from data.sources.file_type import (
     wide_encoding,
 )
 from data.sources.source import Input, Piece, Source, make_source
+from tests.data.conftest import brief
 
 TEXTS = {
     "Latin": "It is a truth universally acknowledged, that a single man wants “une idée fixe”.\n" * 200,
@@ -133,6 +134,7 @@ def test_a_few_words_in_a_wide_encoding_are_known(text: str) -> None:
     "text",
     [b"GIF89a is a format of pictures.", b"OggS is how Ogg begins", b"FORM 12 of the office", b"BM is no film"]
     + [b"", b"\0" * 2000, b"PK", b"BZh is no word", bytes(range(256)), "né".encode("utf-16"), b"RIFF of a guitar"],
+    ids=brief,
 )
 def test_prose_that_begins_as_a_magic_number_is_text(text: bytes) -> None:
     assert detect_foreign_format(text) is detect_foreign_format(text * 100) is None

@@ -19,7 +19,7 @@ import pytest
 from data.options import SourceOptions
 from data.sources.files import BLOCK, LINKS, LeftOut, is_tar, iterate_members, list_files, open_stream, zstd
 from data.sources.source import make_source
-from tests.data.conftest import picture, tar_of
+from tests.data.conftest import brief, picture, tar_of
 from tests.data.sources.test_audio import wav
 from tests.data.sources.test_text import COMPRESS
 
@@ -67,7 +67,7 @@ FLIPPED = ONE[:MEMBER] + b"!" + ONE[MEMBER + 1 :]
 
 
 @pytest.mark.parametrize("kind", ["images", "audio", "webdataset"])
-@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of(("a.png", b"x" * 700))[:700]])
+@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of(("a.png", b"x" * 700))[:700]], ids=brief)
 def test_a_damaged_tar_is_named_when_its_members_are_listed(tmp_path: Path, kind: str, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(ValueError, match="a.tar cannot be read: (invalid header|unexpected end of data)"):
@@ -133,6 +133,7 @@ def test_long_names_are_read_in_every_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [(ONE[:MEMBER], "truncated"), (ONE[: 2 * MEMBER], "truncated"), (ONE + ONE, "more than one"), (FLIPPED, "damaged")],
+    ids=brief,
 )
 def test_a_tar_that_is_not_one_whole_tar(tmp_path: Path, suffix: str, content: bytes, message: str) -> None:
     path = tmp_path / f"a{suffix}"

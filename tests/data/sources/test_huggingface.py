@@ -16,7 +16,7 @@ from pyarrow import parquet
 from data.options import SourceOptions
 from data.sources.huggingface import DatasetsSource
 from data.sources.source import hashed_split
-from tests.data.conftest import shard_source
+from tests.data.conftest import brief, shard_source
 from tests.data.test_filesystem import LAUGHS
 
 datasets: Any = None  # loaded for the first test: it takes a second
@@ -155,6 +155,7 @@ def test_a_saved_data_set_has_no_configuration(saved: Path, tmp_path: Path) -> N
         ("a.bin", b"words", "has no data set files .*.parquet, "),
         ("a.csv", b"text;id\nwords;1\n", "Set 'source.field=text;id'"),
     ],
+    ids=brief,
 )
 def test_files_that_are_no_data_set_are_an_error_in_words(
     name: str, content: bytes | None, message: str, folder: Path, tmp_path: Path
@@ -290,6 +291,7 @@ def test_offsets_that_lead_out_of_an_arrow_file_are_an_error(tmp_path: Path) -> 
         ("state.json", '{"_data_files": [{"filename": "../../etc/x.arrow"}]}', "outside of its folder"),
         ("dataset_dict.json", '{"splits": 5}', "cannot be read as a data set"),
     ],
+    ids=brief,
 )
 def test_what_describes_a_data_set_is_checked_before_it_is_obeyed(
     name: str, content: str, message: str, folder: Path, tmp_path: Path

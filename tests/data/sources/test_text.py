@@ -13,7 +13,7 @@ from data.options import SourceOptions
 from data.sources.files import zstd
 from data.sources.source import Source, make_source, named_split
 from tests.conftest import SHARED, mostly_nightly
-from tests.data.conftest import shard_source
+from tests.data.conftest import brief, shard_source
 
 COMPRESS = {
     "": lambda content: content,
@@ -190,6 +190,7 @@ def test_a_hash_alone_may_leave_splits_empty(tmp_path: Path) -> None:
         (b"anarchism originated  as " * 4_000, lambda part: part.endswith(b" ") and not part.startswith(b" ")),
         ("漢字é🙂".encode() * 8_001, lambda part: bool(part.decode())),
     ],
+    ids=["words", "characters"],
 )
 def test_a_text_without_lines_is_cut_between_words_or_characters(
     tmp_path: Path, suffix: str, text: bytes, is_whole: Callable[[bytes], bool]
@@ -325,7 +326,7 @@ def test_ends_of_lines_become_lf_and_copies_are_found(tmp_path: Path, suffix: st
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("lines", range(25, 36))
-@pytest.mark.parametrize("head", ["word\r\n" * 40, "word\r\n" * 41 + "a", "\r\n" * 7])
+@pytest.mark.parametrize("head", ["word\r\n" * 40, "word\r\n" * 41 + "a", "\r\n" * 7], ids=brief)
 def test_no_cut_makes_two_line_ends_of_one(head: str, lines: int, suffix: str, tmp_path: Path) -> None:
     """Wherever it falls, also if nothing but blanks is left behind it."""
     content = (head + "\r\n" * lines).encode()

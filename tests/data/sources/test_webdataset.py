@@ -11,7 +11,7 @@ import pytest
 import webdataset as wds
 
 from data.corpus import Corpus
-from tests.data.conftest import picture, shard_source, tar_of
+from tests.data.conftest import brief, picture, shard_source, tar_of
 from tests.data.sources.test_audio import wav
 from tests.data.sources.test_images import png
 from tests.data.sources.test_text import COMPRESS
@@ -144,6 +144,7 @@ def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a byte .*, not UTF-8"),
         ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a byte .*, not UTF-8"),
     ],
+    ids=brief,
 )
 def test_members_that_are_no_text(extension: str, content: bytes, message: str, tmp_path: Path) -> None:
     folder = tars(tmp_path / "mine", [{extension: content}], 1, encoder=False)
