@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.parts import Mapper
 from tests.conftest import SHARED
+
+
+def brief(case: object) -> str:
+    """An id of a case whose parameters are long."""
+    return repr(case)[:40]
 
 
 def shard_source(
@@ -46,6 +52,21 @@ def tar_of(*members: tuple[str, bytes], mode: str = "w") -> bytes:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return file.getvalue()
+
+
+def picture(kind: str) -> bytes:
+    """A small picture in a format of Pillow."""
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, kind)
+    return file.getvalue()
+
+
+def add_package(place: Path, name: str, entry_points: str, version: str = "1") -> None:
+    """What an installed package says of itself."""
+    info = place / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -84,6 +105,13 @@ def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
         httpd.shutdown()
         httpd.server_close()
         thread.join()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder for a source."""
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
 
 
 @pytest.fixture

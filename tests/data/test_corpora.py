@@ -15,11 +15,10 @@ from tests.data.conftest import shard_source as sharded
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    place = tmp_path / "texts"
-    place.mkdir()
+    (tmp_path / "texts").mkdir()
     for split in ("train", "valid", "test"):
-        (place / f"{split}.txt").write_bytes(f"the {split} text\n".encode() * 100)
-    return place
+        (tmp_path / "texts" / f"{split}.txt").write_bytes(f"the {split} text\n".encode() * 100)
+    return tmp_path / "texts"
 
 
 def asked(path: Path | str, shards: Path, **options: object) -> Corpora:
@@ -120,15 +119,15 @@ def test_only_a_corpus_of_the_same_place_was_split_in_another_way(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a" / "texts").mkdir(parents=True)
-    shutil.move(texts, tmp_path / "b" / "texts") if (tmp_path / "b").mkdir() is None else None
     (tmp_path / "a" / "texts" / "one.txt").write_bytes(b"a text to cut\n" * 500)
+    stated = shutil.copytree(texts, tmp_path / "b" / "texts")
     for name in "ab":
         monkeypatch.chdir(tmp_path / name)
         corpus = sharded(Path("texts"), tmp_path / "shards")
         assert not any("was split in another way" in note for note in corpus.manifest["splits"]["notes"])
-    (tmp_path / "b" / "texts" / "valid.txt").unlink()
-    (tmp_path / "b" / "texts" / "test.txt").unlink()
-    (tmp_path / "b" / "texts" / "train.txt").rename(tmp_path / "b" / "texts" / "one.txt")
+    for name in ("valid.txt", "test.txt"):
+        (stated / name).unlink()
+    (stated / "train.txt").rename(stated / "one.txt")
     corpus = sharded(Path("texts"), tmp_path / "shards")
     assert any("was split in another way (stated, now cut)" in note for note in corpus.manifest["splits"]["notes"])
 

@@ -29,6 +29,7 @@ from data.filesystem import (
     remove_unlocked_files,
     write_json,
 )
+from tests.data.conftest import brief
 
 
 def link(target: str | Path) -> Callable[[Path], None]:
@@ -117,7 +118,9 @@ def test_locks_and_leftovers_that_are_no_files_are_waited_for_by_nobody(tmp_path
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 10**6, b'{"a":' * 10**6, b'["' + b"[" * 100 + b'",' + b"[" * 10**5, b'"\\"' + b"[" * 10**6]
+    "content",
+    [b"[" * 10**6, b'{"a":' * 10**6, b'["' + b"[" * 100 + b'",' + b"[" * 10**5, b'"\\"' + b"[" * 10**6],
+    ids=brief,
 )
 def test_deep_json_never_meets_the_parser(content: bytes) -> None:
     with pytest.raises(CorruptFileError, match="x.json is damaged"):
@@ -145,6 +148,7 @@ LAUGHS = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]
         ("&a [*a]", f"more than {NODES:,} values"),
         ("[x]\n---\n" * 20_000, f"more than {NODES:,} values"),
     ],
+    ids=brief,
 )
 def test_no_yaml_chokes_a_parser(content: str, said: str) -> None:
     with pytest.raises(CorruptFileError, match=f"config.yaml.*{said}"):
@@ -173,9 +177,9 @@ def test_what_was_written_is_read_and_what_was_changed_is_not(
     tmp_path: Path, value: dict[str, Any], chance: random.Random
 ) -> None:
     path, wanted = tmp_path / "evaluation.json", {name: each for name, each in value.items() if name != "checksum"}
-    write_json(path, value)
+    content = bytearray(encode_checked_json(value))
+    path.write_bytes(content)
     assert read_json(path) == wanted
-    content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
     try:
@@ -186,5 +190,5 @@ def test_what_was_written_is_read_and_what_was_changed_is_not(
 
 def test_names_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
-    path.write_bytes(encode_checked_json({"\udc80": ["\udcff", "é"], "3": (1, 2)}))
+    write_json(path, {"\udc80": ["\udcff", "é"], "3": (1, 2)})
     assert read_json(path) == {"\udc80": ["\udcff", "é"], "3": [1, 2]} and "é".encode() in path.read_bytes()

@@ -17,6 +17,7 @@ from data.loader import Batch, Loader
 from data.options import LoaderOptions
 from data.shards import CorruptShardError
 from data.sources import files
+from tests.conftest import mostly_nightly
 from tests.data.conftest import shard_source
 
 
@@ -66,6 +67,7 @@ def take(made: Loader, windows: int) -> list[bytes]:
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_every_window_once_per_epoch_over_all_ranks(corpus: Corpus, ranks: int) -> None:
+    """Also where there are more ranks than shards."""
     total = loader(corpus).windows_per_epoch
     batches = -(-total // (3 * ranks)) + 1
     dealt = [[names(b) for b in islice(loader(corpus, rank=r, ranks=ranks), batches)] for r in range(ranks)]
@@ -113,7 +115,7 @@ def _read_in_a_process(folder: Path, close: bool, wanted: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["spawn", "fork"])
+@pytest.mark.parametrize("start", mostly_nightly(["spawn", "fork"], "fork"))
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_process_of_multiprocessing_that_has_workers_ends(corpus: Corpus, start: str) -> None:
     context = multiprocessing.get_context(start)
@@ -178,17 +180,12 @@ def test_the_number_of_ranks_may_change_in_the_middle(corpus: Corpus) -> None:
 
 
 def test_windows_hold_every_chunk_and_mark_documents(corpus: Corpus) -> None:
-    batches = take(loader(corpus, sequences=1, shuffle=False), loader(corpus).windows_per_epoch)
-    assert len(set(batches)) == loader(corpus).windows_per_epoch
-    tokens, starts = [], 0
-    for batch in islice(loader(corpus, sequences=1, shuffle=False), loader(corpus).windows_per_epoch):
+    reader, tokens, starts = loader(corpus, sequences=1, shuffle=False), b"", 0
+    for batch in islice(reader, reader.windows_per_epoch):
         real = np.arange(batch.tokens.shape[2]) < batch.lengths[..., None]
-        tokens.append(batch.tokens[real].tobytes())
+        tokens += batch.tokens[real].tobytes()
         starts += int(batch.starts.sum())
-    assert (
-        b"".join(tokens) == b"".join(corpus.iterate_originals("train"))
-        and starts == corpus.split_counts("train").documents
-    )
+    assert tokens == b"".join(corpus.iterate_originals("train")) and starts == corpus.split_counts("train").documents
 
 
 def test_epochs_seeds_and_streams_differ(corpus: Corpus) -> None:
@@ -250,13 +247,6 @@ def test_pictures_stay_whole(tmp_path: Path, context: int, pictures: int) -> Non
     assert sorted(seen) == sorted(made.iterate_originals("train"))
     with pytest.raises(ValueError, match="Set batch.context=256"):
         loader(made, context=255)
-
-
-def test_fewer_shards_than_ranks(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_bytes(b"".join(b"%05d " % i for i in range(500)))
-    made = shard_source(tmp_path / "train.txt", tmp_path / "shards")
-    dealt = [names(next(iter(loader(made, rank=rank, ranks=8, context=4)))) for rank in range(8)]
-    assert len(made.shards_of("train")) == 1 and len({window for each in dealt for window in each}) == 24
 
 
 def test_epochs_since_a_position_are_exact(corpus: Corpus) -> None:

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from data.processes import available_threads, process_pool
-from flows.artifacts import name_flows_in_logs
-from pipeline.console import prepare_logs
 
 _kept: list[object] = []
 
@@ -47,36 +46,43 @@ def _warn(text: str) -> None:
     logging.getLogger("data.remote").info("no file %s", text)
 
 
+@pytest.fixture
+def spawned_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Logs may be changed, and workers have none of them but what the pool hands over: beside torch they are spawned."""
+    import torch  # noqa: F401
+
+    before = logging.getLogRecordFactory()
+    caplog.set_level(logging.INFO, "data")
+    yield
+    logging.setLogRecordFactory(before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True])
+@pytest.mark.usefixtures("spawned_logs")
 def test_what_a_worker_logs_is_as_printable_as_what_its_parent_logs(
     served: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before, level = logging.getLogRecordFactory(), logging.getLogger("data").level
-    try:
-        prepare_logs()
-        if served:  # by Prefect
-            name_flows_in_logs()
-        logging.getLogger("data").setLevel(logging.INFO)
-        with process_pool(1) as pool:
-            pool.submit(_warn, "a\x1b[31m of https://me:hunter2@host/x").result()
-    finally:
-        logging.setLogRecordFactory(before)
-        logging.getLogger("data").setLevel(level)
+    from flows.artifacts import name_flows_in_logs
+    from pipeline.console import prepare_logs
+
+    prepare_logs()
+    if served:  # by Prefect
+        name_flows_in_logs()
+    with process_pool(1) as pool:
+        pool.submit(_warn, "a\x1b[31m of https://me:hunter2@host/x").result()
     said = capfd.readouterr().err
     assert "no file a\\x1b[31m" in said and "hunter2" not in said
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spawned_logs")
 def test_a_log_record_of_ones_own_that_a_worker_cannot_have_is_left_out() -> None:
     before = logging.getLogRecordFactory()
-    try:
-        for make in (lambda *values, **named: before(*values, **named), _Lost):
-            logging.setLogRecordFactory(make)
-            with process_pool(1) as pool:
-                assert pool.submit(abs, -1).result() == 1
-    finally:
-        logging.setLogRecordFactory(before)
+    for make in (lambda *values, **named: before(*values, **named), _Lost):
+        logging.setLogRecordFactory(make)
+        with process_pool(1) as pool:
+            assert pool.submit(abs, -1).result() == 1
 
 
 class _Lost(logging.LogRecord):

@@ -75,23 +75,9 @@ def test_nothing_is_contacted(url: str, listener: Listener, here: Path, capsys: 
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "http://h/x",
-        "https://h:8000/x/y",
-        "s3://bucket/x@y",
-        "gs://b/x",
-        "az://b/x",
-        "HTTP://h/x/",
-        "http://h/a%20b%23c%3Fd%25é",
-    ]
-    + [
-        "file:///x%20y%23%3F%2520",
-        "file://localhost/x",
-        "s3://b/a b#c?d%20%zz\\",
-        "gs://b/?a=b",
-        "az://b/é ",
-        "s3://b/a?b=c d",
-    ],
+    ["http://h/x", "https://h:8000/x/y", "s3://bucket/x@y", "gs://b/x", "az://b/x", "HTTP://h/x/"]
+    + ["http://h/a%20b%23c%3Fd%25é", "file:///x%20y%23%3F%2520", "file://localhost/x"]
+    + ["s3://b/a b#c?d%20%zz\\", "gs://b/?a=b", "az://b/é ", "s3://b/a?b=c d"],
 )
 def test_plain_addresses_are_opened(url: str) -> None:
     assert check_url(url) == url.replace("HTTP", "http").rstrip("/")
@@ -135,6 +121,7 @@ def test_what_is_shown_of_an_address() -> None:
     text = "403, url='https://me:pw@host/a?X-Amz-Signature=abc&part=2', then s3://k:s@b and a@b.c and http://h:1/x"
     shown = "403, url='https://***@host/a?X-Amz-Signature=***&part=2', then s3://***@b and a@b.c and http://h:1/x"
     assert redact_urls(text) == shown
+    assert redact_urls(str(Path("https://me:pw@host/data"))) == "https:/***@host/data"  # as a path
 
 
 @pytest.mark.parametrize("folder", ["s3://b/x", "s3:/b/x", "S3://u:pw@b", "file:///tmp/x", "./s3://b", "dask://h::x"])
@@ -142,9 +129,8 @@ def test_a_url_is_no_folder_to_write_to(folder: str, here: Path, capsys: pytest.
     for option in ("shards_dir", "runs_dir", "loader.cache_dir"):
         assert main(["shard", f"{option}={folder}"]) == 2
         said = capsys.readouterr().err
-        assert (
-            option in said and "a folder of this machine" in said and "source.kind=shards" in said and "pw" not in said
-        )
+        assert all(words in said for words in (option, "a folder of this machine", "source.kind=shards"))
+        assert "pw" not in said
     for command in (["compare", "a", "--runs-dir", folder], ["compare", "a", "--output", folder]):
         assert main(command) == 2 and "a folder of this machine" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a folder of this machine"):

@@ -1,6 +1,5 @@
 """The digest covers all that decides the bytes of shards: versions of others' code, and files that change while they are read."""
 
-import json
 import os
 import shutil
 import sys
@@ -10,25 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data.build import shard
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.parts import Part
-from tests.data.conftest import shard_source
+from tests.data.conftest import add_package, picture, shard_source
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(40_000))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def texts(folder: Path) -> Path:
     """Two parts, of a file each."""
-    place = tmp_path / "source"
-    place.mkdir()
     for number in range(2):
-        (place / f"train-{number}.txt").write_bytes(b"%d" % number + TEXT)
-    return place
+        (folder / f"train-{number}.txt").write_bytes(b"%d" % number + TEXT)
+    return folder
 
 
 sharded = partial(shard_source, megabytes=1)
@@ -53,38 +49,37 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_file_that_changes_while_sharding_is_named_and_nothing_is_kept(
-    folder: Path, tmp_path: Path, case: str
+    texts: Path, tmp_path: Path, case: str
 ) -> None:
     name, change = CHANGES[case]
 
     def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
         first, second = sorted(parts, key=lambda part: part.folder)
         write(first)
-        change(folder / name)
+        change(texts / name)
         write(second)
 
-    with pytest.raises(ValueError, match=f"{folder / name} changed or was removed during sharding"):
-        sharded(folder, tmp_path / "shards", mapper=mapper)
+    with pytest.raises(ValueError, match=f"{texts / name} changed or was removed during sharding"):
+        sharded(texts, tmp_path / "shards", mapper=mapper)
     assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
-    if folder.exists():
-        assert b"".join(sharded(folder, tmp_path / "shards").iterate_originals("train")) == b"".join(
-            each.read_bytes() for each in sorted(folder.iterdir())
-        )
+    if texts.exists():
+        found = list(sharded(texts, tmp_path / "shards").iterate_originals("train"))
+        assert found == [each.read_bytes() for each in sorted(texts.iterdir())]
 
 
-def test_files_that_are_only_touched_are_the_same(folder: Path, tmp_path: Path) -> None:
+def test_files_that_are_only_touched_are_the_same(texts: Path, tmp_path: Path) -> None:
     def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
         for part in parts:
             write(part)
-        os.utime(folder / "train-0.txt")
-        os.link(folder / "train-1.txt", tmp_path / "a backup")
+        os.utime(texts / "train-0.txt")
+        os.link(texts / "train-1.txt", tmp_path / "a backup")
 
-    assert sharded(folder, tmp_path / "shards", mapper=mapper).split_counts("train").documents == 2
+    assert sharded(texts, tmp_path / "shards", mapper=mapper).split_counts("train").documents == 2
 
 
-def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(folder: Path, tmp_path: Path) -> None:
+def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(texts: Path, tmp_path: Path) -> None:
     """A file changes, its part is written, a kill, and then the file is as before: so the corpus has the same digest."""
-    path = folder / "train-0.txt"
+    path = texts / "train-0.txt"
     whole = path.read_bytes()
 
     def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
@@ -94,9 +89,9 @@ def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(fold
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sharded(folder, tmp_path / "shards", mapper=mapper)
+        sharded(texts, tmp_path / "shards", mapper=mapper)
     rewritten(path, whole)
-    assert next(iter(sharded(folder, tmp_path / "shards").iterate_originals("train"))) == whole
+    assert next(iter(sharded(texts, tmp_path / "shards").iterate_originals("train"))) == whole
 
 
 MODULE = """
@@ -127,12 +122,9 @@ def test_another_version_of_ones_own_source_or_chunker_is_another_corpus(
     def install(version: str, module: str) -> Corpus:
         for old in place.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-        info = place / f"commas-{version}.dist-info"
-        info.mkdir()
         (place / "commas_of_mine.py").write_text(module)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: commas\nVersion: {version}\n")
         points = "[haed.sources]\nmine = commas_of_mine:Words\n[haed.chunkers]\nmine = commas_of_mine:Commas\n"
-        (info / "entry_points.txt").write_text(points)
+        add_package(place, "commas", points, version)
         sys.modules.pop("commas_of_mine", None)
         return shard(SourceOptions(kind="mine"), ChunkerOptions(kind="mine"), ShardOptions(), tmp_path / "shards")
 
@@ -147,10 +139,7 @@ def test_another_version_of_ones_own_source_or_chunker_is_another_corpus(
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
-        info = tmp_path / f"{name}-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-        (info / "entry_points.txt").write_text(f"[haed.sources]\nmine = {name}:Source\n")
+        add_package(tmp_path, name, f"[haed.sources]\nmine = {name}:Source\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match="'mine' is in more than one package: .*:Source, .*:Source"):
         shard(SourceOptions(kind="mine"), ChunkerOptions(), ShardOptions(), tmp_path / "shards")
@@ -158,12 +147,10 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("what", ["pillow", "jpeg"])
 def test_another_decoder_of_pictures_is_another_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    place = tmp_path / "pictures"
-    place.mkdir()
-    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(place / "train.jpg")
-    made = partial(shard_source, place, tmp_path / "shards", "images", "pixels")
+    (folder / "train.jpg").write_bytes(picture("JPEG"))
+    made = partial(shard_source, folder, tmp_path / "shards", "images", "pixels")
     first = made()
     assert set(first.manifest["versions"]) == {"pillow", "jpeg"}
     if what == "pillow":
@@ -172,6 +159,6 @@ def test_another_decoder_of_pictures_is_another_corpus(
         monkeypatch.setattr("PIL.features.version", lambda feature: "9z")
     other = made()
     assert other.folder != first.folder and other.manifest["versions"] != first.manifest["versions"]
-    (place / "train.jpg").unlink()
-    np.savez(place / "train.npz", data=np.zeros((3, 48), np.uint8))  # which nobody decodes
-    assert json.loads((made().folder / "manifest.json").read_text())["versions"] == {}
+    (folder / "train.jpg").unlink()
+    np.savez(folder / "train.npz", data=np.zeros((3, 48), np.uint8))  # which nobody decodes
+    assert made().manifest["versions"] == {}

@@ -79,9 +79,8 @@ class Served:
         """Starts a flow as the UI does; returns the run's id."""
         found = call(self.address, f"/deployments/name/{flow}/{flow}-{deployment or deployment_suffix(self.folder)}")
         path = f"/deployments/{found['id']}/create_flow_run"
-        run = until(
-            PATIENCE, lambda: call(self.address, path, {"parameters": parameters})
-        )  # 503: the database was busy
+        # 503: the database was busy
+        run = until(PATIENCE, lambda: call(self.address, path, {"parameters": parameters}))
         return str(run["id"])
 
     def work(self, command: str, *words: str) -> None:

@@ -27,28 +27,29 @@ def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pyte
     assert named("device=cuda", "launcher.processes=2") == ["cuda:0", "cuda:1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert named("device=cuda") == ["cuda:3"] and named("device=cuda:1") == ["cuda:5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-8932/1/2, 1")  # a name for a file
+    assert named("device=cuda", "launcher.processes=2") == ["cuda:MIG-GPU-8932%2F1%2F2", "cuda:1"]
 
 
-@pytest.mark.slow
-def test_a_device_has_a_name_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-8932/1/2, 1")
-    options = load_options("quickstart", ["device=cuda", "launcher.processes=2"])
-    assert list_training_devices(options) == ["cuda:MIG-GPU-8932%2F1%2F2", "cuda:1"]
+HOLDER = """
+import sys
+from pipeline.config import load_options
+from flows.lifecycle import acquire_device
+
+with acquire_device(load_options("quickstart", ["device=cuda", "launcher.processes=2"]), lambda: False):
+    print("has it", flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys\nfrom pipeline.config import load_options\nfrom flows.lifecycle import acquire_device\n"
-    script += (
-        "with acquire_device(load_options('quickstart', ['device=cuda', 'launcher.processes=2']), lambda: False):\n"
-    )
-    script += "    print('has it', flush=True)\n    sys.stdin.read()\n"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("HAED_TRAININGS", "1")
     monkeypatch.delenv(FLOW_RUN, raising=False)
     one, other, cpu = (load_options("quickstart", [f"device={name}"]) for name in ("cuda:1", "cuda:2", "cpu"))
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True) as holder:
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None and "has it" in holder.stdout.readline()
         with pytest.raises(TrainingInterrupted, match="waiting for its turn"), acquire_device(one, lambda: True):
             pass
@@ -61,10 +62,8 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr("flows.lifecycle._POLL_SECONDS", 0.01)
         asked = iter([False] * 5 + [True])
         others = iter(["long (since noon)"] * 3 + ["short (since one)"] * 9)
-        acquire = lifecycle._try_acquire
-        monkeypatch.setattr(
-            "flows.lifecycle._try_acquire", lambda *given: acquire(*given) and next(others)
-        )  # the holder changes
+        acquire = lifecycle._try_acquire  # the holder changes
+        monkeypatch.setattr("flows.lifecycle._try_acquire", lambda *given: acquire(*given) and next(others))
         with pytest.raises(TrainingInterrupted), acquire_device(one, lambda: next(asked)):
             pass
         behind = [" · waits for cuda:1 behind long (since noon)"] * 3 + [" · waits for cuda:1 behind short (since one)"]

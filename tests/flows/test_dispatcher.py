@@ -22,16 +22,12 @@ from pipeline.signals import StopSignal
 LONG = ("shard", "evaluate", "index", "analyse")
 DEPLOYMENTS = {flow: uuid4() for flow in (*TRAINS, *LONG, *ASKS)}
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-DEAF = [
-    sys.executable,
-    "-c",
-    "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)",
-]
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 
 
 def start_deaf_process() -> "subprocess.Popen[bytes]":
     """A process that SIGTERM does not end."""
-    process = subprocess.Popen(DEAF, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     process.stdout.close()
     return process
@@ -69,11 +65,20 @@ class Server:
         return SimpleNamespace(status=SetStateStatus.REJECT if refused else SetStateStatus.ACCEPT)
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
+    """The runs whose processes were started; they never end."""
+    found: list[UUID] = []
+    running = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(dispatcher, "_start_engine", lambda run: found.append(run) or running)
+    return found
+
+
+@pytest.mark.usefixtures("started")
 def test_each_kind_starts_as_many_as_its_own_limit_and_a_refused_run_starts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatcher, "max_training_processes", lambda: 2)
-    monkeypatch.setattr(dispatcher, "_start_engine", lambda run: SimpleNamespace(poll=lambda: None))
     monkeypatch.setattr(FlowDispatcher, "_explain_wait", lambda *_: None)
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     server: Any = Server({"train": 5, "pretrain": 1, "shard": 9, "neighbours": 3, "report": 1}, refused="report")
@@ -84,6 +89,7 @@ def test_each_kind_starts_as_many_as_its_own_limit_and_a_refused_run_starts_noth
         assert {flow: flows.count(flow) for flow in flows} == {"train": 2, "shard": 5, "neighbours": 3}
 
 
+@pytest.mark.usefixtures("started")
 def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,7 +97,6 @@ def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_cha
     logger = SimpleNamespace(info=lambda message, *values: told.append(message % values))
     monkeypatch.setattr(dispatcher, "flow_run_logger", lambda run: logger)
     monkeypatch.setattr(dispatcher, "max_training_processes", lambda: 1)
-    monkeypatch.setattr(dispatcher, "_start_engine", lambda run: SimpleNamespace(poll=lambda: None))
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     server: Any = Server({"train": 3})
     for _ in range(2):
@@ -189,11 +194,9 @@ def test_a_signal_ends_the_wait_for_a_server_that_hangs(monkeypatch: pytest.Monk
     assert asked[0] is None and asked[1] == -signal.SIGTERM
 
 
-def test_a_run_that_may_have_become_pending_without_an_answer_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[UUID] = []
-    monkeypatch.setattr(
-        dispatcher, "_start_engine", lambda run: started.append(run) or SimpleNamespace(poll=lambda: None)
-    )
+def test_a_run_that_may_have_become_pending_without_an_answer_is_started(
+    started: list[UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     server: Any = Server({"shard": 2})
 

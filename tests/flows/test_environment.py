@@ -18,10 +18,11 @@ if "PREFECT_PROFILE" in os.environ:  # Prefect itself must find it too; its impo
     assert get_current_settings().logging.level == "ERROR"
 print(json.dumps(found))
 """
-PROFILES = """
+TEAM = "http://team.example/api"
+PROFILES = f"""
 active = "team"
 [profiles.team]
-PREFECT_API_URL = "http://team.example/api"
+PREFECT_API_URL = "{TEAM}"
 PREFECT_RUNNER_POLL_FREQUENCY = "7"
 [profiles.other]
 PREFECT_LOGGING_LEVEL = "ERROR"
@@ -31,22 +32,17 @@ PREFECT_LOGGING_LEVEL = "ERROR"
 @pytest.mark.parametrize(
     ("given", "expected", "said"),
     [
-        (
-            {},
-            ["http://team.example/api", None, "7"],
-            "Prefect profile 'team' of ~: the server http://team.example/api\n",
-        ),
+        ({}, [TEAM, None, "7"], f"Prefect profile 'team' of ~: the server {TEAM}\n"),
         ({"PREFECT_API_URL": "http://mine/api"}, ["http://mine/api", None, "7"], "'team' of ~: the server http://mine"),
         ({"PREFECT_PROFILE": "other"}, [None, "ERROR", "1"], "Prefect profile 'other' of ~: PREFECT_LOGGING_LEVEL\n"),
         ({"HOME": "/nowhere"}, [None, None, "1"], ""),
     ],
 )
 def test_a_profile_counts(given: dict[str, str], expected: list[object], said: str, tmp_path: Path) -> None:
-    file = tmp_path / ".prefect" / "profiles.toml"
-    file.parent.mkdir()
+    file, work = tmp_path / ".prefect" / "profiles.toml", tmp_path / "work"
+    for folder in (file.parent, work):
+        folder.mkdir()
     file.write_text(PROFILES)
-    work = tmp_path / "work"
-    work.mkdir()
     done = python(work, "-c", SCRIPT, **({"HOME": str(tmp_path)} | given))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [*expected, str(work / ".prefect")]
@@ -78,8 +74,7 @@ def test_no_password_in_the_address_of_a_server(tmp_path: Path) -> None:
 def test_a_server_of_a_profile_is_used_and_missed(command: str, tmp_path: Path) -> None:
     """One on another machine: 127.0.0.2, where none answers."""
     (tmp_path / ".prefect").mkdir()
-    profile = PROFILES.replace("http://team.example/api", "http://127.0.0.2:9/api")
-    (tmp_path / ".prefect/profiles.toml").write_text(profile)
+    (tmp_path / ".prefect/profiles.toml").write_text(PROFILES.replace(TEAM, "http://127.0.0.2:9/api"))
     done = haed(tmp_path, *command.split(), HOME=str(tmp_path), PREFECT_CLIENT_MAX_RETRIES="0")
     assert done.returncode == 1 and "error: no Prefect server answers at http://127.0.0.2:9/api" in done.stderr
     assert "Prefect profile 'team'" in done.stderr and "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import torch
@@ -75,6 +75,28 @@ def test_the_live_line_is_of_all_phases_with_share_and_time_left_first() -> None
 PAUSED, SUSPENDED = Paused(timeout_seconds=600), Suspended(timeout_seconds=600)
 
 
+class Server:
+    """Prefect's server: what it says of every run, and the names of the states that were set."""
+
+    def __init__(self) -> None:
+        self.now: State | None = None
+        self.states: dict[UUID, str] = {}
+
+    def read_flow_run(self, id: UUID) -> Any:
+        return SimpleNamespace(state=self.now)
+
+    def set_flow_run_state(self, id: UUID, state: State, force: bool) -> None:
+        self.states[id] = state.name or ""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(made))
+    monkeypatch.setattr(lifecycle, "flow_run_logger", lambda run: logging.getLogger("none"))
+    return made
+
+
 @pytest.mark.parametrize(
     ("seen", "now", "changes"),
     [
@@ -86,31 +108,24 @@ PAUSED, SUSPENDED = Paused(timeout_seconds=600), Suspended(timeout_seconds=600)
     ids=["paused", "suspended", "paused and resumed", "suspended and resumed"],
 )
 def test_a_stopped_run_can_be_resumed_also_while_it_saves(
-    seen: State, now: State, changes: list[str], monkeypatch: pytest.MonkeyPatch
+    seen: State, now: State, changes: list[str], server: Server
 ) -> None:
-    states: list[str] = []
-    client = SimpleNamespace(
-        read_flow_run=lambda id: SimpleNamespace(state=now),
-        set_flow_run_state=lambda id, state, force: states.append(state.name),
-    )
-    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
-    watcher, run = FlowRunWatcher(), uuid4()
+    watcher, run, server.now = FlowRunWatcher(), uuid4(), now
     watcher._runs, watcher.stopped = [run], (run, seen)
     watcher.finish_runs()
-    assert states == changes
+    assert [*server.states.values()] == changes
 
 
-def test_a_stage_that_is_paused_alone_leaves_resume_to_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_is_paused_alone_leaves_resume_to_its_parent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On its own page it would seem to run, without a process."""
-    states: dict[Any, str] = {}
-    client = SimpleNamespace(set_flow_run_state=lambda id, state, force: states.update({id: state.name}))
-    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
     watcher, outer, stage, done, left = FlowRunWatcher(), uuid4(), uuid4(), uuid4(), uuid4()
     monkeypatch.setattr(lifecycle, "_stages", [done, left])
     monkeypatch.setattr(lifecycle, "read_states", lambda client, runs: {done: Completed(), left: Running()})
     watcher._runs, watcher.stopped = [outer, stage], (stage, PAUSED)
     assert isinstance(watcher.finish_runs(), Pause)
-    assert states == {outer: "Suspended", stage: "Crashed", left: "Crashed"}
+    assert server.states == {outer: "Suspended", stage: "Crashed", left: "Crashed"}
 
 
 class Lost:
@@ -142,11 +157,9 @@ def test_a_signal_that_python_loses_is_raised_again(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("state", "ends"), [(None, Abort), (Completed(), Abort), (PAUSED, Pause)])
 def test_a_flow_that_is_no_longer_to_run_ends_outside_of_training_too(
-    state: State | None, ends: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    state: State | None, ends: type[BaseException], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, client = uuid4(), SimpleNamespace(set_flow_run_state=lambda *_, **__: None)
-    client.read_flow_run = lambda id: SimpleNamespace(state=state)
-    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    run, server.now = uuid4(), state
     monkeypatch.setattr(lifecycle, "_WATCH_SECONDS", 0.05)
     monkeypatch.setattr(lifecycle, "read_states", lambda client, runs: {} if state is None else {run: state})
     monkeypatch.setattr(lifecycle, "flow_run", SimpleNamespace(id=str(run), parent_flow_run_id=None))
@@ -155,39 +168,28 @@ def test_a_flow_that_is_no_longer_to_run_ends_outside_of_training_too(
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_a_cancel_that_comes_when_the_work_is_done_is_no_crash(
-    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states: list[str] = []
-    client = SimpleNamespace(
-        read_flow_run=lambda id: SimpleNamespace(
-            state=Crashed(message="Execution was aborted by a termination signal.")
-        ),
-        set_flow_run_state=lambda id, state, force: states.append(state.name),
-    )
-    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
-    monkeypatch.setattr(lifecycle, "flow_run_logger", lambda run: logging.getLogger("none"))
+def test_a_cancel_that_comes_when_the_work_is_done_is_no_crash(is_cancelled: bool, server: Server) -> None:
+    server.now = Crashed(message="Execution was aborted by a termination signal.")
     settle_flow_run(uuid4(), -signal.SIGTERM, None, is_cancelled)
-    assert states == ["Cancelled"] * is_cancelled
+    assert [*server.states.values()] == ["Cancelled"] * is_cancelled
 
 
-def test_a_run_that_is_killed_while_it_waits_no_longer_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_killed_while_it_waits_no_longer_says_that_it_waits(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names: list[str] = []
-    run: Any = SimpleNamespace(
-        id=uuid4(), labels={}, name=f"train a · {lifecycle.WAITS}cpu behind train b", state=Running()
-    )
-    client = SimpleNamespace(
-        update_flow_run=lambda id, name: names.append(name), set_flow_run_state=lambda id, state, force: None
-    )
+    name = f"train a · {lifecycle.WAITS}cpu behind train b"
+    run: Any = SimpleNamespace(id=uuid4(), labels={}, name=name, state=Running())
+    server.update_flow_run = lambda id, name: names.append(name)
     monkeypatch.setattr(lifecycle, "mark_stages_crashed", lambda client, id: None)
-    monkeypatch.setattr(lifecycle, "flow_run_logger", lambda run: logging.getLogger("none"))
-    assert lifecycle.report_end(client, run, "its process was killed") and names == ["train a"]
+    assert lifecycle.report_end(server, run, "its process was killed") and names == ["train a"]
 
 
-def test_a_run_that_was_cancelled_does_not_say_that_it_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_cancelled_does_not_say_that_it_is_completed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prefect would refuse that, with a traceback."""
-    client = SimpleNamespace(read_flow_run=lambda id: SimpleNamespace(state=Cancelling()))
-    monkeypatch.setattr(lifecycle, "get_client", lambda **_: nullcontext(client))
+    server.now = Cancelling()
     monkeypatch.setattr(lifecycle, "_current_run", lambda: SimpleNamespace(id=uuid4(), parent_task_run_id=None))
     monkeypatch.setattr(lifecycle, "_finish_stopped_run", lambda error: None)
     monkeypatch.setattr(FlowRunWatcher, "_poll_server", lambda self: None)

@@ -75,7 +75,5 @@ def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> No
     assert main["properties"]["layers"] == blocks and not main.get("required")
     assert decoder["previous"]["enum"] == [True, False]  # three states: a switch has two
     assert "stdlib" in TypeAdapter(optional_copy(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
-    assert (
-        "For null, use overrides."
-        in TypeAdapter(optional_copy(FinetuneOptions)).json_schema()["properties"]["steps"]["description"]
-    )
+    steps = TypeAdapter(optional_copy(FinetuneOptions)).json_schema()["properties"]["steps"]
+    assert "For null, use overrides." in steps["description"]

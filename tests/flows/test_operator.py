@@ -42,18 +42,11 @@ def test_what_was_typed_counts_even_if_it_is_the_default_and_the_log_says_so(sta
 
 def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Served, tmp_path: Path) -> None:
     ids = standing.deployments()
-    call(
-        standing.address,
-        f"/deployments/{ids['shard']}",
-        {"tags": ["shard", "mine"], "concurrency_limit": 3, "paused": True},
-        "PATCH",
-    )
-    call(
-        standing.address,
-        f"/deployments/{ids['train']}",
-        {"parameters": {"name": "standard"}, "description": "ours"},
-        "PATCH",
-    )
+    for flow, settings in (
+        ("shard", {"tags": ["shard", "mine"], "concurrency_limit": 3, "paused": True}),
+        ("train", {"parameters": {"name": "standard"}, "description": "ours"}),
+    ):
+        call(standing.address, f"/deployments/{ids[flow]}", settings, "PATCH")
     daily = {"schedule": {"cron": "30 1 * * *", "timezone": "UTC"}, "active": False}
     call(standing.address, f"/deployments/{ids['index']}/schedules", [daily])  # type: ignore[arg-type]
     names = ("name", "tags", "paused", "global_concurrency_limit", "parameters", "description")
@@ -69,9 +62,8 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
 
     before = set_there()
     nightly = before[ids["haed"]]["schedules"]
-    assert [(each["schedule"]["cron"], each["parameters"]["overrides"]) for each in nightly] == [
-        ("0 2 * * *", ["name=nightly"])
-    ]
+    found = [(each["schedule"]["cron"], each["parameters"]["overrides"]) for each in nightly]
+    assert found == [("0 2 * * *", ["name=nightly"])]
     until(PATIENCE, lambda: any(run["auto_scheduled"] for run in call(standing.address, "/flow_runs/filter", {})))
     long = [*SETTINGS, "train.steps=100000", "name=long"]
     run = standing.trigger("train", {"overrides": long})
@@ -94,10 +86,8 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
         other.port, other.address = standing.port, standing.address
         other.start()
         assert standing.state(run) == "RUNNING" and "marked as crashed" not in other.said()
-        assert (
-            deployment_suffix(tmp_path) != deployment_suffix(standing.folder)
-            and f"haed/haed-{deployment_suffix(tmp_path)}" in other.said()
-        )
+        assert deployment_suffix(tmp_path) != deployment_suffix(standing.folder)
+        assert f"haed/haed-{deployment_suffix(tmp_path)}" in other.said()
         other.process.send_signal(signal.SIGINT)
         other.process.wait(PATIENCE)
 

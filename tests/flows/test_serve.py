@@ -189,11 +189,9 @@ def stage(served: Served, name: str) -> str:
 def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(served: Served) -> None:
     base = [*SETTINGS, "train.steps=1000000", "pretrain.steps=1000000", "checkpoint.every_steps=1000000"]
     base += ["checkpoint.every_seconds=null"]
-    for name, flow, phase in (
-        ("paused", "train", "train"),
-        ("suspended", "haed", "pretrain"),
-        ("deleted", "train", "train"),
-    ):
+    runs = {"paused": ("train", "train"), "suspended": ("haed", "pretrain"), "deleted": ("train", "train")}
+    running = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    for name, (flow, phase) in runs.items():
         run = served.trigger(flow, {"overrides": [*base, f"name={name}"]})
         lines = served.folder / "runs" / name / phase / "metrics.jsonl"
         until(PATIENCE, lambda lines=lines: has_begun(lines))
@@ -208,9 +206,7 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
         if name == "deleted":
             break
         assert served.state(run) == "PAUSED", name
-        assert (
-            call(served.address, "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}) == []
-        )
+        assert call(served.address, "/flow_runs/filter", running) == []
         call(served.address, f"/flow_runs/{run}/resume", {})
         until(PATIENCE, lambda lines=lines, saved=saved: json.loads(lines.read_text().splitlines()[-1])["step"] > saved)
         assert served.state(run) == "RUNNING", name

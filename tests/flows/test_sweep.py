@@ -15,12 +15,8 @@ from tests.flows.conftest import SETTINGS, Served
 
 def test_each_combination_is_a_run_with_a_name() -> None:
     runs = list_runs_to_try("a", ["optimizer.learning_rate=1e-3, 0.003", "", "seed=0,1,0"])
-    assert [run.name for run in runs] == [
-        "a-learning_rate-1e-3-seed-0",
-        "a-learning_rate-1e-3-seed-1",
-        "a-learning_rate-0.003-seed-0",
-        "a-learning_rate-0.003-seed-1",
-    ]
+    names = [f"a-learning_rate-{rate}-seed-{seed}" for rate in ("1e-3", "0.003") for seed in (0, 1)]
+    assert [run.name for run in runs] == names
     assert runs[1].values == ["optimizer.learning_rate=1e-3", "seed=1"]
     (one, other) = list_runs_to_try("a", ["evaluate.parts=[copied,recalled],[copied]"])
     assert one.values == ["evaluate.parts=[copied,recalled]"] and other.name == "a-parts-copied"
@@ -126,10 +122,8 @@ def test_options_of_an_existing_run_are_varied_in_new_runs(run: Path) -> None:
     """The form of the page of a run names it, and no preset."""
     fields = {"preset": None, "name": run.name, "source": "", "overrides": ["threads=1"], "values": ["seed=5,6"]}
     preset, overrides, values = read_form("haed", fields)
-    options = load_options(preset, overrides, values)
-    assert [each.name for each in plan_runs(FormSubmission(preset, [], options, fields))] == [
-        f"{run.name}-seed-{seed}" for seed in (5, 6)
-    ]
+    planned = plan_runs(FormSubmission(preset, [], load_options(preset, overrides, values), fields))
+    assert [each.name for each in planned] == [f"{run.name}-seed-{seed}" for seed in (5, 6)]
 
 
 @pytest.mark.nightly

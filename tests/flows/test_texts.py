@@ -28,14 +28,9 @@ from tests.test_rooms import MODULES
 
 # Modules whose messages are read in a terminal alone.
 OF_TERMINALS = (
-    *(
-        "pipeline.arguments",
-        "pipeline.commands",
-        "pipeline.cli",
-        "pipeline.config.messages",
-        "pipeline.config.reference",
-    ),
-    *("pipeline.web.explore", "flows.commands", "flows.deployments", "flows.serve", "flows.server", "flows.cli"),
+    *("pipeline.arguments", "pipeline.commands", "pipeline.cli", "pipeline.config.messages"),
+    *("pipeline.config.reference", "pipeline.web.explore", "flows.commands", "flows.deployments"),
+    *("flows.serve", "flows.server", "flows.cli"),
 )
 
 
@@ -116,15 +111,12 @@ def test_runs_are_listed_with_state_and_date_finished_first(run: Path) -> None:
     assert words[:3] == ["finished", "finished", "training"] and {*words[3:]} == {"stopped", "not trained"}
     assert listed[1].startswith("older (finished, 2001-09-0")
     write_json(run.with_name("older") / NOTES, asdict(RunNotes(archived=True)))
-    assert [unlabel_run(label) for label in list_recent_runs()] == [
-        name for name in map(unlabel_run, listed) if name != "older"
-    ]
+    assert [*map(unlabel_run, list_recent_runs())] == [name for name in map(unlabel_run, listed) if name != "older"]
     assert unlabel_run(" typed (v2) ") == "typed (v2)"
 
 
 @pytest.mark.usefixtures("here")
 def test_a_phase_may_have_seconds_of_its_own() -> None:
-
     def limits(**given: Any) -> dict[str, float | None]:
         fields = {name: each.default for name, each in PLAIN.items()} | given
         options = config.load_options(*read_form("haed", fields))
@@ -152,9 +144,8 @@ def test_a_form_without_a_run_and_one_with_far_too_much_get_a_sentence() -> None
 
 def test_what_a_kill_took_is_counted(run: Path) -> None:
     labels = {RUN: str(run)}
-    assert describe_saved_progress("haed", labels) == (
-        "saved step 4 of finetune; any steps after it are lost; Retry resumes from there"
-    )
+    said = "saved step 4 of finetune; any steps after it are lost; Retry resumes from there"
+    assert describe_saved_progress("haed", labels) == said
     os.utime(run / "pretrain/metrics.jsonl")  # as Retry does, which looks at it again
     assert "saved step 4 of finetune" in describe_saved_progress("haed", labels)
     (run / "finetune/checkpoints/latest").write_text("step-00000002")

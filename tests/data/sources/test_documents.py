@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from data.sources.source import hashed_split
 from data.sources.text import WikiTextSource, split_at_headings
+from tests.data.conftest import brief
 from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
 
 
@@ -47,6 +48,7 @@ def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:
         (b'{"text": 3, "body": "x"}', "no text in the field 'text', but 3: set source.field= to 'body'"),
         (b"[" * 100_000, "is nested too deeply"),
     ],
+    ids=brief,
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "train.jsonl").write_bytes(b'{"text":"x"}\n' + line)
@@ -64,10 +66,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b"text,id\nhello,1\n",
-            "is not JSON: it begins with 'text,id'. .*source.pattern=.*for CSV, source.kind=datasets",
-        ),
+        (b"text,id\nhello,1\n", "is not JSON: it begins with 'text,id'. .*source.pattern=.*CSV, source.kind=datasets"),
         (b"<html>", "is not JSON: it begins with '<html>'"),
         (b"[\n]\n", "is an empty JSON array"),
     ],
@@ -80,30 +79,23 @@ def test_a_file_that_is_no_json_is_named_beside_others(tmp_path: Path, content: 
 
 
 RECORDS = [{"id": number, "text": f"record {number} says é"} for number in range(60)]
+TEXTS_ALONE = [record["text"] for record in RECORDS]
+LINES = [json.dumps(record) for record in RECORDS]
 PRETTY = "\n".join(json.dumps(record, indent=1) for record in RECORDS)
-NO_LINES: dict[str, tuple[bytes, str]] = {
-    "an array": (json.dumps(RECORDS).encode(), "is one JSON array instead of one object per line"),
-    "an array in lines": (json.dumps(RECORDS, indent=2).encode(), "is one JSON array instead of one object per line"),
-    "an array of strings": (json.dumps([r["text"] for r in RECORDS]).encode(), "is one JSON array"),
-    "an array of lists": (json.dumps([[r["text"]] for r in RECORDS]).encode(), "is one JSON array"),
-    "commas between": (",\n".join(map(json.dumps, RECORDS)).encode(), "has commas between its JSON objects"),
-    "a separator before": (
-        "".join(f"\x1e{json.dumps(r)}\n" for r in RECORDS).encode(),
-        "has a separator .0x1E. before",
-    ),
-    "objects over lines": (PRETTY.encode(), "has a JSON object over several lines instead of one per line"),
-    "one behind the other": ("".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
-    "old Mac": ("\r".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
-    "in a field": (json.dumps({"version": 1, "my data": RECORDS}).encode(), "make a line of each in 'my data'"),
-    "strings": (
-        "\n".join(json.dumps(r["text"]) for r in RECORDS).encode(),
-        "has no field 'text', because it is not an object",
-    ),
-    "UTF-16": ("\n".join(map(json.dumps, RECORDS)).encode("utf-16"), "is text in UTF-16LE with a byte order mark"),
-    "UTF-16 without a byte order mark": (
-        "\n".join(map(json.dumps, RECORDS)).encode("utf-16-be"),
-        "is text in UTF-16BE without a",
-    ),
+NO_LINES: dict[str, tuple[str | bytes, str]] = {
+    "an array": (json.dumps(RECORDS), "is one JSON array instead of one object per line"),
+    "an array in lines": (json.dumps(RECORDS, indent=2), "is one JSON array instead of one object per line"),
+    "an array of strings": (json.dumps(TEXTS_ALONE), "is one JSON array"),
+    "an array of lists": (json.dumps([[text] for text in TEXTS_ALONE]), "is one JSON array"),
+    "commas between": (",\n".join(LINES), "has commas between its JSON objects"),
+    "a separator before": ("".join(f"\x1e{line}\n" for line in LINES), "has a separator .0x1E. before"),
+    "objects over lines": (PRETTY, "has a JSON object over several lines instead of one per line"),
+    "one behind the other": ("".join(LINES), "is not JSON: Extra data"),
+    "old Mac": ("\r".join(LINES), "is not JSON: Extra data"),
+    "in a field": (json.dumps({"version": 1, "my data": RECORDS}), "make a line of each in 'my data'"),
+    "strings": ("\n".join(map(json.dumps, TEXTS_ALONE)), "has no field 'text', because it is not an object"),
+    "UTF-16": ("\n".join(LINES).encode("utf-16"), "is text in UTF-16LE with a byte order mark"),
+    "UTF-16 without a byte order mark": ("\n".join(LINES).encode("utf-16-be"), "is text in UTF-16BE without a"),
 }
 
 
@@ -113,15 +105,13 @@ NO_LINES: dict[str, tuple[bytes, str]] = {
 def test_json_that_is_not_in_lines_is_named_and_the_advice_makes_lines(tmp_path: Path, case: str, suffix: str) -> None:
     content, message = NO_LINES[case]
     path = tmp_path / f"my data.json{suffix}"
-    path.write_bytes(COMPRESS[suffix](content))
+    path.write_bytes(COMPRESS[suffix](content.encode() if isinstance(content, str) else content))
     with pytest.raises(ValueError, match=f"my data.json{suffix}.* {message}") as error:
         documents(source("jsonl", path))
     (command,) = re.findall("`(.*)`", str(error.value))
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
     found = documents(source("jsonl", tmp_path / "NEW"))
-    assert sorted(text.decode() for each in found.values() for _, text in each) == sorted(
-        str(record["text"]) for record in RECORDS
-    )
+    assert sorted(text.decode() for each in found.values() for _, text in each) == sorted(TEXTS_ALONE)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +122,7 @@ def test_json_that_is_not_in_lines_is_named_and_the_advice_makes_lines(tmp_path:
         (b'\xef\xbb\xbf{"text": "a"}\r', b"a"),
         (b'{"text": "a", "text": "b"}', b"b"),
     ],
+    ids=brief,
 )
 def test_all_that_is_json_is_read(tmp_path: Path, line: bytes, text: bytes) -> None:
     (tmp_path / "train.json").write_bytes(line)
@@ -213,9 +204,7 @@ def test_wikitext_with_ends_of_lines_as_in_windows_and_files_without_headings(tm
     (tmp_path / "wiki.test.raw").write_bytes(b"none here\n" * 300)
     read = source("wikitext", tmp_path)
     documents(read, 500)
-    assert list((+read.remarks).items()) == [
-        ("files have no heading such as ` = Title = `, so each is one document", 2)
-    ]
+    assert +read.remarks == {"files have no heading such as ` = Title = `, so each is one document": 2}
 
 
 def test_a_line_of_wikitext_as_long_as_the_file_is_never_held(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 What is odd about a text is found wherever its pieces end, and counted once.
 """
 
-import gzip
 import re
 import shutil
 import subprocess
@@ -29,6 +28,7 @@ from data.sources.file_type import (
     wide_encoding,
 )
 from data.sources.source import Input, Piece, Source, make_source
+from tests.data.conftest import brief
 
 TEXTS = {
     "Latin": "It is a truth universally acknowledged, that a single man wants “une idée fixe”.\n" * 200,
@@ -41,49 +41,30 @@ ENCODINGS = {"UTF-16LE": "utf-16-le", "UTF-16BE": "utf-16-be", "UTF-32LE": "utf-
 needs_iconv = pytest.mark.skipif(not shutil.which("iconv"), reason="there is no iconv")
 
 
-def advised(error: pytest.ExceptionInfo[ValueError], folder: Path) -> Path:
-    """Runs the command of an error, and gives the file that it makes."""
-    (command,) = re.findall("`(.*)`", str(error.value))
-    subprocess.run(["bash", "-ec", command], cwd=folder, check=True)
-    return folder / "NEW"
-
-
 @needs_iconv
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_wide_encodings_are_named_and_the_advice_converts_them(tmp_path: Path, text: str, name: str, mark: str) -> None:
-    path = tmp_path / "my book.txt"
-    path.write_bytes((mark + TEXTS[text]).encode(ENCODINGS[name]))
-    with pytest.raises(
-        ValueError, match=f"my book.txt is text in {name} {'with' if mark else 'without'} a byte order mark"
-    ) as error:
+    (tmp_path / "my book.txt").write_bytes((mark + TEXTS[text]).encode(ENCODINGS[name]))
+    said = f"my book.txt is text in {name} {'with' if mark else 'without'} a byte order mark"
+    with pytest.raises(ValueError, match=said) as error:
         list(make_source(SourceOptions(kind="text", path=str(tmp_path))).inputs(1000, 1))
-    new = advised(error, tmp_path)
-    assert new.read_bytes() == TEXTS[text].encode()
-    made = make_source(SourceOptions(kind="text", path=str(new)))
+    (command,) = re.findall("`(.*)`", str(error.value))
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
+    assert (tmp_path / "NEW").read_bytes() == TEXTS[text].encode()
+    made = make_source(SourceOptions(kind="text", path=str(tmp_path / "NEW")))
     assert list(made.inputs(1000, 1)) and made.record.notes == []
-
-
-@needs_iconv
-def test_the_advice_reads_through_a_compression(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(TEXTS["Russian"].encode("utf-16-be")))
-    with pytest.raises(ValueError, match="a.txt.gz is text in UTF-16BE without a byte order mark") as error:
-        list(make_source(SourceOptions(kind="text", path=str(path))).inputs(1000, 1))
-    assert advised(error, tmp_path).read_bytes() == TEXTS["Russian"].encode()
 
 
 @needs_iconv
 @pytest.mark.parametrize(("encoding", "text"), [("cp1251", "Russian"), ("koi8-r", "Russian"), ("gb18030", "Chinese")])
 def test_other_encodings_are_guessed_by_a_name_that_iconv_knows(encoding: str, text: str) -> None:
-    content = TEXTS[text].replace("—", "-").encode(encoding)
-    found = describe_doubt(content[:HEAD])
-    (command,) = re.findall("`(.*)`", str(found))
-    assert (
-        subprocess.run(command.split(), input=content, capture_output=True, check=True).stdout.decode()[:900]
-        == (TEXTS[text].replace("—", "-")[:900])
-    )
+    plain = TEXTS[text].replace("—", "-")
+    content = plain.encode(encoding)
+    (command,) = re.findall("`(.*)`", str(describe_doubt(content[:HEAD])))
+    done = subprocess.run(command.split(), input=content, capture_output=True, check=True)
+    assert done.stdout.decode()[:900] == plain[:900]
 
 
 @needs_iconv
@@ -153,6 +134,7 @@ def test_a_few_words_in_a_wide_encoding_are_known(text: str) -> None:
     "text",
     [b"GIF89a is a format of pictures.", b"OggS is how Ogg begins", b"FORM 12 of the office", b"BM is no film"]
     + [b"", b"\0" * 2000, b"PK", b"BZh is no word", bytes(range(256)), "né".encode("utf-16"), b"RIFF of a guitar"],
+    ids=brief,
 )
 def test_prose_that_begins_as_a_magic_number_is_text(text: bytes) -> None:
     assert detect_foreign_format(text) is detect_foreign_format(text * 100) is None

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data.options import SourceOptions
 from data.sources.files import BLOCK, LINKS, LeftOut, is_tar, iterate_members, list_files, open_stream, zstd
 from data.sources.source import make_source
-from tests.data.conftest import tar_of
+from tests.data.conftest import brief, picture, tar_of
 from tests.data.sources.test_audio import wav
 from tests.data.sources.test_text import COMPRESS
 
@@ -68,7 +67,7 @@ FLIPPED = ONE[:MEMBER] + b"!" + ONE[MEMBER + 1 :]
 
 
 @pytest.mark.parametrize("kind", ["images", "audio", "webdataset"])
-@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of(("a.png", b"x" * 700))[:700]])
+@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of(("a.png", b"x" * 700))[:700]], ids=brief)
 def test_a_damaged_tar_is_named_when_its_members_are_listed(tmp_path: Path, kind: str, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(ValueError, match="a.tar cannot be read: (invalid header|unexpected end of data)"):
@@ -98,31 +97,18 @@ def describing(kind: bytes, content: bytes) -> bytes:
     return head.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("a.tar", True),
-        ("a.TAR.GZ", True),
-        ("a.tgz", True),
-        ("a.tar.zst", True),
-        ("a.tar.txt", False),
-        ("tar.gz", False),
-    ],
-)
-def test_a_tar_is_known_by_its_suffix(name: str, is_one: bool) -> None:
-    assert is_tar(name) == is_one
+def test_a_tar_is_known_by_its_suffix() -> None:
+    tars = ["a.tar", "a.TAR.GZ", "a.tgz", "a.tar.zst"]
+    assert [name for name in (*tars, "a.tar.txt", "tar.gz") if is_tar(name)] == tars
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
 @pytest.mark.parametrize(
-    ("content", "times", "message"),
-    [(b"1" * 100_000, 1, "headers without a member"), (b"13 path=name\n", 3000, "headers without a member")],
+    ("content", "times"), [(b"1" * 100_000, 1), (b"13 path=name\n", 3000)], ids=["a large one", "many"]
 )
-def test_headers_that_take_long_to_read_are_refused(
-    kind: bytes, content: bytes, times: int, message: str, tmp_path: Path
-) -> None:
+def test_headers_that_take_long_to_read_are_refused(kind: bytes, content: bytes, times: int, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(times * describing(kind, content) + tar_of(("a.txt", b"a")))
-    with pytest.raises(ValueError, match=f"a.tar cannot be read: .*{message}"):
+    with pytest.raises(ValueError, match="a.tar cannot be read: headers without a member"):
         list(iterate_members(str(tmp_path / "a.tar"), 250))
 
 
@@ -147,6 +133,7 @@ def test_long_names_are_read_in_every_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [(ONE[:MEMBER], "truncated"), (ONE[: 2 * MEMBER], "truncated"), (ONE + ONE, "more than one"), (FLIPPED, "damaged")],
+    ids=brief,
 )
 def test_a_tar_that_is_not_one_whole_tar(tmp_path: Path, suffix: str, content: bytes, message: str) -> None:
     path = tmp_path / f"a{suffix}"
@@ -157,16 +144,11 @@ def test_a_tar_that_is_not_one_whole_tar(tmp_path: Path, suffix: str, content: b
     assert [(name, size) for name, _, size in iterate_members(str(path), 250)] == [("a", 700), ("b", 700)]
 
 
-def a_zip() -> bytes:
+def a_zip(*names: str) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("a.txt", "text")
-    return file.getvalue()
-
-
-def a_picture(kind: str) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, kind)
+        for name in names:
+            archive.writestr(name, "text")
     return file.getvalue()
 
 
@@ -182,18 +164,16 @@ def test_what_is_no_text_is_refused_with_advice(tmp_path: Path) -> None:
     np.save(npy, np.zeros(3))
     cases = {
         "tar": (ONE, "is a tar.*, not text: unpack it.*source.kind=images.*source.kind=audio"),
-        "zip": (a_zip(), "is a zip"),
-        "gzip": (
-            gzip.compress(SHORT),
-            "compressed by gzip(, not text: rename it with .*.gz| inside its compression.*: decompress it once)",
-        ),
+        "zip": (a_zip("a.txt"), "is a zip"),
+        "empty zip": (a_zip(), "is an empty zip.*, not text"),
+        "gzip": (gzip.compress(SHORT), "compressed by gzip(, not text: rename it with .*.gz| inside.*: decompress it)"),
         "xz": (lzma.compress(SHORT), "compressed by xz"),
         "bzip2": (bz2.compress(SHORT), "compressed by bzip2"),
         "zstd": (zstd.compress(SHORT), "compressed by zstd"),
-        "png": (a_picture("PNG"), "is a PNG.*, not text: source.kind=images"),
-        "jpeg": (a_picture("JPEG"), "is a JPEG"),
-        "gif": (a_picture("GIF"), "is a GIF"),
-        "webp": (a_picture("WEBP"), "is a WebP"),
+        "png": (picture("PNG"), "is a PNG.*, not text: source.kind=images"),
+        "jpeg": (picture("JPEG"), "is a JPEG"),
+        "gif": (picture("GIF"), "is a GIF"),
+        "webp": (picture("WEBP"), "is a WebP"),
         "wav": (wav(np.zeros(3, np.int16)), "is a WAV.*, not text: source.kind=audio"),
         "pdf": (b"%PDF-1.7\n", "is a PDF"),
         "parquet": (b"PAR1\x15", "Parquet.*, not text: source.kind=datasets"),
@@ -244,9 +224,8 @@ def test_links_that_lead_out_are_followed_only_when_asked(linked: Path) -> None:
     (linked.parent / "real" / "sub").rename(linked.parent / "sub")
     for name in ("b.txt", "inside.txt"):
         (linked / name).unlink()
-    with pytest.raises(
-        ValueError, match="has no data.*left out: 2 links to folders or out of the folder.*source.follow_links=true"
-    ):
+    said = "has no data.*left out: 2 links to folders or out of the folder.*source.follow_links=true"
+    with pytest.raises(ValueError, match=said):
         list_files(str(linked), "**/*", "text")
 
 
@@ -318,13 +297,8 @@ def test_braces_stand_for_names_as_in_a_shell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "braces",
-    [
-        "{0..999999999999}",
-        "{0..9" + "9" * 5000 + "}",
-        "{a,b}" * 17,
-        "{a..z}{a..z}{a..z}{a..z}",
-        "{" + "{a,b}" * 40 + ",x}",
-    ],
+    ["{0..999999999999}", "{0..9" + "9" * 5000 + "}", "{a,b}" * 17, "{a..z}" * 4, "{" + "{a,b}" * 40 + ",x}"],
+    ids=["numbers", "digits", "names", "letters", "nested"],
 )
 def test_braces_that_stand_for_too_much_are_refused_before_anything_is_made(tmp_path: Path, braces: str) -> None:
     for path, pattern in ((f"{tmp_path}/{braces}.txt", "**/*"), (str(tmp_path), f"{braces}.txt")):

@@ -16,7 +16,8 @@ from pyarrow import parquet
 from data.options import SourceOptions
 from data.sources.huggingface import DatasetsSource
 from data.sources.source import hashed_split
-from tests.data.conftest import shard_source
+from tests.data.conftest import brief, shard_source
+from tests.data.test_filesystem import LAUGHS
 
 datasets: Any = None  # loaded for the first test: it takes a second
 TEXTS = [f"text {number} é\r\n" * (number % 5 + 1) for number in range(500)]
@@ -37,26 +38,31 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_splits_of_the_data_set(tmp_path: Path) -> None:
-    made = {name: datasets.Dataset.from_dict({"body": TEXTS[a:b]}) for name, a, b in
-            (("train", 0, 400), ("validation", 400, 450), ("test", 450, 500))}  # fmt: skip
+    texts = {"train": TEXTS[:400], "validation": TEXTS[400:450], "test": TEXTS[450:]}
+    made = {name: datasets.Dataset.from_dict({"body": each}) for name, each in texts.items()}
     datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
     corpus = sharded(tmp_path / "saved", tmp_path / "shards", field="body")
     assert [text.decode() for s in ("train", "valid", "test") for text in corpus.iterate_originals(s)] == TEXTS
     assert sharded(tmp_path / "saved", tmp_path / "shards", field="body").folder == corpus.folder
 
 
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A data set of `TEXTS`."""
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="of Linux")
-def test_the_library_maps_its_files(tmp_path: Path) -> None:
+def test_the_library_maps_its_files(saved: Path) -> None:
     """When it does not any more, docs/reference/security.md need not except it."""
-    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
-    source = DatasetsSource(SourceOptions(kind="datasets", path=str(tmp_path / "saved")))
+    source = DatasetsSource(SourceOptions(kind="datasets", path=str(saved)))
     assert next(iter(source.read(next(iter(source.inputs(1 << 20, 1)))))).data
-    assert f"{tmp_path}/saved/" in Path("/proc/self/maps").read_text()
+    assert f"{saved}/" in Path("/proc/self/maps").read_text()
 
 
-def test_one_split_is_shared_out_by_hash(tmp_path: Path) -> None:
-    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
-    corpus = sharded(tmp_path / "saved", tmp_path / "shards")
+def test_one_split_is_shared_out_by_hash(saved: Path, tmp_path: Path) -> None:
+    corpus = sharded(saved, tmp_path / "shards")
     for split in ("train", "valid", "test"):
         wanted = [text.encode() for text in TEXTS if hashed_split(text.encode(), 5) == split]
         assert list(corpus.iterate_originals(split)) == wanted and wanted
@@ -97,32 +103,29 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
-@pytest.mark.parametrize("saved", [False, True])
-def test_every_type_of_strings_is_read(tmp_path: Path, kind: str, saved: bool) -> None:
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_every_type_of_strings_is_read(folder: Path, tmp_path: Path, kind: str, is_saved: bool) -> None:
     texts = [*TEXTS, None, ""]
     array = pa.array(texts).dictionary_encode() if kind == "dictionary" else pa.array(texts, getattr(pa, kind)())
-    folder = tmp_path / "texts"
-    folder.mkdir()
     parquet.write_table(pa.table({"text": array}), folder / "train.parquet")
-    if saved:
+    if is_saved:
         datasets.load_dataset(str(folder))["train"].save_to_disk(tmp_path / "saved")
-    corpus = sharded(tmp_path / "saved" if saved else folder, tmp_path / "shards")
+    corpus = sharded(tmp_path / "saved" if is_saved else folder, tmp_path / "shards")
     found = [text.decode() for split in ("train", "valid", "test") for text in corpus.iterate_originals(split)]
     assert sorted(found) == sorted(TEXTS)
     assert "rows without text were left out: 2" in corpus.manifest["splits"]["notes"]
 
 
-@pytest.mark.parametrize("array", [pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))])
-def test_a_type_that_datasets_do_not_know_names_the_source(tmp_path: Path, array: pa.Array) -> None:
-    (tmp_path / "maps").mkdir()
-    parquet.write_table(pa.table({"text": array}), tmp_path / "maps" / "train.parquet")
-    with pytest.raises(ValueError, match="source.path=.*maps cannot be read as a data set: .*map<string"):
-        sharded(tmp_path / "maps", tmp_path / "shards")
+def test_a_type_that_datasets_do_not_know_names_the_source(folder: Path, tmp_path: Path) -> None:
+    array = pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))
+    parquet.write_table(pa.table({"text": array}), folder / "train.parquet")
+    with pytest.raises(ValueError, match=f"source.path={folder} cannot be read as a data set: .*map<string"):
+        sharded(folder, tmp_path / "shards")
 
 
-def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
+def test_configurations_are_read_once_in_a_process(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = "---\nconfigs:\n"
     for name in ("one", "two"):
         with open(folder / f"{name}.jsonl", "w") as file:
@@ -138,10 +141,9 @@ def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: 
     assert other.folder != corpus.folder and next(other.iterate_originals("train")).startswith(b"one ")
 
 
-def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
-    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
+def test_a_saved_data_set_has_no_configuration(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="source.config= and source.revision= do not apply"):
-        sharded(tmp_path / "saved", tmp_path / "shards", revision="v1")
+        sharded(saved, tmp_path / "shards", revision="v1")
 
 
 @pytest.mark.parametrize(
@@ -153,17 +155,17 @@ def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
         ("a.bin", b"words", "has no data set files .*.parquet, "),
         ("a.csv", b"text;id\nwords;1\n", "Set 'source.field=text;id'"),
     ],
+    ids=brief,
 )
 def test_files_that_are_no_data_set_are_an_error_in_words(
-    name: str, content: bytes | None, message: str, tmp_path: Path
+    name: str, content: bytes | None, message: str, folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine").mkdir()
     if content is None:
-        parquet.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "mine" / name)
+        parquet.write_table(pa.table({"text": pa.array([], pa.string())}), folder / name)
     else:
-        (tmp_path / "mine" / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"mine.*{message}"):
-        sharded(tmp_path / "mine", tmp_path / "shards")
+        (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{folder}.*{message}"):
+        sharded(folder, tmp_path / "shards")
 
 
 def test_rows_that_change_behind_an_unchanged_state_are_another_corpus(tmp_path: Path) -> None:
@@ -185,9 +187,7 @@ def test_rows_that_change_behind_an_unchanged_state_are_another_corpus(tmp_path:
     assert folders[0] != folders[1]
 
 
-def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(tmp_path: Path) -> None:
-    folder = tmp_path / "rows"
-    folder.mkdir()
+def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(folder: Path, tmp_path: Path) -> None:
     (folder / ".git").mkdir()
     for version in ("one", "two"):
         (folder / ".git" / "index").write_text(version)
@@ -203,10 +203,8 @@ def test_a_file_that_is_replaced_by_one_of_the_same_time_is_read_again(tmp_path:
 
 @pytest.mark.parametrize(("suffix", "between"), [("csv", ","), ("tsv", "\t")])
 def test_words_that_stand_for_nothing_elsewhere_are_texts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, between: str
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, between: str
 ) -> None:
-    folder = tmp_path / "rows"
-    folder.mkdir()
     texts = ["NA", "null", "None", "nan", "n/a", "NULL", *(f"text {number}" for number in range(200))]
     lines = [between.join(("text", "number")), *(f"{text}{between}{number}" for number, text in enumerate(texts))]
     (folder / f"a.{suffix}").write_text("\n".join([*lines, f"{between}NA", ""]))
@@ -224,22 +222,21 @@ def test_words_that_stand_for_nothing_elsewhere_are_texts(
     assert list(corpus.iterate_originals("train"))[-1] == b"x" and "NA, null and nan are taken for" in caplog.text
 
 
-def test_a_file_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("one\r\ntwo\n")
+def test_a_file_and_a_folder_of_other_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "a.txt").write_text("one\r\ntwo\n")
     with pytest.raises(ValueError, match=r"has no data set files \(.*Use source.kind=text for others"):
-        sharded(tmp_path / "texts", tmp_path / "shards")
-    parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "texts" / "a.parquet")
-    (tmp_path / "texts" / "b.txt").write_text("more of these")
+        sharded(folder, tmp_path / "shards")
+    parquet.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
+    (folder / "b.txt").write_text("more of these")
     with pytest.raises(ValueError, match="takes it for text, as most of its files are none of"):
-        sharded(tmp_path / "texts", tmp_path / "shards")
+        sharded(folder, tmp_path / "shards")
     with pytest.raises(ValueError, match="is a file, but source.kind=datasets reads a folder"):
-        sharded(tmp_path / "texts" / "a.txt", tmp_path / "shards")
+        sharded(folder / "a.txt", tmp_path / "shards")
 
 
 def test_splits_are_selected_by_their_names(tmp_path: Path) -> None:
-    made = {name: datasets.Dataset.from_dict({"text": [f"{name} {number}" for number in range(50)]})
-            for name in ("train", "test", "unsupervised")}  # fmt: skip
+    texts = {name: [f"{name} {number}" for number in range(50)] for name in ("train", "test", "unsupervised")}
+    made = {name: datasets.Dataset.from_dict({"text": each}) for name, each in texts.items()}
     datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match="these do not: unsupervised.*source.pattern="):
         sharded(tmp_path / "saved", tmp_path / "shards")
@@ -281,19 +278,11 @@ def test_offsets_that_lead_out_of_an_arrow_file_are_an_error(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "README.md",
-            "---\na: &a [x, x, x, x, x, x, x, x, x]\n%sconfigs: *i\n---\n",
-            "README.md has more than 1,000,000 values",
-        ),
-        ("README.md", f"---\nconfigs: {'[' * 60}{']' * 60}\n---\n", "README.md is nested more than 50 levels deep"),
-        ("README.md", "---\nconfigs: [1, 2]\n---\n", "cannot be read as a data set"),
-        (
-            "README.md",
-            "---\nlicense: 'foo\n\n---x'\nconfigs:\n- data_files: /etc/x.csv\n---\n",
-            "outside of its folder",
-        ),
-        ("README.md", "---\na: [\n---\n", "README.md is not valid YAML"),
+        ("README.md", f"{LAUGHS}\nconfigs: *a11", "README.md has more than 1,000,000 values"),
+        ("README.md", f"configs: {'[' * 60}{']' * 60}", "README.md is nested more than 50 levels deep"),
+        ("README.md", "configs: [1, 2]", "cannot be read as a data set"),
+        ("README.md", "license: 'foo\n\n---x'\nconfigs:\n- data_files: /etc/x.csv", "outside of its folder"),
+        ("README.md", "a: [", "README.md is not valid YAML"),
         ("dataset_dict.json", '{"splits": ["../other"]}', "names a split by a path"),
         ("dataset_dict.json", '{"splits": ["n/m"]}', "names a split by a path"),
         ("dataset_infos.json", "[1, 2]", "dataset_infos.json is damaged: it is no object"),
@@ -302,16 +291,13 @@ def test_offsets_that_lead_out_of_an_arrow_file_are_an_error(tmp_path: Path) -> 
         ("state.json", '{"_data_files": [{"filename": "../../etc/x.arrow"}]}', "outside of its folder"),
         ("dataset_dict.json", '{"splits": 5}', "cannot be read as a data set"),
     ],
+    ids=brief,
 )
 def test_what_describes_a_data_set_is_checked_before_it_is_obeyed(
-    name: str, content: str, message: str, tmp_path: Path
+    name: str, content: str, message: str, folder: Path, tmp_path: Path
 ) -> None:
-    aliases = "".join(
-        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-    )
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "a.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "set" / name).write_text(content.replace("%s", aliases))
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    (folder / name).write_text(f"---\n{content}\n---\n" if name == "README.md" else content)
     with pytest.raises(ValueError, match=message) as raised:
-        sharded(tmp_path / "set", tmp_path / "shards")
+        sharded(folder, tmp_path / "shards")
     assert len(str(raised.value)) < 2000

@@ -39,11 +39,10 @@ def png(picture: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def test_npz_batches(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    np.savez(tmp_path / "source" / "train_data_batch_1.npz", data=PLANES[:297], labels=np.ones(300))
-    np.savez_compressed(tmp_path / "source" / "val_data.npz", data=PLANES[297:])
-    corpus = sharded(tmp_path / "source", tmp_path / "shards")
+def test_npz_batches(folder: Path, tmp_path: Path) -> None:
+    np.savez(folder / "train_data_batch_1.npz", data=PLANES[:297], labels=np.ones(300))
+    np.savez_compressed(folder / "val_data.npz", data=PLANES[297:])
+    corpus = sharded(folder, tmp_path / "shards")
     train = corpus.split_counts("train").documents
     assert 270 < train < 297 and corpus.split_counts("test").documents == 3  # val is test, valid is hashed out of train
     assert sorted(map(bytes, rasters(corpus))) == sorted(map(bytes, PICTURES))
@@ -121,30 +120,26 @@ def test_a_pickle_runs_nothing(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [None, ".tar", ".tar.xz"])
-def test_png_files(tmp_path: Path, suffix: str | None) -> None:
+def test_png_files(folder: Path, tmp_path: Path, suffix: str | None) -> None:
     files = {f"{'test' if number >= 30 else 'train'}/{number:03d}.png": png(PICTURES[number]) for number in range(40)}
     if suffix:
         whole = {split: tar_of(*(each for each in files.items() if split in each[0])) for split in ("train", "test")}
         files = {f"{split}{suffix}": lzma.compress(tar) if suffix == ".tar.xz" else tar for split, tar in whole.items()}
     for name, content in {**files, "readme.txt": b"not a picture"}.items():
-        path = tmp_path / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    corpus = sharded(tmp_path / "source", tmp_path / "shards", valid_percent=0)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    corpus = sharded(folder, tmp_path / "shards", valid_percent=0)
     assert corpus.split_counts("train").documents == 30 and corpus.split_counts("test").documents == 10
     assert np.array_equal(rasters(corpus), PICTURES[:40])
     assert corpus.manifest["form"] == {"height": 32, "width": 32, "channels": 3}
 
 
-def test_pictures_of_other_sizes_and_modes(tmp_path: Path) -> None:
-    folder = tmp_path / "source"
-    folder.mkdir()
+def test_pictures_of_other_sizes_and_modes(folder: Path, tmp_path: Path) -> None:
     (folder / "train-a.png").write_bytes(png(PICTURES[0]))
     (folder / "train-b.png").write_bytes(png(PICTURES[1][:, :, 0]))
     (folder / "train-c.png").write_bytes(png(np.repeat(np.repeat(PICTURES[2], 3, 0), 3, 1)))
-    with pytest.raises(
-        ValueError, match="train-c.png has height 96, width 96, channels 3. To fix it, set source.image_size="
-    ):
+    said = "train-c.png has height 96, width 96, channels 3. To fix it, set source.image_size="
+    with pytest.raises(ValueError, match=said):
         sharded(folder, tmp_path / "shards")
     found = rasters(sharded(folder, tmp_path / "shards", image_size=32))
     grey = np.repeat(PICTURES[1][:, :, :1], 3, 2)

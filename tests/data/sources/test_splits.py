@@ -75,29 +75,10 @@ def test_a_file_that_states_no_split_beside_others_is_refused(tmp_path: Path, ki
 NO_DATA = {
     "hidden": [".DS_Store"],
     "checksums": ["SHA256SUMS", "md5sum.txt", "train.txt.sha256"],
-    "no data by their names": [
-        "Thumbs.db",
-        "_metadata",
-        "dataset_info.json",
-        "desktop.ini",
-        "train.txt.bak",
-        "train.txt~",
-    ],
-    "about the data, by their names": [
-        "CITATION.cff",
-        "DISCLAIMER",
-        "LICENSE",
-        "LICENSE-MIT.txt",
-        "Makefile",
-        "NOTICE",
-        "README.md",
-        "README_en.rst",
-        "corpus.README",
-        "download.sh",
-        "metadata.json",
-        "requirements.txt",
-        "vocab.txt",
-    ],
+    "no data by their names": ["Thumbs.db", "_metadata", "dataset_info.json", "desktop.ini"]
+    + ["train.txt.bak", "train.txt~"],
+    "about the data, by their names": ["CITATION.cff", "DISCLAIMER", "LICENSE", "LICENSE-MIT.txt", "Makefile", "NOTICE"]
+    + ["README.md", "README_en.rst", "corpus.README", "download.sh", "metadata.json", "requirements.txt", "vocab.txt"],
 }
 
 
@@ -158,9 +139,8 @@ def test_names_that_nearly_state_a_split_are_said_to_state_none(
     folder = put(tmp_path / "source", "text", "trainset", "validset", "testset")
     with caplog.at_level(logging.INFO):
         said = sharded(folder, tmp_path / "shards").manifest["splits"]
-    assert said["by"] == "cut" and any(
-        note.startswith("testset.txt and trainset.txt and validset.txt state no split") for note in said["notes"]
-    )
+    nearly = "testset.txt and trainset.txt and validset.txt state no split"
+    assert said["by"] == "cut" and any(note.startswith(nearly) for note in said["notes"])
     assert "state no split. Name files train.txt" in caplog.text
     other = put(tmp_path / "other", "text", "training", "stories")
     assert not any("state no split" in note for note in sharded(other, tmp_path / "shards").manifest["splits"]["notes"])
@@ -195,12 +175,9 @@ def test_train_and_one_other(tmp_path: Path, kind: str, other: str) -> None:
     (note,) = corpus.manifest["splits"]["notes"]
     renamed = "valid is used as test, and " if other == "valid" else ""
     assert note == f"only train and {other} are stated: {renamed}valid is taken out of train"
-    literal = sharded(folder, tmp_path / "shards", kind, valid_percent=0)
-    assert (
-        literal.split_counts(other).documents
-        and not literal.split_counts({"valid": "test", "test": "valid"}[other]).documents
-    )
-    assert literal.manifest["splits"]["notes"] == [f"{'test' if other == 'valid' else 'valid'} is empty"]
+    literal, empty = sharded(folder, tmp_path / "shards", kind, valid_percent=0), {"valid", "test"} - {other}
+    assert literal.split_counts(other).documents and not literal.split_counts(*empty).documents
+    assert literal.manifest["splits"]["notes"] == [f"{each} is empty" for each in empty]
 
 
 def test_train_and_test_of_a_file_each(tmp_path: Path) -> None:
@@ -264,9 +241,8 @@ def test_another_way_of_splitting_is_said_and_can_be_kept(tmp_path: Path, caplog
     caplog.clear()
     many = sharded(folder, tmp_path / "shards")
     (note,) = many.manifest["splits"]["notes"]
-    assert many.manifest["splits"]["by"] == "hashed" and note.startswith(
-        f"{few.folder} was split in another way (cut, now"
-    )
+    assert many.manifest["splits"]["by"] == "hashed"
+    assert note.startswith(f"{few.folder} was split in another way (cut, now")
     assert note in caplog.text and "source.cut=true" in note
     put(folder, "text", *(f"{number}" for number in range(81)))
     assert sharded(folder, tmp_path / "shards").manifest["splits"]["notes"] == []
@@ -301,14 +277,12 @@ def test_repeated_files_are_read_once(tmp_path: Path) -> None:
     assert found.manifest["splits"]["left_out"]["repeated"]["names"] == ["train/a.txt.zst (the same as test/a.txt)"]
 
 
-def test_documents_of_held_out_splits_that_are_in_train_are_counted(tmp_path: Path) -> None:
+def test_documents_of_held_out_splits_that_are_in_train_are_counted(folder: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"text {number} " * 2000}) for number in range(40)]  # of several parts
-    parts = {"train": lines[:30], "valid": lines[25:35], "test": lines[35:]}
-    (tmp_path / "source").mkdir()
-    for split, of_it in parts.items():
-        (tmp_path / "source" / f"{split}.jsonl").write_text("\n".join(of_it))
+    for split, of_it in {"train": lines[:30], "valid": lines[25:35], "test": lines[35:]}.items():
+        (folder / f"{split}.jsonl").write_text("\n".join(of_it))
     for workers in (1, 2):
-        corpus = sharded(tmp_path / "source", tmp_path / f"shards{workers}", kind="jsonl", workers=workers)
+        corpus = sharded(folder, tmp_path / f"shards{workers}", kind="jsonl", workers=workers)
         shared = [note for note in corpus.manifest["splits"]["notes"] if "the same text" in note]
         assert len(shared) == 1 and "5 of the 10 documents of valid" in shared[0]
 

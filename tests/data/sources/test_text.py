@@ -13,7 +13,7 @@ from data.options import SourceOptions
 from data.sources.files import zstd
 from data.sources.source import Source, make_source, named_split
 from tests.conftest import SHARED, mostly_nightly
-from tests.data.conftest import shard_source
+from tests.data.conftest import brief, shard_source
 
 COMPRESS = {
     "": lambda content: content,
@@ -104,12 +104,6 @@ def test_patterns_decide_before_all_else(tmp_path: Path) -> None:
 TEXTS = [f"text {number} é𝔘\r\n\x00" * (number % 7 + 1) for number in range(300)]
 
 
-def test_text_is_no_raster(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("text")
-    with pytest.raises(ValueError, match="source.kind=text gives text, but chunker.kind=pixels cuts pictures"):
-        shard_source(tmp_path, tmp_path / "shards", chunker="pixels")
-
-
 def test_a_text_with_ends_of_lines_as_in_windows_is_cut_between_paragraphs(tmp_path: Path) -> None:
     text = b"".join(b"paragraph %d\r\ngoes on\r\n\r\n" % number for number in range(200))
     (tmp_path / "one.txt").write_bytes(text)
@@ -196,6 +190,7 @@ def test_a_hash_alone_may_leave_splits_empty(tmp_path: Path) -> None:
         (b"anarchism originated  as " * 4_000, lambda part: part.endswith(b" ") and not part.startswith(b" ")),
         ("漢字é🙂".encode() * 8_001, lambda part: bool(part.decode())),
     ],
+    ids=["words", "characters"],
 )
 def test_a_text_without_lines_is_cut_between_words_or_characters(
     tmp_path: Path, suffix: str, text: bytes, is_whole: Callable[[bytes], bool]
@@ -271,25 +266,21 @@ def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
     expected = {"wikitext-103": 60, "wikipedia-en-2015": 84}.get(folder)
     assert expected is None or sum(corpus.split_counts(s).documents for s in ("train", "valid", "test")) == expected
     if kind == "enwik8":
-        assert [corpus.split_counts(s).source_bytes for s in ("train", "valid", "test")] == [
-            3_735_000,
-            207_500,
-            207_500,
-        ]
+        sizes = [corpus.split_counts(split).source_bytes for split in ("train", "valid", "test")]
+        assert sizes == [3_735_000, 207_500, 207_500]
 
 
 def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
-    source = make_source(SourceOptions(kind="text", path=str(tmp_path)))
-    contents = {"a": "né" * 5000, "b": "nö" * 5000}
-    for name, text in contents.items():
+    for name, text in {"a": "né" * 5000, "b": "nö" * 5000}.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    assert list(source.inputs(1000, 1)) and source.record.notes == []
+    made = source("text", tmp_path)
+    assert list(made.inputs(1000, 1)) and made.record.notes == []
     (tmp_path / "latin.txt").write_bytes("né ".encode("latin-1") * 50)
     (tmp_path / "data.bin").write_bytes(bytes(range(256)))
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"\0" * 99))
-    source = make_source(source.options)
-    assert list(source.inputs(1000, 1))
-    notes = source.record.notes
+    made = source("text", tmp_path)
+    assert list(made.inputs(1000, 1))
+    notes = made.record.notes
     assert sorted(note.partition(" (perhaps")[0] for note in notes) == [
         "data.bin, packed.txt.gz: not text (NUL bytes); leave it out with source.pattern=; the bytes are read as they are",
         "latin.txt: not text in UTF-8: it is binary, or another encoding that `iconv -f … -t UTF-8` converts; "
@@ -297,9 +288,7 @@ def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_odd_behind_the_first_bytes_is_said(tmp_path: Path) -> None:
-    folder = tmp_path / "source"
-    folder.mkdir()
+def test_what_is_odd_behind_the_first_bytes_is_said(folder: Path, tmp_path: Path) -> None:
     head = b"plain words\n" * 2000
     for split in ("train", "valid", "test"):
         (folder / f"{split}.txt").write_bytes(head + split.encode())
@@ -337,7 +326,7 @@ def test_ends_of_lines_become_lf_and_copies_are_found(tmp_path: Path, suffix: st
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("lines", range(25, 36))
-@pytest.mark.parametrize("head", ["word\r\n" * 40, "word\r\n" * 41 + "a", "\r\n" * 7])
+@pytest.mark.parametrize("head", ["word\r\n" * 40, "word\r\n" * 41 + "a", "\r\n" * 7], ids=brief)
 def test_no_cut_makes_two_line_ends_of_one(head: str, lines: int, suffix: str, tmp_path: Path) -> None:
     """Wherever it falls, also if nothing but blanks is left behind it."""
     content = (head + "\r\n" * lines).encode()
@@ -360,19 +349,14 @@ def test_ends_of_lines_change_no_chunk(tmp_path: Path, kind: str) -> None:
 
 
 def test_ends_of_lines_are_said_with_the_option_that_makes_them_alike(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "source"
-    folder.mkdir()
     for name, content in {"a": AS_CRLF, "b": AS_CRLF + b"one more", "c": LINES}.items():
         (folder / f"{name}.txt").write_bytes(content)
-    made = {}
-    for newlines in ("keep", "lf"):
-        with caplog.at_level("INFO"):
-            made[newlines] = shard_source(folder, tmp_path / "shards", newlines=newlines)
-    (note,) = made["keep"].manifest["splits"]["notes"]
+    caplog.set_level("INFO")
+    keep, lf = (shard_source(folder, tmp_path / "shards", newlines=newlines) for newlines in ("keep", "lf"))
+    (note,) = keep.manifest["splits"]["notes"]
     assert note.startswith("a.txt, b.txt: of 3,087 lines, 2,058 end in CRLF (Windows)") and note in caplog.text
     assert "source.newlines=lf" in note
-    assert made["lf"].manifest["splits"]["notes"] == ["line ends (CRLF or CR) became LF: 2,058"]
-    assert made["lf"].folder != made["keep"].folder
-    assert b"\r" not in b"".join(made["lf"].iterate_originals("train"))
+    assert lf.manifest["splits"]["notes"] == ["line ends (CRLF or CR) became LF: 2,058"]
+    assert lf.folder != keep.folder and b"\r" not in b"".join(lf.iterate_originals("train"))

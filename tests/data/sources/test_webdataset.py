@@ -1,7 +1,6 @@
 """WebDataset tars of a user: texts and pictures by extension, and what is wrong with them."""
 
 import gzip
-import io
 import json
 import zlib
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset as wds
-from PIL import Image
 
 from data.corpus import Corpus
-from tests.data.conftest import shard_source, tar_of
+from tests.data.conftest import brief, picture, shard_source, tar_of
 from tests.data.sources.test_audio import wav
 from tests.data.sources.test_images import png
 from tests.data.sources.test_text import COMPRESS
@@ -63,27 +61,17 @@ def test_pictures(tmp_path: Path) -> None:
     corpus = sharded(tars(tmp_path / "mine", samples), "pixels")
     assert texts(corpus) == sorted(raster.tobytes() for raster in rasters)
     with pytest.raises(ValueError, match="source.kind=webdataset gives no text, .* Set chunker.kind=pixels"):
-        sharded(corpus.folder.parents[1] / "mine")
-    assert corpus.chunks_per_raster("train") == 4 and corpus.manifest["form"] == {
-        "height": 4,
-        "width": 4,
-        "channels": 3,
-    }
+        sharded(tmp_path / "mine")
+    assert corpus.chunks_per_raster("train") == 4
+    assert corpus.manifest["form"] == {"height": 4, "width": 4, "channels": 3}
 
 
-def test_names_of_tars_state_splits(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
+def test_names_of_tars_state_splits(folder: Path, tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
-        (tars(tmp_path / split, [{"txt": split}], 1) / "part-0.tar").rename(tmp_path / f"{split}-000.tar")
-    folder.mkdir()
-    for path in tmp_path.glob("*.tar"):
-        path.rename(folder / path.name)
+        (tars(tmp_path / split, [{"txt": split}], 1) / "part-0.tar").rename(folder / f"{split}-000.tar")
     corpus = sharded(folder)
-    assert [list(corpus.iterate_originals(split)) for split in ("train", "valid", "test")] == [
-        [b"train"],
-        [b"val"],
-        [b"test"],
-    ]
+    found = [list(corpus.iterate_originals(split)) for split in ("train", "valid", "test")]
+    assert found == [[b"train"], [b"val"], [b"test"]]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +80,7 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
         (
             SAMPLES,
             {"field": "json.title"},
-            "its .json has no field 'title' .it has 'caption', 'n'.: set source.field=json.FIELD",
+            "its .json has no field 'title' .it has 'caption', 'n'.: .*field=json.FIELD",
         ),
         (SAMPLES, {"field": "jpg"}, "sample deep/000000 has no .jpg .it has .*.cls.*. Set source.field="),
         ([{"cls": 1}], {}, "has no .txt .it has .cls.. Set source.field= to the one to read"),
@@ -141,12 +129,6 @@ def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             sharded(tars(tmp_path / name, samples, 1, encoder=False), expansion=1)
 
 
-def picture(kind: str) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(content, kind)
-    return content.getvalue()
-
-
 @pytest.mark.parametrize(
     ("extension", "content", "message"),
     [
@@ -159,23 +141,13 @@ def picture(kind: str) -> bytes:
         ),
         ("z", zlib.compress(b"a text " * 99), "its .z is binary, not text"),
         ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text"),
-        (
-            "txt",
-            "Привет, мир\n".encode("utf-16-le"),
-            "its .txt is text in UTF-16LE without a byte order mark, not UTF-8",
-        ),
-        (
-            "json",
-            '{"text": "Привет"}'.encode("utf-32"),
-            "its .json is text in UTF-32LE with a byte order mark, not UTF-8",
-        ),
+        ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a byte .*, not UTF-8"),
+        ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a byte .*, not UTF-8"),
     ],
+    ids=brief,
 )
 def test_members_that_are_no_text(extension: str, content: bytes, message: str, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    with wds.TarWriter(str(folder / "a.tar"), encoder=False) as writer:
-        writer.write({"__key__": "1", extension: content})
+    folder = tars(tmp_path / "mine", [{extension: content}], 1, encoder=False)
     with pytest.raises(ValueError, match=message):
         sharded(folder, field="json.text" if extension == "json" else extension)
 
@@ -187,11 +159,10 @@ def test_odd_members_are_said(tmp_path: Path) -> None:
     assert any("members .txt are not text in UTF-8: it is binary" in note and note.endswith(": 1") for note in notes)
 
 
-def test_a_member_twice(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "a.tar").write_bytes(tar_of(("0.txt", b"one"), ("0.txt", b"two")))
+def test_a_member_twice(folder: Path) -> None:
+    (folder / "a.tar").write_bytes(tar_of(("0.txt", b"one"), ("0.txt", b"two")))
     with pytest.raises(ValueError, match="two members have the name 0.txt"):
-        sharded(tmp_path / "mine")
+        sharded(folder)
 
 
 def test_the_first_sample_decides_for_all_tars(tmp_path: Path) -> None:
