@@ -13,6 +13,7 @@ from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError, list_presets, load_options, type_of
 from pipeline.config.messages import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, find_similar_keys, suggest_option
 from pipeline.config.schema import option_names
+from tests.pipeline.conftest import CommandLine
 
 ALL = (*COMMANDS, *MORE)
 
@@ -264,9 +265,8 @@ def test_a_command_that_is_none(
     assert advice in said and "Traceback" not in said
 
 
-def test_flags_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "config", "seed=3"]) == 0
-    assert '"seed": 3' in capsys.readouterr().out
+def test_flags_may_stand_before_the_command(haed: CommandLine) -> None:
+    assert '"seed": 3' in haed.output("--json", "config", "seed=3")
 
 
 @pytest.mark.usefixtures("here")

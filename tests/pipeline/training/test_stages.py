@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,21 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
     return [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(path)]
 
 
+def assert_same(ours: Options, theirs: Options, phase: str) -> None:
+    """Two trainings of a phase have the same metrics, and end in the same bits."""
+    assert stripped(ours, phase) == stripped(theirs, phase) != []
+    for file in ("model", "training", *(["average"] if theirs.optimizer.ema else [])):
+        one, other = (load_file(newest(each, phase) / f"{file}.safetensors") for each in (ours, theirs))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def interrupt(stage: Callable[..., object], options: Options, steps: int) -> None:
+    """Trains until it is told to stop, after so many steps of its own."""
+    calls = iter(range(steps - 1))
+    with pytest.raises(TrainingInterrupted, match="saved step"):
+        stage(options, lambda: next(calls, None) is None)
+
+
 DROPOUT = ["model.main.dropout=0.2", "model.decoder.dropout=0.3"]
 
 
@@ -84,28 +100,14 @@ def test_an_interrupted_run_ends_in_the_same_bits(
     shard_source(whole)
     for phase, stage in (("pretrain", pretrain), ("finetune", finetune)):
         stage(whole)
-        for stop_at in (2, 4):
-            calls = iter(range(stop_at))
-            with pytest.raises(TrainingInterrupted, match="saved"):
-                stage(cut, lambda calls=calls: next(calls, None) is None)
+        for steps in (3, 5):
+            interrupt(stage, cut, steps)
         stage(cut)
-        for file in ("model", "training", *(["average"] if whole.optimizer.ema else [])):
-            ours, theirs = (load_file(newest(each, phase) / f"{file}.safetensors") for each in (cut, whole))
-            assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-        assert stripped(cut, phase) == stripped(whole, phase) != []
+        assert_same(cut, whole, phase)
         assert all(
             ("gate" in line) == (whole.model.mixture.known != 0) for line in stripped(whole, phase) if "loss" in line
         )
         assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
-
-
-def test_finetune_takes_over_phase_one_of_another_run(options: Options) -> None:
-    pretrain(options)
-    other = replace(options, name="other")
-    other.finetune = replace(options.finetune, start_from="tiny", steps=1, rate_from=1e-9, rate_to=0.0)
-    finetune(other)
-    before, after = weights(options, "pretrain"), weights(other, "finetune")
-    assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
 
 
 def test_phase_two_reads_on_where_phase_one_stopped(
@@ -116,9 +118,7 @@ def test_phase_two_reads_on_where_phase_one_stopped(
     monkeypatch.setattr(Loader, "batch", lambda self, position: read_at.append(position) or batch(self, position))
     options.pretrain.steps, options.finetune.steps, options.validation.times = 3, 4, 0
     pretrain(options)
-    stops = iter([False, True])
-    with pytest.raises(TrainingInterrupted):
-        finetune(options, lambda: next(stops))
+    interrupt(finetune, options, 2)
     caplog.clear()
     with caplog.at_level("INFO"):
         trained = finetune(options)
@@ -153,10 +153,8 @@ def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
     assert not any(name.startswith("main.blocks") for name in same)
 
 
-def test_limits_in_seconds_and_epochs(options: Options) -> None:
-    options.train.steps, options.train.seconds = None, 0.2
-    assert 0.2 <= train(options).seconds < 60  # it would go on for ever
-    options.name, options.train.seconds, options.train.epochs = "epochs", None, 0.1
+def test_a_limit_in_epochs(options: Options) -> None:
+    options.train.steps, options.train.epochs = None, 0.1
     assert 0.1 <= train(options).epochs < 0.2
 
 
@@ -174,7 +172,7 @@ def test_a_second_is_one_of_the_clock_whatever_the_threads(
     monkeypatch.setattr(trainer.Trainer, "step", step)
     options.train.steps, options.train.seconds, options.threads = None, 0.4, threads
     done = train(options)
-    assert done.steps <= 4 and done.seconds >= 0.1 * done.steps
+    assert done.steps <= 4 and done.seconds >= max(0.4, 0.1 * done.steps)
     records = read_metrics(Path(options.runs_dir) / options.name / "train" / "metrics.jsonl")
     assert all(record["seconds"] >= 0.1 * record["step"] for record in records)
 
@@ -303,19 +301,18 @@ def test_counts_have_a_cell_for_each_distinct_chunk_unless_said_otherwise(
     assert RunFolder.from_options(options).load_options() == options
 
 
-def test_a_step_without_other_windows_is_refused_before_anything_is_written(tiny: list[str]) -> None:
-    few = load_options("quickstart", [*tiny, "batch.sequences=1", "pretrain.steps=2"])
-    shard_source(few)
+def test_a_step_without_other_windows_is_refused_before_anything_is_written(options: Options) -> None:
+    few = replace(options, batch=replace(options.batch, sequences=1))
     with pytest.raises(ValueError, match="with one window per step, a mixture"):
         pretrain(few)
     assert not RunFolder.from_options(few).path.exists() or not any(
         path.is_file() and path.name != "lock" for path in RunFolder.from_options(few).path.rglob("*")
     )
-    pretrain(load_options("quickstart", [*tiny, "batch.sequences=2", "pretrain.steps=2"]))
+    pretrain(options)
     config = RunFolder.from_options(few).path / "config.yaml"
     before = config.read_bytes()
     with pytest.raises(ValueError, match="with one window per step, a mixture"):
-        pretrain(replace(few, pretrain=replace(few.pretrain, steps=4)))
+        pretrain(replace(few, pretrain=replace(few.pretrain, steps=8)))
     assert config.read_bytes() == before
 
 
@@ -436,9 +433,7 @@ def test_a_validation_that_no_checkpoint_knows_is_not_written_twice(
 ) -> None:
     """It was interrupted, was made when training resumed, and then the process was killed."""
     options.pretrain.steps, options.validation.times, options.log_steps = 8, 2, 100
-    asked = iter([False] * 3)
-    with pytest.raises(TrainingInterrupted):
-        pretrain(options, lambda: next(asked, True))
+    interrupt(pretrain, options, 4)
     assert newest(options, "pretrain").name == "step-00000004"
 
     def kill(*_: object) -> None:
@@ -474,9 +469,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_earlier_steps(options: 
     pretrain(options)
     flip_bit(damaged := newest(options, "pretrain") / "model.safetensors", -1)
     options.pretrain.steps, options.checkpoint.every_steps = 40, 2
-    asked = iter([False] * 3)
-    with pytest.raises(TrainingInterrupted, match="saved step"):
-        pretrain(options, lambda: next(asked, True))
+    interrupt(pretrain, options, 4)
     saved = newest(options, "pretrain")
     assert saved.is_dir() and saved.name < damaged.parent.name and not damaged.parent.exists()
     options.pretrain.steps = 10
