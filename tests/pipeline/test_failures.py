@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from pipeline.training import trainer
 from pipeline.training.stages import train
 from pipeline.training.trainer import Trainer
 from tests.pipeline.test_cli import PROGRAM, is_met, send_until_ended
+from tests.pipeline.training.test_stages import at_update
 
 
 def main(words: list[str]) -> int:
@@ -102,17 +103,17 @@ def test_every_command_refuses_weights_that_make_nonsense(
     options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are finite, so the checkpoint was written, but too large to compute with."""
-    options.train.steps, options.validation.times, update = 2, 0, Trainer.update
+    options.train.steps, options.validation.times = 2, 0
 
-    def enlarge(self: Trainer) -> torch.Tensor:
+    def enlarge(self: Trainer, update: Callable[..., torch.Tensor]) -> torch.Tensor:
         norm = update(self)
         for parameter in self.objective.parameters():
             parameter.data.mul_(1e30)
         return norm
 
     monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
-    monkeypatch.setattr(Trainer, "update", lambda self: (enlarge if self.position.step else update)(self))
-    train(options)
+    with at_update(1, enlarge):
+        train(options)
     run = f"{options.runs_dir}/{options.name}"
     for command in ("evaluate", "sample", "next", "index", "index --space contexts", "analyse"):
         assert haed([*command.split(), run]) == 1, command

@@ -257,8 +257,7 @@ def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
         often.train.steps = 12
         done = limited(command(often, tmp_path), tmp_path)
         assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
-        assert (
-            newest(often, "train").name == "step-00000008" and Checkpoints(newest(often, "train").parent).load_newest()
-        )
+        last = newest(often, "train")
+        assert last.name == "step-00000008" and Checkpoints(last.parent).load_newest()
         filler.unlink()
         assert train(often).steps == 12 and newest(often, "train").name == "step-00000012"

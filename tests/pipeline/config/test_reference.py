@@ -84,10 +84,8 @@ def test_the_printed_configuration_explains_every_line_and_is_read_back(
     for above, line in zip(lines, lines[1:], strict=False):
         if line in plain and not line.lstrip().startswith("- "):
             assert above.lstrip().startswith("# "), line
-    assert (
-        "  # Windows per training step and process (B).\n  # Range: 1 to 65,536. Unit: windows.\n  sequences: "
-        in printed
-    )
+    meaning, bounds = "  # Windows per training step and process (B).", "  # Range: 1 to 65,536. Unit: windows."
+    assert f"{meaning}\n{bounds}\n  sequences: " in printed
 
 
 def test_json_has_no_comments(haed: CommandLine) -> None:

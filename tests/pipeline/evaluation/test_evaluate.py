@@ -151,14 +151,10 @@ def test_the_parts_of_a_mixture(mixed: Options) -> None:
     assert read_as(Evaluation, path) == found
     mixed.evaluate.likelihood = "decoder"
     alone = evaluate_run(mixed)
-    assert (
-        alone.likelihood == "decoder"
-        and alone.parts is None
-        and "These bits are of the decoder alone" in format_evaluation(alone)
-    )
-    assert alone.bits == pytest.approx(float(decoder.sum())) and found.decoder_metric == pytest.approx(
-        alone.bits_per_char
-    )
+    assert alone.likelihood == "decoder" and alone.parts is None
+    assert "These bits are of the decoder alone" in format_evaluation(alone)
+    assert alone.bits == pytest.approx(float(decoder.sum()))
+    assert found.decoder_metric == pytest.approx(alone.bits_per_char)
 
 
 def test_pictures_in_bits_per_value(pictures: Options) -> None:

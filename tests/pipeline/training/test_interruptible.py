@@ -62,6 +62,5 @@ def test_steps_that_a_kill_took_are_said(options: Options, caplog: pytest.LogCap
     options.train.steps = 5
     with caplog.at_level("WARNING"):
         train(options)
-    assert (
-        "the steps after 2, up to at least 4, are lost: no whole checkpoint has them. They are repeated" in caplog.text
-    )
+    said = "the steps after 2, up to at least 4, are lost: no whole checkpoint has them. They are repeated"
+    assert said in caplog.text

@@ -207,7 +207,7 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
     assert not run.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_in_its_own_process_ends_with_an_error(lasting: Options, tmp_path: Path) -> None:
     lasting.train.steps = 1_000_000
     config = tmp_path / "config.yaml"

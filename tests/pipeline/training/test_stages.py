@@ -5,7 +5,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,19 @@ def interrupt(stage: Callable[..., object], options: Options, steps: int) -> Non
     calls = iter(range(steps - 1))
     with pytest.raises(TrainingInterrupted, match="saved step"):
         stage(options, lambda: next(calls, None) is None)
+
+
+@contextmanager
+def at_update(step: int, act: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Something else is done at a step in place of the update of the weights, which it is given beside the trainer."""
+    update = trainer.Trainer.update
+
+    def update_or_act(self: trainer.Trainer) -> torch.Tensor:
+        return act(self, update) if self.position.step == step else update(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.Trainer, "update", update_or_act)
+        yield
 
 
 DROPOUT = ["model.main.dropout=0.2", "model.decoder.dropout=0.3"]
@@ -229,18 +243,14 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
     monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
     options.log_steps = log_every
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
-    update = trainer.Trainer.update
 
-    def spoiled(self: trainer.Trainer) -> torch.Tensor:
-        if self.position.step == 3:
-            self.learner.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
+    def spoil(self: trainer.Trainer, update: Callable[..., torch.Tensor]) -> torch.Tensor:
+        self.learner.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
         return update(self)
 
-    monkeypatch.setattr(trainer.Trainer, "update", spoiled)
-    with pytest.raises(NonFiniteLossError, match="at step 4: .*gradient_norm"):
+    with at_update(3, spoil), pytest.raises(NonFiniteLossError, match="at step 4: .*gradient_norm"):
         train(options)
     assert newest(options, "train").name == "step-00000003"
-    monkeypatch.setattr(trainer.Trainer, "update", update)
     assert train(options).resumed_from == 3
 
 
@@ -250,22 +260,20 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
     [(3, "continues from .*step-00000003. If it ends like this again"), (0, "has no checkpoint yet")],
 )
 def test_a_validation_that_is_not_finite_ends_the_run_before_its_checkpoint(
-    options: Options, monkeypatch: pytest.MonkeyPatch, begin: int, advice: str, part: str
+    options: Options, begin: int, advice: str, part: str
 ) -> None:
     """The weights and the losses so far are finite; what the model computes next is not."""
     options.train.steps, options.validation.times = 6, 6
-    update = trainer.Trainer.update
 
-    def enlarge(self: trainer.Trainer) -> torch.Tensor:
+    def enlarge(self: trainer.Trainer, update: Callable[..., torch.Tensor]) -> torch.Tensor:
         norm = update(self)
-        if self.position.step == begin:
-            for name, parameter in self.objective.system.named_parameters():
-                if name.startswith(part):
-                    parameter.data.mul_(1e38 if part else 1e30)
+        for name, parameter in self.objective.system.named_parameters():
+            if name.startswith(part):
+                parameter.data.mul_(1e38 if part else 1e30)
         return norm
 
-    monkeypatch.setattr(trainer.Trainer, "update", enlarge)
-    with pytest.raises(NonFiniteLossError, match=f"at step {begin + 1}: validation/bits_per_token .*{advice}"):
+    said = f"at step {begin + 1}: validation/bits_per_token .*{advice}"
+    with at_update(begin, enlarge), pytest.raises(NonFiniteLossError, match=said):
         train(options)
     run = RunFolder.find(options.name, options.runs_dir)
     recorded = (run.path / "train" / "metrics.jsonl").read_text()
@@ -320,41 +328,30 @@ def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, mon
     failing, write = threading.Event(), checkpoints._write_tensors
     monkeypatch.setattr(checkpoints, "_write_tensors", lambda *given: failing.wait() and write(*given))
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
-    update = trainer.Trainer.update
 
-    def fails(self: trainer.Trainer) -> torch.Tensor:
-        if self.position.step == 1:
-            threading.Timer(0.1, failing.set).start()
-            raise NonFiniteLossError
-        return update(self)
+    def fail(*_: object) -> torch.Tensor:
+        threading.Timer(0.1, failing.set).start()
+        raise NonFiniteLossError
 
-    monkeypatch.setattr(trainer.Trainer, "update", fails)
-    with pytest.raises(NonFiniteLossError):
+    with at_update(1, fail), pytest.raises(NonFiniteLossError):
         train(options)
     assert failing.is_set() and newest(options, "train").name == "step-00000001"
 
 
 @pytest.mark.parametrize("part", ["backward", "update"])
-def test_memory_that_runs_out_in_a_step_loses_no_step_before(
-    part: str, options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_runs_out_in_a_step_loses_no_step_before(part: str, options: Options) -> None:
     """It goes on with a smaller batch; a half-done update of the weights is not saved."""
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 2, 0
-    update = trainer.Trainer.update
 
-    def exhausts(self: trainer.Trainer) -> torch.Tensor:
-        if self.position.step == 3:
-            if part == "update":
-                update(self)
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return update(self)
+    def exhaust(self: trainer.Trainer, update: Callable[..., torch.Tensor]) -> torch.Tensor:
+        if part == "update":
+            update(self)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(trainer.Trainer, "update", exhausts)
-    with pytest.raises(torch.OutOfMemoryError):
+    with at_update(3, exhaust), pytest.raises(torch.OutOfMemoryError):
         train(options)
     saved = 3 if part == "backward" else 2
     assert newest(options, "train").name == f"step-{saved:08}"
-    monkeypatch.setattr(trainer.Trainer, "update", update)
     options.batch.sequences, options.batch.pieces = 1, 2
     result = train(options)
     assert (result.resumed_from, result.steps) == (saved, 6)

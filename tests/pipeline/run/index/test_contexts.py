@@ -33,9 +33,8 @@ def check(where: Path, layer: int | None = None, scale: int | None = None) -> No
         text, at = texts[row["document"]], row["offset"]
         assert at == int(lengths[row["document"]][: row["chunk"]].sum())
         passage = found.passage_at(number, 0.0)
-        assert (
-            passage.text == text[max(0, at - BEFORE) : at].decode() and passage.after == text[at : at + AFTER].decode()
-        )
+        assert passage.text == text[max(0, at - BEFORE) : at].decode()
+        assert passage.after == text[at : at + AFTER].decode()
         assert bytes.fromhex(passage.hex).decode() == passage.text and passage.name.endswith(".py")
     seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
     assert len(seen) > 2
