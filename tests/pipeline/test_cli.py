@@ -314,7 +314,7 @@ def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, num
         assert process.communicate()[1].startswith("stopped") and process.returncode == 128 + number
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_failures.py ends another command at its work
 def test_a_signal_ends_a_command_at_work(run: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     words = ["evaluate", str(run), "--text", str(tmp_path / "pipe")]

@@ -250,21 +250,16 @@ def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], 
     done = limited(["pretrain", "--config", "quickstart", *tiny, *large, "--json"], tmp_path, AS=3 << 30)
     said = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and said.startswith("error: out of memory of 3.0 GiB (ulimit -v)"), done.stderr
-    assert said.endswith("or use a smaller model") and last_error(done.stdout)["message"] == said.removeprefix(
-        "error: "
-    )
-    assert format_error(MemoryError()).startswith("out of memory")
-    assert format_error(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")).startswith(
-        "out of memory"
-    )
+    assert said.endswith("or use a smaller model")
+    assert last_error(done.stdout)["message"] == said.removeprefix("error: ")
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+        assert format_error(error).startswith("out of memory")
 
 
 def test_memory_of_a_gpu_that_ran_out_is_told_from_that_of_the_machine() -> None:
     said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 5.00 MiB is free."
     more = " Including non-PyTorch memory, this process has 79.09 GiB memory in use. See documentation for Memory Management"
-    assert format_error(RuntimeError(said + more), "train").startswith(
-        f"out of memory of the GPU: {said} Lower batch.seq"
-    )
-    assert format_error(RuntimeError("CUBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling")).startswith(
-        "out of memory of"
-    )
+    told = format_error(RuntimeError(said + more), "train")
+    assert told.startswith(f"out of memory of the GPU: {said} Lower batch.seq")
+    cublas = RuntimeError("CUBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling")
+    assert format_error(cublas).startswith("out of memory of")

@@ -122,9 +122,8 @@ def test_every_stage_of_a_model_of_tokens(
     assert "scale_2" in profiled and "candidates" not in profiled and "loss" not in profiled
     assert "tokens" in haed.output("compare", run)
     assert Path(haed.output("report", run).strip()).is_file()
-    assert explain_inapplicable_option("model.main.width", "top_down").startswith(
-        "model.main.width belongs to model.kind=haed"
-    )
+    said = explain_inapplicable_option("model.main.width", "top_down")
+    assert said.startswith("model.main.width belongs to model.kind=haed")
 
 
 def test_the_identity_of_a_run_is_of_its_own_kind(tiny: list[str]) -> None:
@@ -140,7 +139,5 @@ def test_with_another_kind_of_part_only_the_kind_is_said_to_differ(tiny: list[st
     mine = make_identity(load_options("quickstart", tiny), "x")
     words = [*tiny, "model.encoder.kind=lstm", "model.encoder.layers=3", "model.encoder.token_width=9"]
     other = make_identity(load_options("quickstart", words), "y")
-    assert identity_differences(mine, other) == (
-        "model.encoder.kind=mlp, corpus=x",
-        "model.encoder.kind=lstm, corpus=y",
-    )
+    expected = "model.encoder.kind=mlp, corpus=x", "model.encoder.kind=lstm, corpus=y"
+    assert identity_differences(mine, other) == expected

@@ -12,24 +12,15 @@ from tests.flows.api import PATIENCE, until
 
 @pytest.mark.slow
 def test_a_person_searches_points_and_zooms(browser: Any, tmp_path: Path) -> None:
-    labels = [
-        "<script>document.title='bad'</script>",
-        "<b>bold</b>␣",
-        "the␣",
-        "The␣",
-        "he␣",
-        *(f"word{number}␣" for number in range(400)),
-    ]
+    labels = ["<script>document.title='bad'</script>", "<b>bold</b>␣", "the␣", "The␣", "he␣"]
+    labels += [f"word{number}␣" for number in range(400)]
     size = len(labels)
     near = (np.arange(size)[:, None] + np.arange(1, 4)) % size
     rows = np.arange(size)
     places = {"UMAP": np.random.default_rng(0).normal(size=(size, 2)), "PCA": np.stack([rows, rows], 1).astype(float)}
     path = tmp_path / "map.html"
-    path.write_text(
-        render_map_page(
-            "run", "about", "d1", MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
-        )
-    )
+    points = MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
+    path.write_text(render_map_page("run", "about", "d1", points))
     page, wrong, fetched = browser.new_page(), [], []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
@@ -67,8 +58,8 @@ def test_a_person_searches_points_and_zooms(browser: Any, tmp_path: Path) -> Non
     touch = page.context.new_cdp_session(page)
     before, (x, y) = page.evaluate("view.scale"), page.evaluate("[sx(0), sy(0)]")
     for kind, apart in (("touchStart", 40), ("touchMove", 60), ("touchMove", 120)):  # two fingers
-        points = [{"x": 400 + sign * apart / 2, "y": 300, "id": number} for number, sign in ((0, -1), (1, 1))]
-        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        fingers = [{"x": 400 + sign * apart / 2, "y": 300, "id": number} for number, sign in ((0, -1), (1, 1))]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
     until(PATIENCE, lambda: page.evaluate("view.scale") == pytest.approx(3 * before, rel=0.01))
     assert page.evaluate("[sx(0), sy(0)]") != [x, y]
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
@@ -76,14 +67,9 @@ def test_a_person_searches_points_and_zooms(browser: Any, tmp_path: Path) -> Non
     page.goto("about:blank")
     page.goto(f"{path.as_uri()}#100%")
     assert page.input_value("#search") == "100%"
-    for named, shown in (
-        ("word39", "word39␣"),
-        ("he", "he␣"),
-        ("the", "the␣"),
-        ("The", "The␣"),
-    ):  # equal before alike
+    for named in ("word39", "he", "the", "The"):  # equal before alike
         page.goto("about:blank")
         page.goto(f"{path.as_uri()}#{named}%E2%90%A3")
-        assert page.inner_text("#card b") == shown
+        assert page.inner_text("#card b") == f"{named}␣"
     assert page.title() == "run" and not wrong and {each.split("#")[0] for each in fetched} == {path.as_uri()}
     page.close()

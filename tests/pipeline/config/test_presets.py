@@ -160,9 +160,8 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(haed: CommandLine, 
 def test_options_that_another_choice_leaves_without_effect_are_named(
     preset: str, kind: str, words: list[str], unused: list[str], haed: CommandLine
 ) -> None:
-    assert haed.error("config", preset, kind, *words, status=0).splitlines() == [
-        f"{key} has no effect with {kind}" for key in unused
-    ]
+    said = haed.error("config", preset, kind, *words, status=0).splitlines()
+    assert said == [f"{key} has no effect with {kind}" for key in unused]
 
 
 def test_a_phase_that_would_train_nothing_is_refused() -> None:

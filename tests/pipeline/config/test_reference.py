@@ -103,9 +103,8 @@ def test_options_are_found_by_words_of_name_and_meaning(haed: CommandLine) -> No
     assert (found["key"], found["value"], found["default"], found["unit"]) == ("batch.context", 64, "128", "chunks")
     keys = [each.key for each in search_options(load_options("quickstart"), "rate")]
     assert {"optimizer.learning_rate", "finetune.rate_to"} < set(keys) and "pretrain.iem_weight" not in keys
-    assert [each.key for each in search_options(load_options("hourglass"), "shortening")] == [
-        "model.hourglass.shortening"
-    ]
+    (found,) = search_options(load_options("hourglass"), "shortening")
+    assert found.key == "model.hourglass.shortening"
     said = haed.error("config", "quickstart", "--search", "shortening", status=2)  # an option of another kind of model
     assert "no option has 'shortening' in its name or meaning" in said
 

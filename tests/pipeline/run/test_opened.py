@@ -57,15 +57,8 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
     with pytest.raises(ValueError, match="A chunk of this run has 1 to 12"):
         run.embed([b"x" * 13])
-    wrong = [
-        ("temperature", -1),
-        ("temperature", math.nan),
-        ("top_k", -1),
-        ("top_p", 0),
-        ("chunks", 0),
-        ("seed", 2**70),
-    ]
-    for name, value in wrong:
+    wrong = [("temperature", -1), ("temperature", math.nan), ("top_k", -1), ("top_p", 0)]
+    for name, value in [*wrong, ("chunks", 0), ("seed", 2**70)]:
         with pytest.raises(ConfigError, match=f"sample.{name}"):
             run.sample("def ", options=SampleOptions(**{name: value}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples=0: must be at least 1"):

@@ -56,9 +56,8 @@ def test_a_sharded_model_resumes_to_the_bit_and_on_in_one_process(whole: Options
 
 def test_weights_that_begin_to_be_trained_cannot_be_sharded(whole: Options) -> None:
     whole.launcher.shard, whole.finetune.trains = True, "decoder_first"
-    with pytest.raises(
-        ConfigError, match="launcher.shard=true: .* Use finetune.trains=everything or launcher.shard=false"
-    ):
+    said = "launcher.shard=true: .* Use finetune.trains=everything or launcher.shard=false"
+    with pytest.raises(ConfigError, match=said):
         stages.finetune(whole)
 
 

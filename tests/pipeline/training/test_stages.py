@@ -101,15 +101,8 @@ def test_an_interrupted_run_ends_in_the_same_bits(
     """Of the preset's mixture."""
     batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
     monkeypatch.setattr(Loader, "batch", lambda self, position: replace(batch(self, position), skipped=1))
-    chosen = [
-        *tiny,
-        "log_steps=4",
-        f"model.decoder.kind={decoder}",
-        "pretrain.steps=10",
-        "finetune.steps=8",
-        "iem.extra_batches=2",
-        *more,
-    ]
+    limits = ["pretrain.steps=10", "finetune.steps=8", "iem.extra_batches=2"]
+    chosen = [*tiny, *limits, "log_steps=4", f"model.decoder.kind={decoder}", *more]
     whole, cut = load_options("quickstart", [*chosen, "name=whole"]), load_options("quickstart", [*chosen, "name=cut"])
     shard_source(whole)
     for phase, stage in (("pretrain", pretrain), ("finetune", finetune)):
@@ -118,10 +111,9 @@ def test_an_interrupted_run_ends_in_the_same_bits(
             interrupt(stage, cut, steps)
         stage(cut)
         assert_same(cut, whole, phase)
-        assert all(
-            ("gate" in line) == (whole.model.mixture.known != 0) for line in stripped(whole, phase) if "loss" in line
-        )
-        assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
+        lines, has_mixture = stripped(whole, phase), whole.model.mixture.known != 0
+        assert all(("gate" in line) == has_mixture for line in lines if "loss" in line)
+        assert any(line.get("skipped_windows") == 8 for line in lines)
 
 
 def test_phase_two_reads_on_where_phase_one_stopped(
@@ -228,10 +220,8 @@ def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.L
 
 def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
-    with pytest.raises(
-        NonFiniteLossError,
-        match=r"not finite at step 2: .*loss.*bits_per_token \(learning rate 8.6e\+29\).* Lower optimizer",
-    ) as refused:
+    said = r"not finite at step 2: .*loss.*bits_per_token \(learning rate 8.6e\+29\).* Lower optimizer"
+    with pytest.raises(NonFiniteLossError, match=said) as refused:
         train(options)
     assert name_flows(str(refused.value)) == str(refused.value)  # Retry in Prefect would take the same options
 
@@ -313,11 +303,10 @@ def test_a_step_without_other_windows_is_refused_before_anything_is_written(opti
     few = replace(options, batch=replace(options.batch, sequences=1))
     with pytest.raises(ValueError, match="with one window per step, a mixture"):
         pretrain(few)
-    assert not RunFolder.from_options(few).path.exists() or not any(
-        path.is_file() and path.name != "lock" for path in RunFolder.from_options(few).path.rglob("*")
-    )
+    run = RunFolder.from_options(few).path
+    assert not [path for path in run.rglob("*") if path.is_file() and path.name != "lock"]
     pretrain(options)
-    config = RunFolder.from_options(few).path / "config.yaml"
+    config = run / "config.yaml"
     before = config.read_bytes()
     with pytest.raises(ValueError, match="with one window per step, a mixture"):
         pretrain(replace(few, pretrain=replace(few.pretrain, steps=8)))
