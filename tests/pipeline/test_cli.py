@@ -23,74 +23,62 @@ from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError
 from pipeline.signals import END_SECONDS
+from tests.pipeline.conftest import CommandLine
 
 PROGRAM = [sys.executable, "-m", "pipeline"]
 
 
-def test_a_pipe_that_breaks_within_a_command_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_that_breaks_within_a_command_is_said(monkeypatch: pytest.MonkeyPatch, haed: CommandLine) -> None:
     def breaks(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("data.corpus.Corpus.open", breaks)
-    assert main(["cat", "shards"]) == 1 and "Broken pipe" in capsys.readouterr().err
-
-
-def last_json(capsys: pytest.CaptureFixture[str]) -> object:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "Broken pipe" in haed.error("cat", "shards")
 
 
 @pytest.mark.slow
-def test_stages_of_a_trained_run(run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, where = run, f"runs_dir={run.parent}"
+def test_stages_of_a_trained_run(run: Path, text: Path, capsys: pytest.CaptureFixture[str], haed: CommandLine) -> None:
+    where = f"runs_dir={run.parent}"
     shutil.rmtree(run / "index")
     (run / "evaluation.json").unlink()
-    assert main(["evaluate", "run", where, "evaluate.baselines=true", "--json"]) == 0
-    found = last_json(capsys)
+    found = haed.json("evaluate", "run", where, "evaluate.baselines=true")
     held_out = (text / "test-queue.py").read_bytes()
     assert found["bytes"] == found["tokens"] == len(held_out) and found["characters"] == len(held_out.decode())
     assert found["bits_per_char"] == pytest.approx(found["bits"] / found["characters"])
-    assert len(found["baselines"]) == 8 and read_json(folder / "evaluation.json") == found
+    assert len(found["baselines"]) == 8 and read_json(run / "evaluation.json") == found
 
-    assert main(["evaluate", str(folder), "--text", str(text / "test-queue.py"), "--json"]) == 0
-    assert last_json(capsys)["bits"] == pytest.approx(found["bits"], rel=1e-6)
-    assert read_json(folder / "evaluation.json") == found
+    said = haed.json("evaluate", run, "--text", text / "test-queue.py")
+    assert said["bits"] == pytest.approx(found["bits"], rel=1e-6)
+    assert read_json(run / "evaluation.json") == found
 
-    assert main(["index", "run", where, "--json"]) == 0
-    assert last_json(capsys)["chunks"] > 100
-    assert main(["neighbours", str(folder), "def ", "zorgl ", "--count", "3", "--json"]) == 0
-    first, second = last_json(capsys)
+    assert haed.json("index", "run", where)["chunks"] > 100
+    first, second = haed.json("neighbours", run, "def ", "zorgl ", "--count", "3")
     assert (first["query"], second["query"]) == ("def ", "zorgl ")
     for item in first["neighbours"] + second["neighbours"]:
         assert bytes.fromhex(item["hex"]).decode() == item["text"] != "def " and item["count"] > 0
         assert -1.001 <= item["score"] <= 1.001
     assert len(first["neighbours"]) == 3
 
-    assert main(["sample", "run", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
-    once = last_json(capsys)
-    assert main(["sample", "run", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
-    for item in (*once, *(again := last_json(capsys))):
+    once = haed.json("sample", "run", where, "--prompt", "def f", "--samples", "2")
+    for item in (*once, *(again := haed.json("sample", "run", where, "--prompt", "def f", "--samples", "2"))):
         assert item.pop("characters_per_second") > 0 and sum(item["parts"].values()) == pytest.approx(1)
     assert once == again and len(once) == 2
 
     # Options anywhere among queries; what has the key of an option is one, unless it stands after `--`.
-    capsys.readouterr()
-    words = ["--json", "device=cpu", str(folder), "x=1", "--count", "2", "def ", "--", "seed=1", "--json"]
-    assert main(["neighbours", *words]) == 0
-    assert [item["query"] for item in last_json(capsys)] == ["x=1", "def ", "seed=1", "--json"]
+    words = ["device=cpu", run, "x=1", "--count", "2", "def ", "--", "seed=1", "--json"]
+    assert [item["query"] for item in haed.json("neighbours", *words)] == ["x=1", "def ", "seed=1", "--json"]
 
     prompt = "\udcff\x1b[2J"  # no UTF-8; it would clear
-    assert main(["sample", where, "--prompt", prompt, "run", "--samples", "2"]) == 0
-    shown = capsys.readouterr().out
+    shown = haed.output("sample", where, "--prompt", prompt, "run", "--samples", "2")
     assert "\\xff\\x1b[2J" in shown and "\x1b" not in shown
 
-    assert main(["sample", "run", where]) == 0 and main(["report", "run", where]) == 0
-    page = (folder / "report.html").read_text()
+    for command in ("sample", "report"):
+        haed.output(command, "run", where)
+    page = (run / "report.html").read_text()
     assert "<svg" in page and "n-gram, 5 bytes of context" in page and "http" not in page.replace("xmlns", "")
 
-    (folder / "evaluation.json").unlink()
-    (folder / "evaluation.json").mkdir()  # as if the disk did not take it
+    (run / "evaluation.json").unlink()
+    (run / "evaluation.json").mkdir()  # as if the disk did not take it
     capsys.readouterr()
     assert main(["evaluate", "run", where, "--json"]) == 1
     said = capsys.readouterr()
@@ -111,16 +99,12 @@ def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest
         (["pretrain", "pretrain.stps=1"], 2, "did you mean pretrain.steps=1?"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
         (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "Give a value after sample.temperature="),
-        (
-            ["pretrain", "temperature=1"],
-            2,
-            "no option temperature; did you mean iem.temperature= or sample.temperature=?",
-        ),
+        (["pretrain", "temperature=1"], 2, "temperature; did you mean iem.temperature= or sample.temperature=?"),
         (["shard", "source.kind=text", "source.path=~/nowhere"], 1, f"source.path={Path.home()}/nowhere: no such"),
         (
             ["pretrain", "--config", "quickstart", "iem.correction=none"],
             2,
-            "Set iem.correction=inclusion, or model.mixture",
+            "iem.correction=inclusion, or model.mixture",
         ),
         (["shard", "source.kind=text", "source.path=nowhere"], 1, "source.path=nowhere: no such file or folder"),
         (["shard", "source.kind=text"], 1, "needs source.path="),
@@ -136,10 +120,9 @@ def test_cat_gives_the_bytes_back(sharded: Path, text: Path, capfdbinary: pytest
     ],
 )
 def test_bad_input_ends_in_a_line_or_two(
-    arguments: list[str], status: int, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], status: int, message: str, here: Path, haed: CommandLine
 ) -> None:
-    assert main(arguments) == status
-    error = capsys.readouterr().err
+    error = haed.error(*arguments, status=status)
     assert message in error and error.count("\n") <= 2 and "Traceback" not in error
     assert list(here.iterdir()) == []
 
@@ -259,53 +242,33 @@ def test_an_empty_path_is_not_the_current_folder(
 
 @pytest.mark.parametrize("words", [["evaluate.memory=0"], ["evaluate.parts=[copied]"], ["evaluate.likelihood=decoder"]])
 def test_samples_and_next_chunks_are_those_of_the_parts_that_are_asked_for(
-    words: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], run: Path, haed: CommandLine
 ) -> None:
     parts = {"copied"} if "parts" in words[0] else set()
-    assert main(["sample", str(run), "--prompt", "def f(", "sample.chunks=20", *words]) == 0
-    shares = capsys.readouterr().out.rpartition("chunks ")[2]
+    shares = haed.output("sample", run, "--prompt", "def f(", "sample.chunks=20", *words).rpartition("chunks ")[2]
     assert {name for name in ("copied", "repeated", "recalled") if name in shares} == parts
-    assert main(["next", str(run), "def f(", *words]) == 0
-    columns = capsys.readouterr().out
+    columns = haed.output("next", run, "def f(", *words)
     assert {name for name in ("copied", "repeated", "recalled") if name in columns} == parts
 
 
-def test_what_a_run_can_lack(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run
-    shutil.rmtree(run / "index")
-    assert main(["neighbours", str(folder), "x"]) == 1
-    assert "has no index. Run `haed index" in capsys.readouterr().err
-    assert main(["index", str(folder)]) == 0
-    assert main(["neighbours", str(folder), ""]) == 1
-    assert "the query '' is empty. A chunk has 1 to 12 bytes" in capsys.readouterr().err
-    index = folder / "index" / "chunks" / "vectors.faiss"
-    index.write_bytes(index.read_bytes()[:-1])
-    assert main(["neighbours", str(folder), "x"]) == 1
-    assert "is damaged (vectors.faiss was not" in capsys.readouterr().err
-    assert main(["evaluate", str(folder), "model.main.layers=2"]) == 2
-    assert "model.main.layers= cannot be changed in an existing run" in capsys.readouterr().err
-
-
-def test_an_output_folder_that_cannot_be_written(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_folder_that_cannot_be_written(tiny: list[str], tmp_path: Path, haed: CommandLine) -> None:
     (tmp_path / "file").touch()
-    assert main(["shard", "--config", "quickstart", *tiny, f"shards_dir={tmp_path}/file/shards"]) == 1
-    assert f"error: {tmp_path}/file is a file, not a folder" in capsys.readouterr().err
+    said = haed.error("shard", "--config", "quickstart", *tiny, f"shards_dir={tmp_path}/file/shards")
+    assert f"error: {tmp_path}/file is a file, not a folder" in said
     assert main(["shard", "--config", "quickstart", *tiny]) == 0
-    assert main(["train", "--config", "quickstart", *tiny, f"runs_dir={tmp_path}/file/runs"]) == 1
-    assert f"error: {tmp_path}/file is a file, not a folder" in capsys.readouterr().err
+    said = haed.error("train", "--config", "quickstart", *tiny, f"runs_dir={tmp_path}/file/runs")
+    assert f"error: {tmp_path}/file is a file, not a folder" in said
     assert main(["train", "--config", "quickstart", *tiny, "name=comparison", "train.steps=1"]) == 0
     words = ["compare", "comparison", f"runs_dir={tmp_path}/runs"]
-    assert main([*words, "--output", f"{tmp_path}/runs/comparison"]) == 2
-    assert "comparison is a run. Name another folder" in capsys.readouterr().err
-    assert main(words) == 0 and f"{tmp_path}/runs/comparison-of-runs/comparison.html" in capsys.readouterr().out
+    said = haed.error(*words, "--output", f"{tmp_path}/runs/comparison", status=2)
+    assert "comparison is a run. Name another folder" in said
+    assert f"{tmp_path}/runs/comparison-of-runs/comparison.html" in haed.output(*words)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGHUP,)])
 def test_a_signal_saves_and_says_how_to_go_on(
-    numbers: tuple[signal.Signals, ...], tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    numbers: tuple[signal.Signals, ...], tiny: list[str], tmp_path: Path, haed: CommandLine
 ) -> None:
     """Several are no impatience: a parent may pass on what all have got. A terminal that is closed hangs up."""
     arguments = ["--config", "quickstart", *tiny, "name=stopped"]
@@ -325,9 +288,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
         process.kill()
     assert process.returncode in (130, 143) and "Run the same command to resume" in error
     saved = int(latest.read_text().strip().removeprefix("step-"))
-    capsys.readouterr()
-    assert main(["train", *arguments, f"train.steps={saved + 5}", "--json"]) == 0
-    assert last_json(capsys)["resumed_from"] == saved
+    assert haed.json("train", *arguments, f"train.steps={saved + 5}")["resumed_from"] == saved
 
 
 def is_met(process: subprocess.Popen[str], number: int) -> bool:
@@ -353,7 +314,7 @@ def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, num
         assert process.communicate()[1].startswith("stopped") and process.returncode == 128 + number
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_failures.py ends another command at its work
 def test_a_signal_ends_a_command_at_work(run: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     words = ["evaluate", str(run), "--text", str(tmp_path / "pipe")]

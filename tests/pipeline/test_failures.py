@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from pipeline.training import trainer
 from pipeline.training.stages import train
 from pipeline.training.trainer import Trainer
 from tests.pipeline.test_cli import PROGRAM, is_met, send_until_ended
+from tests.pipeline.training.test_stages import at_update
 
 
 def main(words: list[str]) -> int:
@@ -102,17 +103,17 @@ def test_every_command_refuses_weights_that_make_nonsense(
     options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are finite, so the checkpoint was written, but too large to compute with."""
-    options.train.steps, options.validation.times, update = 2, 0, Trainer.update
+    options.train.steps, options.validation.times = 2, 0
 
-    def enlarge(self: Trainer) -> torch.Tensor:
+    def enlarge(self: Trainer, update: Callable[..., torch.Tensor]) -> torch.Tensor:
         norm = update(self)
         for parameter in self.objective.parameters():
             parameter.data.mul_(1e30)
         return norm
 
     monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
-    monkeypatch.setattr(Trainer, "update", lambda self: (enlarge if self.position.step else update)(self))
-    train(options)
+    with at_update(1, enlarge):
+        train(options)
     run = f"{options.runs_dir}/{options.name}"
     for command in ("evaluate", "sample", "next", "index", "index --space contexts", "analyse"):
         assert haed([*command.split(), run]) == 1, command
@@ -249,21 +250,16 @@ def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], 
     done = limited(["pretrain", "--config", "quickstart", *tiny, *large, "--json"], tmp_path, AS=3 << 30)
     said = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and said.startswith("error: out of memory of 3.0 GiB (ulimit -v)"), done.stderr
-    assert said.endswith("or use a smaller model") and last_error(done.stdout)["message"] == said.removeprefix(
-        "error: "
-    )
-    assert format_error(MemoryError()).startswith("out of memory")
-    assert format_error(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")).startswith(
-        "out of memory"
-    )
+    assert said.endswith("or use a smaller model")
+    assert last_error(done.stdout)["message"] == said.removeprefix("error: ")
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+        assert format_error(error).startswith("out of memory")
 
 
 def test_memory_of_a_gpu_that_ran_out_is_told_from_that_of_the_machine() -> None:
     said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 5.00 MiB is free."
     more = " Including non-PyTorch memory, this process has 79.09 GiB memory in use. See documentation for Memory Management"
-    assert format_error(RuntimeError(said + more), "train").startswith(
-        f"out of memory of the GPU: {said} Lower batch.seq"
-    )
-    assert format_error(RuntimeError("CUBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling")).startswith(
-        "out of memory of"
-    )
+    told = format_error(RuntimeError(said + more), "train")
+    assert told.startswith(f"out of memory of the GPU: {said} Lower batch.seq")
+    cublas = RuntimeError("CUBLAS error: CUBLAS_STATUS_ALLOC_FAILED when calling")
+    assert format_error(cublas).startswith("out of memory of")

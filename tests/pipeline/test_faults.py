@@ -26,7 +26,7 @@ from pipeline.training.stages import pretrain, train
 from pipeline.training.trainer import Validation
 from tests.conftest import TINY, mostly_nightly
 from tests.pipeline.test_failures import limited, small_disk
-from tests.pipeline.training.test_stages import newest, stripped, weights
+from tests.pipeline.training.test_stages import assert_same, newest
 
 PLACES = {"tensors": (safetensors.torch, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}
 PLACES |= {"folders": (checkpoints, "sync_folder"), "metrics": (os, "pwrite")}
@@ -74,12 +74,6 @@ def break_disk(monkeypatch: pytest.MonkeyPatch, place: str, number: int, broken:
     monkeypatch.setattr(trainer.Trainer, "fit", fit_then)
 
 
-def assert_same(ours: Options, theirs: Options, phase: str = "train") -> None:
-    assert stripped(ours, phase) == stripped(theirs, phase) != []
-    one, other = weights(ours, phase), weights(theirs, phase)
-    assert all(torch.equal(one[name], other[name]) for name in other)
-
-
 @pytest.mark.parametrize(
     ("place", "number"),
     [
@@ -99,7 +93,7 @@ def test_a_disk_that_fails(
         break_disk(patch, place, number, lambda call: 1 <= call < 3)
         train(often)
     assert os.strerror(number) in caplog.text
-    assert_same(often, whole)
+    assert_same(often, whole, "train")
     lasting = replace(often, name="lasting")
     with monkeypatch.context() as patch:  # for good: the end cannot be saved, what was saved stands
         break_disk(patch, place, number, lambda call: call >= 2)
@@ -109,7 +103,7 @@ def test_a_disk_that_fails(
     assert found is None or found.state["step"] < 8
     assert not list(Path(lasting.runs_dir).glob("**/.step-*"))
     train(lasting)
-    assert_same(lasting, whole)
+    assert_same(lasting, whole, "train")
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -130,7 +124,7 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
         train(often, (lambda: next(steps) == 3) if stopped else (lambda: False))
     assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").load_newest() is None
     train(often)
-    assert_same(often, whole)
+    assert_same(often, whole, "train")
 
 
 @pytest.mark.parametrize(
@@ -263,8 +257,7 @@ def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
         often.train.steps = 12
         done = limited(command(often, tmp_path), tmp_path)
         assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
-        assert (
-            newest(often, "train").name == "step-00000008" and Checkpoints(newest(often, "train").parent).load_newest()
-        )
+        last = newest(often, "train")
+        assert last.name == "step-00000008" and Checkpoints(last.parent).load_newest()
         filler.unlink()
         assert train(often).steps == 12 and newest(often, "train").name == "step-00000012"

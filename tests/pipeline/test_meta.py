@@ -45,11 +45,7 @@ OTHERS = [["pretrain.decode_fraction=0.5", *(f"model.{part}" for part in parts)]
 QUICK = [*zip(PHASES, [PREVIOUS, LSTM, TRANSFORMER], strict=True), ("pretrain", OTHERS[0])]
 NIGHTLY = [each for each in product(PHASES, [LSTM, TRANSFORMER, PREVIOUS]) if each not in QUICK]
 NIGHTLY += [*product(["pretrain"], OTHERS[1:])]
-NIGHTLY += [
-    ("pretrain", [*LSTM, *IN_PIECES]),
-    ("finetune", [*PREVIOUS, *IN_PIECES]),
-    ("train", [*TRANSFORMER, *IN_PIECES]),
-]
+NIGHTLY += [(phase, [*words, *IN_PIECES]) for phase, words in zip(PHASES, [LSTM, PREVIOUS, TRANSFORMER], strict=True)]
 NIGHTLY += [("pretrain", [*words, "batch.pieces=2"]) for words in OTHERS]
 
 

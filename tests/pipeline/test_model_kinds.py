@@ -1,25 +1,24 @@
 """Every kind of model through the trainer and the stages: resumed to the bit, in bfloat16, within memory, and what is refused."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from haed.options import SYSTEMS
-from pipeline.cli import main
 from pipeline.config import Options, load_options
 from pipeline.config.messages import explain_inapplicable_option
 from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.sharding import open_shards
 from pipeline.run.system import SavedActivations
-from pipeline.signals import TrainingInterrupted
 from pipeline.training.stages import build_trainer, train
 from pipeline.training.trainer import Trainer
 from tests.conftest import TOKEN_KINDS, mostly_nightly, of_kind
-from tests.pipeline.training.test_stages import newest, stripped
+from tests.pipeline.conftest import CommandLine
+from tests.pipeline.training.test_stages import assert_same, interrupt
 
 first_fast = pytest.mark.parametrize("kind", mostly_nightly(TOKEN_KINDS, TOKEN_KINDS[0]))
 
@@ -40,15 +39,10 @@ def test_an_interrupted_run_ends_in_the_same_bits(kind: str, made: Options) -> N
     """With dropout, of which nothing is saved."""
     made.model.token.dropout, made.log_steps, made.validation.times = 0.2, 2, 0
     train(made)
-    first = load_file(newest(made, "train") / "model.safetensors"), stripped(made, "train")
-    made.name = "cut"
-    calls = iter(range(2))
-    with pytest.raises(TrainingInterrupted, match="saved"):
-        train(made, lambda: next(calls, None) is None)
-    assert train(made).resumed_from == 3
-    again = load_file(newest(made, "train") / "model.safetensors"), stripped(made, "train")
-    assert again[1] == first[1] and again[0].keys() == first[0].keys()
-    assert all(torch.equal(value, again[0][name]) for name, value in first[0].items())
+    cut = replace(made, name="cut")
+    interrupt(train, cut, 3)
+    assert train(cut).resumed_from == 3
+    assert_same(cut, made, "train")
 
 
 @pytest.mark.parametrize("kind", ["hourglass", "haed"])
@@ -96,41 +90,40 @@ def test_a_step_saves_what_was_counted_before_it_and_has_the_same_losses(kind: s
 
 @pytest.mark.slow
 def test_every_stage_of_a_model_of_tokens(
-    tiny: list[str], sharded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], sharded: Path, tmp_path: Path, haed: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the commands: what it has not is refused in a line that says what it has, and leaves nothing behind."""
     monkeypatch.setattr("pipeline.training.profile._SIDE", {"cpu": 64})
     shutil.copytree(sharded, tmp_path / "shards")
     chosen, run = [*of_kind("top_down", tiny), "evaluate.baselines=false"], str(tmp_path / "runs" / "tokens")
 
-    def said(status: int, *words: str) -> str:
-        capsys.readouterr()
-        assert main([*words]) == status, capsys.readouterr().err
-        found = capsys.readouterr()
-        return found.out if status == 0 else found.err.splitlines()[-1]
-
-    asked = ["--config", "quickstart", *chosen]
-    for phase in ("pretrain", "finetune"):
-        assert "no phase one and no phase two. Train it end to end with `haed train`" in said(
-            2, phase, *asked, "name=tokens"
-        )
-    assert "train has no limit. Set train.seconds" in said(2, "train", *asked, "train.steps=null", "name=tokens")
-    assert "2 does not divide 3" in said(2, "train", *asked, "model.multiscale.layers=1@3 1@2 1@1", "name=tokens")
+    asked = ["--config", "quickstart", *chosen, "name=tokens"]
+    three_scales = "model.multiscale.layers=1@3 1@2 1@1"
+    for words, refusal in (
+        (["pretrain", *asked], "no phase one and no phase two. Train it end to end with `haed train`"),
+        (["finetune", *asked], "no phase one and no phase two. Train it end to end with `haed train`"),
+        (["train", *asked, "train.steps=null"], "train has no limit. Set train.seconds"),
+        (["train", *asked, three_scales], "2 does not divide 3"),
+    ):
+        assert refusal in haed.error(*words, status=2)
     assert not Path(run).exists()
-    assert "train: 4 steps" in said(0, "train", *asked, "name=tokens")
-    assert "end to end" in said(2, "finetune", run) and "does not embed single chunks" in said(2, "index", run)
-    assert "--space contexts" in said(2, "neighbours", run, "def ")
-    assert "predicts tokens, not chunks" in said(2, "next", run, "def ")
-    assert "no phase one" in said(2, "profile", run, "--phase", "pretrain")
-    assert "index.min_count belongs to model.kind=haed" in said(2, "index", run, "index.min_count=2")
-    assert "bits/char" in said(0, "evaluate", run) and "def" in said(0, "sample", run, "--prompt", "def")
-    profiled = said(0, "profile", run, "--steps", "1")
+    assert "train: 4 steps" in haed.output("train", *asked)
+    for words, refusal in (
+        (["finetune", run], "end to end"),
+        (["index", run], "does not embed single chunks"),
+        (["index", run, "index.min_count=2"], "index.min_count belongs to model.kind=haed"),
+        (["neighbours", run, "def "], "--space contexts"),
+        (["next", run, "def "], "predicts tokens, not chunks"),
+        (["profile", run, "--phase", "pretrain"], "no phase one"),
+    ):
+        assert refusal in haed.error(*words, status=2).splitlines()[-1]
+    assert "bits/char" in haed.output("evaluate", run) and "def" in haed.output("sample", run, "--prompt", "def")
+    profiled = haed.output("profile", run, "--steps", "1")
     assert "scale_2" in profiled and "candidates" not in profiled and "loss" not in profiled
-    assert "tokens" in said(0, "compare", run)
-    assert Path(said(0, "report", run).strip()).is_file()
-    assert explain_inapplicable_option("model.main.width", "top_down").startswith(
-        "model.main.width belongs to model.kind=haed"
-    )
+    assert "tokens" in haed.output("compare", run)
+    assert Path(haed.output("report", run).strip()).is_file()
+    said = explain_inapplicable_option("model.main.width", "top_down")
+    assert said.startswith("model.main.width belongs to model.kind=haed")
 
 
 def test_the_identity_of_a_run_is_of_its_own_kind(tiny: list[str]) -> None:
@@ -146,7 +139,5 @@ def test_with_another_kind_of_part_only_the_kind_is_said_to_differ(tiny: list[st
     mine = make_identity(load_options("quickstart", tiny), "x")
     words = [*tiny, "model.encoder.kind=lstm", "model.encoder.layers=3", "model.encoder.token_width=9"]
     other = make_identity(load_options("quickstart", words), "y")
-    assert identity_differences(mine, other) == (
-        "model.encoder.kind=mlp, corpus=x",
-        "model.encoder.kind=lstm, corpus=y",
-    )
+    expected = "model.encoder.kind=mlp, corpus=x", "model.encoder.kind=lstm, corpus=y"
+    assert identity_differences(mine, other) == expected

@@ -1,28 +1,27 @@
 """What comes next: with the probabilities that scores have, of a mixture and of a decoder alone."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.arguments import load_run_options
-from pipeline.cli import main
 from pipeline.config import SampleOptions
 from pipeline.inference import sample
 from pipeline.reporting.report import write_report
 from pipeline.run.files import describe_speed
 from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder
+from tests.pipeline.conftest import CommandLine
+
+PARTS = ["known", "copied", "repeated", "recalled", "spelled"]
 
 
 def probabilities(run: Run, item: dict[str, Any], before: str) -> tuple[list[float], list[float]]:
     """Of three listed chunks, as they are listed, and from the bits of texts that they end."""
     texts = [(each, before.encode() + bytes.fromhex(each["hex"])) for each in item["chunks"]]
     cut = len(run.chunker.split(before.encode())[1]) + 1
-    some = [(each, text) for each, text in texts if len(run.chunker.split(text)[1]) == cut][
-        :3
-    ]  # it is one chunk there too
+    some = [(each, text) for each, text in texts if len(run.chunker.split(text)[1]) == cut][:3]  # one chunk there too
     assert len(some) == 3
     return (
         [each["probability"] for each, _ in some],
@@ -30,11 +29,10 @@ def probabilities(run: Run, item: dict[str, Any], before: str) -> tuple[list[flo
     )
 
 
-def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, haed: CommandLine) -> None:
     where = str(run)
     for given in ([], ["evaluate.likelihood=decoder"]):
-        assert main(["next", where, *given, "x def ", "x imp", "", "--count", "30", "--json"]) == 0
-        closed, inside, nothing = json.loads(capsys.readouterr().out)
+        closed, inside, nothing = haed.json("next", where, *given, "x def ", "x imp", "", "--count", "30")
         opened, mixed = Run(RunFolder(run), load_run_options(where, given, "next")), not given
         assert (closed["before"], closed["opened"], inside["before"], inside["opened"]) == ("def ", None, "x ", "imp")
         assert nothing["before"] is nothing["opened"] is None
@@ -49,19 +47,20 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
             assert sum(ranked) + item["rest"] == pytest.approx(1) and (item["gate"] is not None) == mixed
             assert all(sum(each["parts"].values()) == pytest.approx(1) for each in item["chunks"])
             assert all((each["parts"].get("known", 0) > 0) == (each["count"] is not None) for each in item["chunks"])
+        if mixed:
+            there = opened.next("x def ")
+            of_parts = [there.gate, *(each.parts for each in there.chunks)]
+            assert all(list(parts) == PARTS and sum(parts.values()) == pytest.approx(1) for parts in of_parts)
         known = [each["text"] for each in inside["chunks"] if each["count"]]
         assert ("import " in known) == mixed and all(each["text"].startswith("imp") for each in inside["chunks"])
 
-    assert main(["next", where, "x def ", "x imp", "--count=1"]) == 0
-    shown = capsys.readouterr().out
+    shown = haed.output("next", where, "x def ", "x imp", "--count=1")
     assert "x␣imp: the chunk after x␣, if it begins with imp; by part: known" in shown and "(all others)" in shown
 
     options = RunFolder(run).load_options(["sample.prompts=['def ', imp]"])
     written = sample(options)
-    assert all(item.parts is not None and sum(item.parts.values()) == pytest.approx(1) for item in written)
+    assert all(list(item.parts) == PARTS and sum(item.parts.values()) == pytest.approx(1) for item in written)
     assert "recalled" in describe_speed(written) and "recalled" in write_report(options).read_text()
-    options.evaluate.likelihood = "decoder"
-    assert all(item.parts is None and item.characters_per_second for item in sample(options))
 
 
 @pytest.mark.parametrize("prompt", ["x def ", "x imp"])
@@ -72,7 +71,5 @@ def test_samples_of_one_chunk_have_the_probabilities_of_next(prompt: str, run: P
     assert all(begun + text for text in texts)
     for likely in opened.next(prompt, 3).chunks:
         expected = draws * likely.probability
-        assert (
-            abs(sum(begun + text == bytes.fromhex(likely.hex) for text in texts) - expected)
-            < 5 * max(1, expected) ** 0.5
-        )
+        drawn = sum(begun + text == bytes.fromhex(likely.hex) for text in texts)
+        assert abs(drawn - expected) < 5 * max(1, expected) ** 0.5

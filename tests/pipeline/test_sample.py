@@ -69,9 +69,8 @@ def test_prompts_and_queries_are_those_of_the_corpus_and_shown_whole(tiny: list[
 
 
 def test_what_is_written_is_shown_whole() -> None:
-    assert (
-        decode_whole_characters("中文".encode()[:-1]) == "中" and decode_whole_characters(b"\x96\xe4a") == "\\x96\\xe4a"
-    )
+    assert decode_whole_characters("中文".encode()[:-1]) == "中"
+    assert decode_whole_characters(b"\x96\xe4a") == "\\x96\\xe4a"
 
 
 def test_a_picture_may_end_within_a_chunk(drawn: Options, tmp_path: Path) -> None:

@@ -9,13 +9,9 @@ from pipeline.analysis import distributional
 from pipeline.analysis.distributional import spelling_similarity
 
 
-def stream_of(words: str, table: list[str]) -> np.ndarray:
-    return np.array([table.index(word) if word in table else -1 for word in words.split()], np.int32)
-
-
 def test_contexts_are_counted_before_and_after_and_not_across_gaps() -> None:
-    table = ["a", "b", "c"]
-    found = distributional.count_contexts(stream_of("a b a | c a", table), 3, 2)
+    gap, a, b, c = range(-1, 3)
+    found = distributional.count_contexts(np.array([a, b, a, gap, c, a], np.int32), 3, 2)
     assert found.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 0]]
 
 

@@ -21,15 +21,15 @@ from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import read_as
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import of_kind
+from tests.pipeline.conftest import CommandLine
 
 FEW = ["analyse.max_chunks=50", "analyse.map=pca", "analyse.projector=0", "analyse.passages=0"]
 KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "passages"}
 
 
 @pytest.mark.slow
-def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyse", str(run), "--json", "analyse.clusters=5", "analyse.skip_gram=false"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, haed: CommandLine) -> None:
+    found = haed.json("analyse", run, "analyse.clusters=5", "analyse.skip_gram=false")
     assert found == read_json(run / "analysis" / "analysis.json") and found.keys() >= KEYS
     assert found["chunks"] > 300 and found["least"] == 1 and found["width"] == 16
     assert found["drift"]["before"] == "run pretrain step 6" and found["drift"]["after"] == "run finetune step 4"
@@ -60,9 +60,7 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(run: Path, haed: CommandLine) -> None:
     (run / "analysis" / "projector").mkdir(parents=True)
     for name in ("drift.png", "passages.png"):
         (run / "analysis" / name).touch()  # of an analysis before
@@ -70,12 +68,9 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
     given = [
         f"analyse.{word}" for word in ("max_chunks=50", "corpus_chunks=100", "projector=20", "map=pca", "passages=0")
     ]
-    assert main(["analyse", str(run), "evaluate.stage=pretrain", *given]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "chunks that are as rare or rarer are left out (analyse.max_chunks=50)" in said
-        and "analyse.corpus_chunks=100" in said
-    )
+    said = haed.output("analyse", run, "evaluate.stage=pretrain", *given)
+    assert "chunks that are as rare or rarer are left out (analyse.max_chunks=50)" in said
+    assert "analyse.corpus_chunks=100" in said
     assert "drift is left out: there is no other checkpoint" in said and "pretrain step 6: 50 chunks" in said
     folder = run / "analysis"
     assert not (folder / "drift.png").exists() and not (folder / "passages.png").exists()
@@ -88,25 +83,23 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
 
 
 @pytest.mark.slow
-def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_from_another_run(run: Path, haed: CommandLine) -> None:
     other = run.parent / "other"
     shutil.copytree(run, other)
-    assert main(["analyse", str(run), "analyse.against=other"]) == 2
-    assert "analyse.against=other is the analysed checkpoint itself" in capsys.readouterr().err
+    said = haed.error("analyse", run, "analyse.against=other", status=2)
+    assert "analyse.against=other is the analysed checkpoint itself" in said
     shutil.rmtree(other / "finetune")
-    assert main(["analyse", str(run), "analyse.against=other", "analyse.projector=0"]) == 0
-    assert "From other pretrain step 6 to run finetune step 4" in capsys.readouterr().out
+    said = haed.output("analyse", run, "analyse.against=other", "analyse.projector=0")
+    assert "From other pretrain step 6 to run finetune step 4" in said
     assert not (run / "analysis" / "projector").exists()
-    assert main(["analyse", str(run), "analyse.against=nowhere"]) == 1
-    assert "no run 'nowhere'" in capsys.readouterr().err
+    assert "no run 'nowhere'" in haed.error("analyse", run, "analyse.against=nowhere")
 
 
-def test_a_damaged_phase_one_or_evaluation_is_noted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_phase_one_or_evaluation_is_noted(run: Path, haed: CommandLine) -> None:
     for state in (run / "pretrain" / "checkpoints").glob("*/state.json"):
         state.write_text("{")
     (run / "evaluation.json").write_text("{")
-    assert main(["analyse", str(run), *FEW]) == 0
-    said = capsys.readouterr().out
+    said = haed.output("analyse", run, *FEW)
     assert re.search("note: drift is left out: .*(damaged|whole)", said)
     assert re.search(
         "note: loss by frequency is left out: .*evaluation.json is damaged.*Run `haed evaluate` again", said
@@ -119,10 +112,10 @@ def test_a_damaged_phase_one_or_evaluation_is_noted(run: Path, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_an_analysis_that_fails_leaves_no_metrics_beside_other_pictures(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, haed: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["report", str(run)]) == 0 and main(["analyse", str(run), *FEW]) == 0
-    said = capsys.readouterr().out
+    haed.output("report", run)
+    said = haed.output("analyse", run, *FEW)
     assert f"report.html does not show this analysis. Run `haed report {run}` again" in said and "-0%" not in said
     folder = run / "analysis"
     files = {path.name for path in load_run_report(RunFolder(run)).pictures.values()}
@@ -130,7 +123,7 @@ def test_an_analysis_that_fails_leaves_no_metrics_beside_other_pictures(
     (folder / "passages.png").touch()
     assert {path.name for path in load_run_report(RunFolder(run)).pictures.values()} == files
     (folder / "analysis.json").write_text("garbage")
-    assert main(["report", str(run)]) == 1 and "Run `haed analyse` again" in capsys.readouterr().err
+    assert "Run `haed analyse` again" in haed.error("report", run)
 
     def fail(path: Path, content: bytes) -> None:
         raise OSError("no more")
@@ -147,11 +140,10 @@ def test_an_analysis_that_fails_leaves_no_metrics_beside_other_pictures(
 
 
 def test_findings_have_no_negative_zero_and_undrawn_characters_are_noted_once(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, haed: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, "drawable_label", lambda label: f"{label}·")
-    assert main(["analyse", str(run), *FEW]) == 0
-    assert capsys.readouterr().out.count("note: pictures show · for characters that their font lacks") == 1
+    assert haed.output("analyse", run, *FEW).count("note: pictures show · for characters that their font lacks") == 1
     found = read_as(Analysis, run / "analysis" / "analysis.json")
     assert found.agreement
     for each in (found.agreement[0].use, found.agreement[0].spelling):
@@ -160,42 +152,35 @@ def test_findings_have_no_negative_zero_and_undrawn_characters_are_noted_once(
     assert not re.search(r"-0\.?0*(?![.\d])", " ".join(describe_findings(found)))
 
 
-def test_what_has_the_place_of_the_analysis_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_the_place_of_the_analysis_is_named(run: Path, haed: CommandLine) -> None:
     (run / "analysis").touch()
-    assert main(["analyse", str(run), *FEW]) == 1
-    assert "analysis is a file, not a folder" in capsys.readouterr().err
+    assert "analysis is a file, not a folder" in haed.error("analyse", run, *FEW)
     (run / "analysis").unlink()
     (run / "analysis" / "map.png").mkdir(parents=True)
-    assert main(["analyse", str(run), *FEW]) == 1
-    assert "map.png is a folder, not a file" in capsys.readouterr().err
+    assert "map.png is a folder, not a file" in haed.error("analyse", run, *FEW)
 
 
 @pytest.mark.slow
-def test_pixels_have_a_map_of_their_colours(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pixels_have_a_map_of_their_colours(pictures: Options, haed: CommandLine) -> None:
     where = f"{pictures.runs_dir}/{pictures.name}"
-    assert main(["analyse", where]) == 0
-    said = capsys.readouterr().out
+    said = haed.output("analyse", where)
     assert "4 chunks are too few" in said and "Run `haed evaluate" in said
     page = (Path(where) / "analysis" / "map.html").read_text()
     assert '"pixels":true' in page and "#3c3c3c" in page
     assert (Path(where) / "analysis" / "projector" / "sprites.png").is_file()
 
 
-def test_what_cannot_be_analysed_is_said_in_a_line(
-    tiny: list[str], run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_analysed_is_said_in_a_line(tiny: list[str], run: Path, haed: CommandLine) -> None:
     tokens = of_kind("hourglass", tiny)
     for name in ("shard", "train"):
         assert main([name, "--config", "flat", *tokens, "name=tokens"]) == 0
-    capsys.readouterr()
-    for expected, words in (
-        ("no embeddings to analyse. Use `haed evaluate`", [str(run.parent / "tokens")]),
-        ("too few to analyse. Lower analyse.min_count", [str(run), "analyse.min_count=100000"]),
-        ("analyse.against=tokens is of model.kind=hourglass", [str(run), "analyse.against=tokens"]),
-        ("`haed analyse` takes", [str(run), "index.min_count=3"]),
+    for status, expected, words in (
+        (2, "no embeddings to analyse. Use `haed evaluate`", [run.parent / "tokens"]),
+        (1, "too few to analyse. Lower analyse.min_count", [run, "analyse.min_count=100000"]),
+        (2, "analyse.against=tokens is of model.kind=hourglass", [run, "analyse.against=tokens"]),
+        (2, "`haed analyse` takes", [run, "index.min_count=3"]),
     ):
-        assert main(["analyse", *words]) > 0
-        error = capsys.readouterr().err
+        error = haed.error("analyse", *words, status=status)
         assert expected in error and error.count("error:") == 1 and "Traceback" not in error
 
 

@@ -19,6 +19,7 @@ from pipeline.run.sharding import shard_source
 from pipeline.run.system import check_system
 from pipeline.training.stages import run_phase
 from tests.conftest import MORE, TOKENS, mostly_nightly
+from tests.pipeline.conftest import CommandLine
 
 SOURCE = [f"source.{word}" for word in ("cut=true", "image_size=8", "encoding=pcm16", "field=body", "newlines=lf")]
 
@@ -66,21 +67,13 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
     ("kind", "override", "message"),
     [
         ("hourglass", "model.encoder.hidden=3", "hidden belongs to model.kind=haed, and this is .*hourglass"),
-        (
-            "hourglass",
-            "model={main: {layers: 4}}",
-            "model.main.layers belongs .*: set model.token.… or model.hourglass",
-        ),
+        ("hourglass", "model={main: {layers: 4}}", "model.main.layers .*: set model.token.… or model.hourglass"),
         ("haed", "model.hourglass.hierarchy=6@1", "belongs to model.kind=hourglass, .*=haed: set model.encoder.…"),
         ("hourglass", "iem.scale=none", "iem.scale belongs to model.kind=haed, .*leave it out, or set model.kind=haed"),
         ("hourglass", "pretrain.steps=3", "pretrain.steps belongs to .*: set train.…, or"),
         ("hourglass", "batch.pieces=1", "batch.pieces belongs to"),
         ("hourglass", "train.decode_fraction=0.5", "train.decode_fraction belongs to"),
-        (
-            "hourglass",
-            "optimizer.main_learning_rate=1",
-            "set optimizer.learning_rate, or set model.kind=haed for a new",
-        ),
+        ("hourglass", "optimizer.main_learning_rate=1", "optimizer.learning_rate, or set model.kind=haed for a new"),
         ("hourglass", "finetune.start_from=other", "finetune.start_from belongs to .*: leave it out, or"),
     ],
 )
@@ -129,12 +122,11 @@ def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[s
     assert "needs one head" not in capsys.readouterr().err
 
 
-def test_phases_of_another_kind_share_the_limits_of_a_preset(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["config", "top-down", "model.kind=haed", "pretrain.steps=9"]) == 0
-    assert "model.kind=haed uses these limits of top-down: finetune.seconds=240\n" in capsys.readouterr().err
-    options = load_options("top-down", ["model.kind=haed", "pretrain.steps=9"])
+def test_phases_of_another_kind_share_the_limits_of_a_preset(haed: CommandLine, tmp_path: Path) -> None:
+    words = ["model.kind=haed", "pretrain.steps=9"]
+    said = haed.error("config", "top-down", *words, status=0)
+    assert "model.kind=haed uses these limits of top-down: finetune.seconds=240\n" in said
+    options = load_options("top-down", words)
     assert (options.pretrain.seconds, options.pretrain.steps, options.finetune.seconds) == (None, 9, 240)
     check_training("finetune", options)
     path = tmp_path / "mine.yaml"
@@ -166,10 +158,10 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(
     ],
 )  # fmt: skip
 def test_options_that_another_choice_leaves_without_effect_are_named(
-    preset: str, kind: str, words: list[str], unused: list[str], capsys: pytest.CaptureFixture[str]
+    preset: str, kind: str, words: list[str], unused: list[str], haed: CommandLine
 ) -> None:
-    assert main(["config", preset, kind, *words]) == 0
-    assert capsys.readouterr().err.splitlines() == [f"{key} has no effect with {kind}" for key in unused]
+    said = haed.error("config", preset, kind, *words, status=0).splitlines()
+    assert said == [f"{key} has no effect with {kind}" for key in unused]
 
 
 def test_a_phase_that_would_train_nothing_is_refused() -> None:
@@ -178,12 +170,6 @@ def test_a_phase_that_would_train_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^finetune.iem_weight and finetune.decode_fraction are both 0"):
         check_training("finetune", load_options("quickstart", nothing))
     check_training("train", load_options("hourglass", []))
-
-
-def test_a_configuration_leaves_out_the_options_of_other_kinds_and_is_read_again(tmp_path: Path) -> None:
-    options, path = load_options("quickstart", ["model.kind=hourglass"]), tmp_path / "config.yaml"
-    path.write_text(dump_options(options))
-    assert load_options(path) == options and "main" not in path.read_text()
 
 
 def test_values_are_taken_verbatim_and_checked_and_overrides_win() -> None:

@@ -1,6 +1,5 @@
 """What is said of options: meaning, unit, range and default, in `haed config` and in the pages of the reference."""
 
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from dev.generate_reference import generate_commands, generate_options
 from flows.commands import COMMANDS as FLOW_COMMANDS
 from haed.options import ENCODERS, EncoderOptions
 from pipeline.arguments import Command, make_parser, parse_arguments
-from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import dump_options, load_options
 from pipeline.config.reference import explain_option, explain_section, search_options
 from pipeline.config.schema import KINDS, option_classes, option_names, schema_options
+from tests.pipeline.conftest import CommandLine
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_UNIT = ("seed", "layer", "expansion")  # numbers that count nothing
@@ -73,10 +72,9 @@ def test_ranges_and_defaults_are_those_of_the_declaration(key: str, range_: str,
     "words", [["quickstart"], ["hourglass"], ["paper-imagenet32", "name='a: #b'", "sample.prompts=['# x', 'y: z']"]]
 )
 def test_the_printed_configuration_explains_every_line_and_is_read_back(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, haed: CommandLine
 ) -> None:
-    assert main(["config", *words]) == 0
-    printed = capsys.readouterr().out
+    printed = haed.output("config", *words)
     preset, options = tmp_path / "mine.yaml", load_options(words[0], words[1:])
     preset.write_text(printed)
     assert load_options(preset) == options
@@ -86,35 +84,29 @@ def test_the_printed_configuration_explains_every_line_and_is_read_back(
     for above, line in zip(lines, lines[1:], strict=False):
         if line in plain and not line.lstrip().startswith("- "):
             assert above.lstrip().startswith("# "), line
-    assert (
-        "  # Windows per training step and process (B).\n  # Range: 1 to 65,536. Unit: windows.\n  sequences: "
-        in printed
-    )
+    meaning, bounds = "  # Windows per training step and process (B).", "  # Range: 1 to 65,536. Unit: windows."
+    assert f"{meaning}\n{bounds}\n  sequences: " in printed
 
 
-def test_json_has_no_comments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "quickstart", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == asdict(load_options("quickstart"))
+def test_json_has_no_comments(haed: CommandLine) -> None:
+    assert haed.json("config", "quickstart") == asdict(load_options("quickstart"))
 
 
-def test_options_are_found_by_words_of_name_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "quickstart", "--search", "Rate table"]) == 0
-    assert capsys.readouterr().out == (
+def test_options_are_found_by_words_of_name_and_meaning(haed: CommandLine) -> None:
+    assert haed.output("config", "quickstart", "--search", "Rate table") == (
         "optimizer.table_learning_rate=0.2\n"
         "    Learning rate of tables of hashed rows (model.encoder.rows, grams). Adagrad trains them row by\n"
         "    row.\n"
         "    Range: above 0 to 1,000. Default: 0.2.\n"
     )
-    assert main(["config", "quickstart", "batch.context=64", "--search", "chunks per window", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = haed.json("config", "quickstart", "batch.context=64", "--search", "chunks per window")
     assert (found["key"], found["value"], found["default"], found["unit"]) == ("batch.context", 64, "128", "chunks")
     keys = [each.key for each in search_options(load_options("quickstart"), "rate")]
     assert {"optimizer.learning_rate", "finetune.rate_to"} < set(keys) and "pretrain.iem_weight" not in keys
-    assert [each.key for each in search_options(load_options("hourglass"), "shortening")] == [
-        "model.hourglass.shortening"
-    ]
-    assert main(["config", "quickstart", "--search", "shortening"]) == 2  # an option of another kind of model
-    assert "no option has 'shortening' in its name or meaning" in capsys.readouterr().err
+    (found,) = search_options(load_options("hourglass"), "shortening")
+    assert found.key == "model.hourglass.shortening"
+    said = haed.error("config", "quickstart", "--search", "shortening", status=2)  # an option of another kind of model
+    assert "no option has 'shortening' in its name or meaning" in said
 
 
 @pytest.mark.parametrize(("page", "generate"), [("options.md", generate_options), ("cli.md", generate_commands)])

@@ -71,11 +71,8 @@ def test_ppmd_is_what_the_held_out_bytes_add_to_the_compressed_train_split() -> 
 
 def test_not_beaten_is_plain() -> None:
     found = [Baseline("a", 1, 1, 2.0), Baseline("b", 1, 1, 3.0)]
-    assert (
-        not_beaten(2.5, found) == ["a"]
-        and not_beaten(2.0, found) == ["a"]
-        and not_beaten(math.nan, found) == ["a", "b"]
-    )
+    assert not_beaten(2.5, found) == not_beaten(2.0, found) == ["a"]
+    assert not_beaten(math.nan, found) == ["a", "b"]
 
 
 @pytest.mark.nightly  # the counts of 10 MB

@@ -33,12 +33,8 @@ def test_partitions_of_the_bits(options: Options) -> None:
         seen.update(chunk.tobytes() for chunk in np.split(tokens, np.cumsum(lengths)[:-1]))
     by_length, unseen = defaultdict[str, float](float), 0.0
     for scored in run.score_documents(corpus.iterate_documents("test")):
-        new = scored.part.new
-        chunks = (
-            scored.part.windows.tokens[new].numpy(),
-            scored.part.windows.lengths[new].tolist(),
-            scored.bits.tolist(),
-        )
+        new, windows = scored.part.new, scored.part.windows
+        chunks = windows.tokens[new].numpy(), windows.lengths[new].tolist(), scored.bits.tolist()
         for row, length, bits in zip(*chunks, strict=True):
             by_length[str(length)] += bits
             unseen += bits * (seen[row[:length].astype(np.uint8).tobytes()] == 0)
@@ -57,10 +53,7 @@ def test_partitions_of_the_bits(options: Options) -> None:
     words = sum(map(count_words, corpus.iterate_originals("test")))
     assert found.word_perplexity == content["word_perplexity"] == pytest.approx(2 ** (found.bits / words))
     assert f"perplexity of words {format_number(found.word_perplexity)}\n" in format_evaluation(found)
-    for times, alone in (
-        (1.01, format_number(found.word_perplexity**1.01)),
-        (30, "–"),
-    ):  # 30 times is no number of a float
+    for times, alone in ((1.01, format_number(found.word_perplexity**1.01)), (30, "–")):  # 30: no float holds it
         parts = RememberedParts(times * found.bits, {}, {})
         assert f", {alone} by the model alone" in replace(found, remembered=parts).perplexity_note
 
@@ -85,14 +78,8 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
             file.writeframes(
                 (np.random.default_rng(0).normal(0, 9000, 3000)).clip(-32768, 32767).astype("<i2").tobytes()
             )
-    flat = [
-        *tiny,
-        "chunker.kind=fixed",
-        "chunker.k=6",
-        "train.steps=2",
-        "validation.times=0",
-        "evaluate.baselines=true",
-    ]
+    flat = [*tiny, "chunker.kind=fixed", "chunker.k=6", "evaluate.baselines=true"]
+    flat += ["train.steps=2", "validation.times=0"]
     for kind, place, baselines in (("images", pictures, 0), ("audio", sound, 8)):
         words = [f"source.kind={kind}", f"source.path={place}", "source.pattern=*", f"name={kind}"]
         made = load_options("quickstart", [*flat, *words])
@@ -101,9 +88,8 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
         found = evaluate_run(made)
         assert found.word_perplexity is None and found.perplexity_note == ""
         assert found.characters == found.bytes == found.tokens and len(found.baselines) == baselines
-        assert found.bits_per_dim == found.bits_per_token == found.headline.value and "bits/dim" in format_evaluation(
-            found
-        )
+        assert found.bits_per_dim == found.bits_per_token == found.headline.value
+        assert "bits/dim" in format_evaluation(found)
         assert all(each.bits_per_char == pytest.approx(each.bits_per_byte) for each in found.baselines)
         (row,) = compare_runs([kind], made.runs_dir, tmp_path / "comparison").rows
         assert row.unit == "bits/dim"
@@ -151,14 +137,10 @@ def test_the_parts_of_a_mixture(mixed: Options) -> None:
     assert read_as(Evaluation, path) == found
     mixed.evaluate.likelihood = "decoder"
     alone = evaluate_run(mixed)
-    assert (
-        alone.likelihood == "decoder"
-        and alone.parts is None
-        and "These bits are of the decoder alone" in format_evaluation(alone)
-    )
-    assert alone.bits == pytest.approx(float(decoder.sum())) and found.decoder_metric == pytest.approx(
-        alone.bits_per_char
-    )
+    assert alone.likelihood == "decoder" and alone.parts is None
+    assert "These bits are of the decoder alone" in format_evaluation(alone)
+    assert alone.bits == pytest.approx(float(decoder.sum()))
+    assert found.decoder_metric == pytest.approx(alone.bits_per_char)
 
 
 def test_pictures_in_bits_per_value(pictures: Options) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from data.filesystem import write_json
-from pipeline.cli import main
 from pipeline.config import Options, get_option, load_options, set_option
 from pipeline.console import markdown_text
 from pipeline.evaluation.evaluate import evaluate_run
@@ -23,6 +22,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training import stages
 from tests.conftest import TINY, write_state
+from tests.pipeline.conftest import CommandLine
 
 
 def compare(options: Options, *names: str) -> Comparison:
@@ -32,7 +32,7 @@ def compare(options: Options, *names: str) -> Comparison:
 
 
 @pytest.mark.slow
-def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_compared_in_a_table_and_a_page(options: Options, haed: CommandLine) -> None:
     options.model.decoder.grams.rows = 0  # in so small a model more than the phases' other FLOPs
     options.evaluate.baselines = False
     other = replace(options, name="end <to> end")
@@ -41,10 +41,8 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     stages.train(other)
     for each in (options, other):
         evaluate_run(each)
-    capsys.readouterr()
-    arguments = ["compare", "tiny", f"{options.runs_dir}/end <to> end", "--runs-dir", options.runs_dir, "--json"]
-    assert main(arguments) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    arguments = ["compare", "tiny", f"{options.runs_dir}/end <to> end", "--runs-dir", options.runs_dir]
+    found = haed.json(*arguments)
     rows = {row["run"].rpartition("/")[2]: row for row in found["rows"]}
     two, end = rows["tiny"], rows["end <to> end"]
     assert two["phases"] == ["pretrain", "finetune"] and end["phases"] == ["train"]
@@ -63,25 +61,20 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     path = Path(options.runs_dir) / "tiny" / "evaluation.json"
     content = json.loads(path.read_text())
     write_json(path, content | {"likelihood": "decoder", "parts": None})
-    assert main(arguments) == 0
-    steps = {row["run"].rpartition("/")[2]: row["steps"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    steps = {row["run"].rpartition("/")[2]: row["steps"] for row in haed.json(*arguments)["rows"]}
     assert steps["tiny"] == 13
-    assert main(["compare", "tiny", f"runs_dir={options.runs_dir}"]) == 0
-    assert "finetune, decoder alone" in capsys.readouterr().out
-    assert main(arguments[:-1]) == 0
-    shown = capsys.readouterr().out
+    assert "finetune, decoder alone" in haed.output("compare", "tiny", f"runs_dir={options.runs_dir}")
+    shown = haed.output(*arguments)
     assert "(test, finetune, decoder alone, of an earlier checkpoint)" in shown
     assert "tiny: evaluated by the decoder alone" in shown
 
 
-def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "nobody", "--runs-dir", options.runs_dir]) == 1
-    assert "no run 'nobody'" in capsys.readouterr().err
+def test_what_cannot_be_compared_is_said(options: Options, haed: CommandLine) -> None:
+    assert "no run 'nobody'" in haed.error("compare", "nobody", "--runs-dir", options.runs_dir)
     stages.RunFolder.create(options)
-    assert main(["compare", "tiny", "--runs-dir", options.runs_dir]) == 1
-    assert "is not trained" in capsys.readouterr().err
-    assert main(["compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}"]) == 2
-    assert "seed=3: haed compare takes no options but runs_dir=" in capsys.readouterr().err
+    assert "is not trained" in haed.error("compare", "tiny", "--runs-dir", options.runs_dir)
+    said = haed.error("compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}", status=2)
+    assert "seed=3: haed compare takes no options but runs_dir=" in said
 
 
 def test_validations_of_other_windows_or_phases_are_not_compared(two: tuple[Options, Options]) -> None:
@@ -190,20 +183,17 @@ def two(trained: Options, tmp_path: Path) -> tuple[Options, Options]:
     return copied, replace(deepcopy(copied), name="other", seed=1)
 
 
-def compared(options: Options, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str, str]:
+def compared(options: Options, haed: CommandLine) -> tuple[dict[str, Any], str, str]:
     """A comparison for programs, for people, and its page."""
     words = ["compare", "tiny", "other", f"runs_dir={options.runs_dir}"]
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert main(words) == 0
-    return found, capsys.readouterr().out, Path(found["page"]).read_text()
+    found = haed.json(*words)
+    return found, haed.output(*words), Path(found["page"]).read_text()
 
 
 @pytest.mark.slow
-def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_wins_at_another_budget(two: tuple[Options, Options], haed: CommandLine) -> None:
     """What differs is told, in data, budgets and options."""
-    found, text, page = compared(two[0], capsys)
+    found, text, page = compared(two[0], haed)
     assert found["refused"] is None and found["verdict"].startswith("At equal steps (within a tenth) ")
     assert "needs the fewest bits" in text and "needs the fewest bits" in page
     bits = sorted(row["evaluation"] for row in found["rows"])
@@ -219,7 +209,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert "seed: 0 (tiny); 1 (other)" in text or "seed: 1 (other); 0 (tiny)" in text
     stages.train(replace(two[1], train=replace(two[1].train, steps=5)))
     evaluate_run(two[1])
-    found, text, page = compared(two[0], capsys)
+    found, text, page = compared(two[0], haed)
     for shown in (text, page):
         assert "needs the fewest bits" not in shown
         assert "No verdict: the budgets differ by more than a tenth. tiny has 4 steps, other has 5" in shown
@@ -275,36 +265,31 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
 
 
 @pytest.mark.nightly
-def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
-    two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(two: tuple[Options, Options], haed: CommandLine) -> None:
     for each in two:
         stages.train(replace(each, train=replace(each.train, steps=5)))
     evaluate_run(two[0])
-    found, text, page = compared(two[0], capsys)
+    found, text, page = compared(two[0], haed)
     assert {row["run"]: row["stale"] for row in found["rows"]} == {"tiny": False, "other": True}
     assert found["verdict"] is None
     for shown in (text, page):
         assert "(test, train, of an earlier checkpoint)" in shown
         assert "other: the evaluation is of another checkpoint than the present one. Run " in shown
     evaluate_run(two[1])  # the advice is taken
-    assert compared(two[0], capsys)[0]["verdict"]
+    assert compared(two[0], haed)[0]["verdict"]
 
 
 @pytest.mark.nightly
-def test_no_run_wins_by_another_way_of_being_scored(
-    two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_wins_by_another_way_of_being_scored(two: tuple[Options, Options], haed: CommandLine) -> None:
     evaluate_run(two[0])
     evaluate_run(replace(two[1], evaluate=replace(two[1].evaluate, stride=1)))
-    found, text, page = compared(two[0], capsys)
+    found, text, page = compared(two[0], haed)
     assert found["verdict"] is None
     for shown in (text, page):
-        assert (
-            "The runs were not evaluated in the same way (" in shown and "other: 0.0625 of a window at a time" in shown
-        )
+        assert "The runs were not evaluated in the same way (" in shown
+        assert "other: 0.0625 of a window at a time" in shown
     evaluate_run(two[1])  # the advice is taken
-    assert compared(two[0], capsys)[0]["verdict"]
+    assert compared(two[0], haed)[0]["verdict"]
 
 
 def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Options, Options]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.statistics import DocumentLengths, Summary
+from data.statistics import DocumentLengths, Statistics, Summary
 from pipeline.reporting.charts import draw_corpus, draw_curves, list_series
 from pipeline.reporting.plots import Point, draw_pictures, drawable_label, fit_axis, plot_comparison
 
@@ -39,13 +39,8 @@ def test_curves_stay_small_and_inside(points: int) -> None:
     drawn = draw_curves({"train": records})
     places = [float(x) for pair in re.findall(r"points='([^']*)'", drawn) for x in re.split("[ ,]", pair)]
     places += [float(x) for x in re.findall(r"c[xy]='([^']*)'", drawn)]
-    assert (
-        len(drawn) < 10_000
-        and drawn.count("r='3'") == (2 if points < 3 else 1)
-        and 0 <= min(places)
-        and max(places) <= 460
-        and "nan" not in drawn
-    )
+    assert len(drawn) < 10_000 and drawn.count("r='3'") == (2 if points < 3 else 1)
+    assert 0 <= min(places) and max(places) <= 460 and "nan" not in drawn
     assert draw_curves({}) == ""
 
 
@@ -112,3 +107,16 @@ def test_a_histogram_of_three_documents_is_left_out() -> None:
 
     assert charts({"4": 1, "64": 1, "512": 1}) == ""
     assert "number of documents" in charts({"4": 9, "64": 9, "512": 9})
+
+
+@pytest.mark.parametrize("shortest", [1, 2, 10, 60, 200, 1100, 2100, 5000])
+@pytest.mark.parametrize("doublings", [3, 5])
+def test_documents_of_any_length_have_numbers_below(shortest: int, doublings: int) -> None:
+    found = Statistics()
+    for number in range(30):
+        found.count_document(shortest << number % doublings, True)
+    found.count_chunks(np.zeros(27, np.uint8), np.full(9, 3, np.uint8))
+    chart = draw_corpus(found.make_summary()).rpartition("<svg")[2]
+    assert "number of documents, by length" in chart
+    shown = [float(each.replace(",", "")) for each in re.findall(r"text-anchor='middle'>([\d,.]+)<", chart)]
+    assert len(shown) >= 2 and shown == sorted(shown) and shown[0] >= 1

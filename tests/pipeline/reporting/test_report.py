@@ -26,13 +26,9 @@ def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
     found = evaluate_run(mixed)
     assert found.breakdown is not None and len(found.breakdown.mixture_rows()) > 3
     rows = [MIXTURE_COLUMNS, *found.breakdown.mixture_rows()]
-    page = html.unescape(write_report(mixed).read_text())
-    assert found.perplexity_note in page and markdown_text(found.perplexity_note) in summarise_report(mixed)
-    assert found.likelihood_note in page and all(cell in page for row in rows for cell in row)
-    summary = summarise_report(mixed)
-    assert markdown_text(found.likelihood_note) in summary and all(
-        markdown_text(cell) in summary for row in rows for cell in row
-    )
+    page, summary = html.unescape(write_report(mixed).read_text()), summarise_report(mixed)
+    for text in (found.perplexity_note, found.likelihood_note, *(cell for row in rows for cell in row)):
+        assert text in page and markdown_text(text) in summary
 
 
 def test_every_marked_term_has_its_footnote(mixed: Options) -> None:
@@ -79,14 +75,14 @@ def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None
     place = run.rename(run.with_name(name))
     assert main(["sample", str(place)]) == 0
     assert main(["report", str(place)]) == 0
-    for text in (summarise_report(RunFolder(place).load_options()), markdown_of(place)):
+    table = compared(compare_runs([place.name], str(place.parent), place.parent / "compared"))
+    for text in (summarise_report(RunFolder(place).load_options()), table):
         tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
         every = [token for line in tokens for token in [line, *(line.children or [])]]
         kinds = {token.type for token in every}
         assert not {"html_block", "html_inline", "link_open", "em_open", "s_open"} & kinds
-        assert name in [
-            "".join(token.content for token in line.children or []) for line in tokens if line.type == "inline"
-        ]
+        lines = [line.children or [] for line in tokens if line.type == "inline"]
+        assert name in ["".join(token.content for token in line) for line in lines]
     page = (place / "report.html").read_text()
     assert "<img src=x" not in page and "alert(1)&gt;" in page
 
@@ -107,11 +103,6 @@ def test_what_a_run_changes_of_its_preset(run: Path) -> None:
     assert preset == "quickstart"
     changed = {each.key: (each.was, each.now) for each in differences}
     assert changed["finetune.steps"] == (None, 4) and "name" not in changed and "seed" not in changed
-
-
-def markdown_of(place: Path) -> str:
-    """The table of a comparison."""
-    return compared(compare_runs([place.name], str(place.parent), place.parent / "compared"))
 
 
 def test_what_cannot_be_read_hides_nothing_else(run: Path) -> None:

@@ -59,9 +59,8 @@ def test_one_version_of_a_file_of_metrics_is_kept(run: Path) -> None:
         with path.open("ab") as file:
             file.write(encode_record({"step": 4.0, "loss": float(number)}))
         assert phase_metrics(RunFolder(run))["finetune"][-1]["loss"] == number  # of the step of the checkpoint
-    assert (
-        len([each for each in run_state._records if each == path]) == 1 and len(run_state._records) <= run_state._KEPT
-    )
+    assert [each for each in run_state._records if each == path] == [path]
+    assert len(run_state._records) <= run_state._KEPT
     assert phase_metrics(RunFolder(run))["finetune"] == phase_metrics(RunFolder(run))["finetune"]
 
 

@@ -186,9 +186,8 @@ def test_a_corpus_without_whole_chunks_has_none_to_know(tmp_path: Path) -> None:
     lines.write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40)))
     where = ["source.kind=jsonl", f"source.path={lines}", "source.valid_percent=20", f"shards_dir={tmp_path}"]
     corpus = shard_source(load_options("quickstart", [*where, "chunker.kind=fixed", "chunker.k=16"]))
-    with pytest.raises(
-        ValueError, match="no whole chunk of 16 tokens .* Lower chunker.k, or set model.mixture.known=0"
-    ):
+    said = "no whole chunk of 16 tokens .* Lower chunker.k, or set model.mixture.known=0"
+    with pytest.raises(ValueError, match=said):
         make_vocabulary(corpus, 100)
     empty = {"lengths": torch.from_numpy(np.empty(0, np.int64))}
     write_cache(tmp_path / "empty.safetensors", empty, {})

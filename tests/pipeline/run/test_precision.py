@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.cli import main
 from pipeline.config import Options, SampleOptions, load_options
 from pipeline.evaluation.evaluate import evaluate_run
 from pipeline.run import opened
@@ -19,6 +18,7 @@ from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.stages import train
 from tests.conftest import of_kind
+from tests.pipeline.conftest import CommandLine
 
 TEXT = b"def f(x):\n    return x\n"
 CLOSE = {"abs": 1e-4, "rel": 1e-6}
@@ -145,7 +145,7 @@ def test_every_system_gives_one_answer(
     check(open_run(Path(made.runs_dir) / "narrow"), monkeypatch, tmp_path)
 
 
-def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_precision_is_asked_for_and_said(mixed: Options, haed: CommandLine) -> None:
     folder = Path(mixed.runs_dir) / "mixed"
     exact = open_run(folder).score(TEXT).bits
     keys = folder / "known" / "keys.safetensors"
@@ -155,12 +155,10 @@ def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.
     assert len(narrow.sample("def ")[0]) and narrow.next("def ").chunks and narrow.embed([b"def "]).dtype == np.float32
     assert keys.read_bytes() != of_exact and open_run(folder).score(TEXT).bits == exact
     for words, precision in ((["evaluate.precision=bf16"], "bf16"), ([], "fp32")):
-        assert main(["evaluate", str(folder), "evaluate.baselines=false", *words]) == 0
-        assert f"{precision} on " in capsys.readouterr().out
+        assert f"{precision} on " in haed.output("evaluate", folder, "evaluate.baselines=false", *words)
         found = json.loads((folder / "evaluation.json").read_text())
         assert found["precision"] == precision and found["processor"]
-    assert main(["evaluate", str(folder), "precision=bf16"]) == 2
-    assert "Use evaluate.precision=bf16" in capsys.readouterr().err
+    assert "Use evaluate.precision=bf16" in haed.error("evaluate", folder, "precision=bf16", status=2)
 
 
 @pytest.mark.parametrize("memory", [0, 4096])

@@ -18,7 +18,6 @@ from data.statistics import hash_chunks
 from haed.chunk.model import HAED
 from pipeline.config import Options, load_options
 from pipeline.evaluation.evaluate import evaluate_run, format_evaluation
-from pipeline.inference import next_chunks, sample
 from pipeline.run.checkpoints import read_metadata
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.known import write_cache
@@ -86,17 +85,6 @@ def test_parts_can_be_left_out(mixed: Options) -> None:
         if score.remembered is not None:
             assert set(score.remembered.weights) == {"known", "spelled", *parts} - {"words"}
     assert len(set(bits.values())) == 6
-
-
-def test_the_next_chunk_and_samples_say_which_parts_they_came_from(mixed: Options) -> None:
-    (found,) = next_chunks(remembering(mixed), ["import os\nimport sys\nimport "], 5)
-    names = ["known", "copied", "repeated", "recalled", "spelled"]
-    assert found.gate is not None and list(found.gate) == names and sum(found.gate.values()) == pytest.approx(1)
-    for chunk in found.chunks:
-        assert list(chunk.parts) == names and sum(chunk.parts.values()) == pytest.approx(1)
-    assert sum(chunk.probability for chunk in found.chunks) + found.rest == pytest.approx(1)
-    (item,) = sample(remembering(mixed), ["import "])
-    assert item.parts is not None and list(item.parts) == names and sum(item.parts.values()) == pytest.approx(1)
 
 
 def test_recall_and_gate_are_built_once_and_made_anew_where_they_are_damaged(

@@ -19,6 +19,7 @@ from pipeline.run.checkpoints import choose_checkpoint, load_chosen, read_verifi
 from pipeline.run.files import ChecksumCache
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import flip_bit, mostly_nightly
+from tests.pipeline.conftest import CommandLine
 
 
 @pytest.fixture
@@ -73,9 +74,9 @@ def test_a_best_checkpoint_that_cannot_be_taken_is_replaced_by_the_newest(wrong:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", ["weights", "missing"])
+@pytest.mark.parametrize("wrong", mostly_nightly(["weights", "missing"], "weights"))
 def test_all_readers_use_one_checkpoint_and_say_which(
-    wrong: str, best_first: Path, capsys: pytest.CaptureFixture[str]
+    wrong: str, best_first: Path, capsys: pytest.CaptureFixture[str], haed: CommandLine
 ) -> None:
     run, (spoil, expected) = best_first, WRONG[wrong]
     place = run / "finetune" / "checkpoints"
@@ -95,8 +96,7 @@ def test_all_readers_use_one_checkpoint_and_say_which(
         return found.out
 
     digest = choose_checkpoint(place).digest
-    assert main(["neighbours", str(run), "def "]) == 1  # of the checkpoint before
-    advice = re.search(r"Run `(haed index .*?)` again", capsys.readouterr().err)
+    advice = re.search(r"Run `(haed index .*?)` again", haed.error("neighbours", run, "def "))  # of the one before
     assert advice is not None
     told(*[word for word in shlex.split(advice[1])[1:] if word != str(run)])
     told("neighbours", "def ")
@@ -109,30 +109,26 @@ def test_all_readers_use_one_checkpoint_and_say_which(
     assert all(re.search(expected, each["fallback"]) for each in kept)
     assert re.search(expected, html.unescape((run / "report.html").read_text()))
     assert re.search(expected, " ".join(evaluation_status(RunFolder(run)).warnings))
-    capsys.readouterr()
-    assert main(["compare", "run", f"runs_dir={run.parent}", "--json"]) == 0
-    assert re.search(expected, json.loads(capsys.readouterr().out)["rows"][0]["fallback"])
+    assert re.search(expected, haed.json("compare", "run", f"runs_dir={run.parent}")["rows"][0]["fallback"])
 
 
-def test_a_phase_whose_checkpoints_are_all_gone_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_phase_whose_checkpoints_are_all_gone_is_named(run: Path, haed: CommandLine) -> None:
     """Another phase is used instead, which is said and kept."""
     shutil.rmtree(run / "finetune" / "checkpoints")
     (run / "evaluation.json").unlink()
-    assert main(["evaluate", str(run)]) == 0
     expected = "finetune has metrics but no checkpoint; using that of pretrain instead"
-    assert expected in capsys.readouterr().err
+    assert expected in haed.error("evaluate", run, status=0)
     found = json.loads((run / "evaluation.json").read_text())
     assert found["stage"] == "pretrain" and expected in found["fallback"]
 
 
-def test_a_wrong_latest_changes_nothing(best_first: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_latest_changes_nothing(best_first: Path, haed: CommandLine) -> None:
     """Resuming and reading go by the checkpoints that are there."""
     place = best_first / "finetune" / "checkpoints"
     for content in (b"", b"\xff\x00", b"step-00000099\n"):
         (place / "latest").write_bytes(content)
         assert open_run(best_first).step == 2
-        assert main(["finetune", str(best_first), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["resumed_from"] == 4
+        assert haed.json("finetune", best_first)["resumed_from"] == 4
         assert (place / "latest").read_text() == "step-00000004\n"
 
 

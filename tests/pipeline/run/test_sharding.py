@@ -1,6 +1,7 @@
 """The stage `shard` from outside: standard input, Dask, and runs on corpora of every making."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from pipeline.config import Options, load_options
 from pipeline.run.sharding import ClusterError, explain_dask_errors, open_dask_client, open_shards, shard_source
 from pipeline.training.stages import pretrain, train
 from tests.conftest import TINY
+from tests.pipeline.conftest import CommandLine
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,32 +39,40 @@ def command(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [["source.kind=stdin"], ["source.kind=text", "source.path=-"]])
-def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    settings = [*(item for item in tiny if not item.startswith("source.")), *source, "name=piped"]
+@pytest.mark.parametrize("source", ["source.kind=stdin", "source.kind=text source.path=-"])
+def test_standard_input(
+    tiny: list[str],
+    source: str,
+    haed: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = [*(item for item in tiny if not item.startswith("source.")), *source.split(), "name=piped"]
     text = b"".join(b"paragraph %d\nof a text\n\n" % number for number in range(3000))
-    assert main(["train", *settings]) == 1
-    assert b"standard input was not sharded" in capfdbinary.readouterr().err
+    assert "standard input was not sharded" in haed.error("train", *settings)
     done = command("shard", *settings, "source.pattern=*.txt", "--json", given=text)  # no pattern is of a stream
     assert done.returncode == 0, done.stderr
-    folder = json.loads(done.stdout.splitlines()[-1])["folder"]
-    assert main(["train", *settings]) == 0  # finds what was piped before
-    capfdbinary.readouterr()
-    assert [main(["cat", folder, "--split", split]) for split in ("train", "valid", "test")] == [0, 0, 0]
-    assert capfdbinary.readouterr().out == text
-    assert not list(Path(folder).parent.glob(".stdin*"))
-    assert json.loads((Path(folder) / "manifest.json").read_text())["source"]["path"] == "-"
-    again = command("shard", *settings, "--json")  # a trained run keeps its corpus
-    assert json.loads(again.stdout.splitlines()[-1])["folder"] == folder
-    assert b"standard input was empty, so the corpus that was piped in before is taken" in again.stderr
-    empty = command("shard", *settings, "name=another")
-    assert empty.returncode == 1 and b"standard input was empty. Pipe a text to it" in empty.stderr
-    packed = command("shard", *settings, "name=another", given=gzip.compress(text))
-    assert packed.returncode == 1 and "decompress it in the pipe: `… | gzip -dc | haed …`".encode() in packed.stderr
-    pictures = command(
-        "shard", *settings, "name=another", "source.kind=images", "source.path=-", "chunker.kind=fixed", given=text
-    )
-    assert pictures.returncode == 1 and b"Only texts can be piped in" in pictures.stderr
+    folder = Path(json.loads(done.stdout.splitlines()[-1])["folder"])
+    haed.output("train", *settings)  # finds what was piped before
+    corpus = Corpus.open(folder)
+    splits = [b"".join(corpus.iterate_originals(split)) for split in ("train", "valid", "test")]
+    assert b"".join(splits) == text and corpus.manifest["source"]["path"] == "-"
+    assert not list(folder.parent.glob(".stdin*"))
+
+    def pipe(content: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    pipe(b"")
+    assert haed.json("shard", *settings)["folder"] == str(folder)  # a trained run keeps its corpus
+    assert "standard input was empty, so the corpus that was piped in before is taken" in caplog.text
+    pictures = ["source.kind=images", "source.path=-", "chunker.kind=fixed"]
+    for content, words, refusal in (
+        (b"", [], "standard input was empty. Pipe a text to it"),
+        (gzip.compress(text), [], "decompress it in the pipe: `… | gzip -dc | haed …`"),
+        (text, pictures, "Only texts can be piped in"),
+    ):
+        pipe(content)
+        assert refusal in haed.error("shard", *settings, "name=another", *words)
 
 
 @pytest.mark.slow
@@ -170,15 +180,14 @@ OWN = [*TINY, "name=own", "source.kind=text", "source.path=texts"]
 
 
 @pytest.mark.slow
-def test_only_shard_looks_at_the_source(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_shard_looks_at_the_source(project: Path, haed: CommandLine) -> None:
     (project / "texts").rename(project / "unmounted")
     for stage in ("pretrain", "finetune"):  # goes on, and begins
         assert main([stage, *OWN]) == 0
     assert main(["train", *OWN, "name=new"]) == 0
     assert main(["evaluate", "own", "evaluate.baselines=false"]) == 0
     assert main(["shard", *OWN]) == 0
-    assert main(["shard", *OWN, "chunker.k=8"]) == 1
-    assert "source.path=texts: no such file or folder" in capsys.readouterr().err
+    assert "source.path=texts: no such file or folder" in haed.error("shard", *OWN, "chunker.k=8")
 
 
 def test_a_run_keeps_its_corpus_when_its_source_changes(project: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,10 +239,10 @@ def test_loader_workers_change_no_weight_and_name_a_damaged_shard(options: Optio
 def test_ctrl_c_ends_sharding_at_once_and_it_goes_on(tmp_path: Path) -> None:
     source = tmp_path / "texts"
     source.mkdir()
-    words = np.random.default_rng(0).choice(np.frombuffer(b"abcdef  \n", np.uint8), 4_000_000).tobytes()
+    words = np.random.default_rng(0).choice(np.frombuffer(b"abcdef  \n", np.uint8), 2_000_000).tobytes()
     for number in range(8):
         (source / f"train-{number}.txt").write_bytes(b"%d " % number + words)
-    arguments = ["source.kind=text", f"source.path={source}", f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=4"]
+    arguments = ["source.kind=text", f"source.path={source}", f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=2"]
     child = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "shard", *arguments], cwd=ROOT, stderr=subprocess.PIPE, env=os.environ
     )

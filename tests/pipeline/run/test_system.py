@@ -58,9 +58,8 @@ def test_a_first_step_that_does_not_fit_is_refused_and_less_of_it_trains(
     needed = sum(counted[0].values())
     monkeypatch.setattr(trainer, "free_memory", lambda device: needed - 1)
     for take_step in (lambda: profile_phase(options, "train", 1), lambda: train(replace(options, name="refused"))):
-        with pytest.raises(
-            ValueError, match=r"not enough memory: at least batch.sequences × batch.context \(.* GB\), model"
-        ):
+        said = r"not enough memory: at least batch.sequences × batch.context \(.* GB\), model"
+        with pytest.raises(ValueError, match=said):
             take_step()
     options.name, options.batch.pieces = "pieces", 2
     train(options)

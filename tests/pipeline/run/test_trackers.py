@@ -6,7 +6,6 @@ import os
 import pty
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,16 +30,10 @@ from pipeline.run.metrics import RunSummary, read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.trackers import BackgroundTracker, MLflow, TensorBoard, publish_results, summarise_run
 from pipeline.training.stages import pretrain
-from tests.flows.api import PATIENCE, call, clean_environment, until
+from tests.flows.api import PATIENCE, call, clean_environment, free_ports, python, until
 
 needs_mlflow = pytest.mark.skipif(not find_spec("mlflow"), reason="MLflow is not installed: make setup-peers")
 needs_wandb = pytest.mark.skipif(not find_spec("wandb"), reason="W&B is not installed: make setup-peers")
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def read_summary(run: Path) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
@@ -127,7 +120,7 @@ def test_the_hparams_dashboard_filters_by_every_option_that_varies(run: Path) ->
     options.name, options.optimizer.learning_rate, options.deterministic = "other", 0.5, False
     for each in (RunFolder(run).load_options(), options):
         publish_results(each)
-    port = free_port()
+    port, _ = free_ports()
     command = [sys.executable, "-m", "flows.server", "board", "--port", str(port), "--logdir", str(run.parent)]
     with subprocess.Popen(command, env=clean_environment(), stderr=subprocess.DEVNULL) as board:
 
@@ -253,14 +246,8 @@ def test_a_run_that_is_trained_is_left_to_its_training(run: Path, monkeypatch: p
 
 def train(words: list[str], home: Path, *more: str, command: str = "pretrain", **environment: str) -> str:
     """Train in a process of its own, as a user does; what it logs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", command, *words, *more],
-        env=clean_environment(HOME=str(home), OMP_NUM_THREADS="1", MLFLOW_DISABLE_TELEMETRY="true") | environment,
-        cwd=home,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    quiet = {"HOME": str(home), "OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = python(home, "-m", "pipeline", command, *words, *more, **(quiet | environment))
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1  # the trackers print nothing
     return done.stderr
@@ -268,7 +255,7 @@ def train(words: list[str], home: Path, *more: str, command: str = "pretrain", *
 
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    address = f"http://127.0.0.1:{(port := free_port())}"
+    address = f"http://127.0.0.1:{(port := free_ports()[0])}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder}/x.db", "--artifacts-destination", f"{folder}/artifacts"]
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -358,7 +345,7 @@ def test_a_server_that_fails_is_said_once(fault: str, tiny: list[str], options: 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
         if fault == "answers 500":
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = free_port() if fault == "is not there" else server.server_port
+        port = free_ports()[0] if fault == "is not there" else server.server_port
         where = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", "MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
         said = train(["--config", "quickstart", *tiny, "name=tiny", "tracking=mlflow"], tmp_path, **where)
         if fault == "answers 500":
@@ -421,7 +408,7 @@ def test_without_credentials_or_server_wandb_asks_nothing_and_records_offline(
     """On a terminal, where it would ask."""
     words = ["--config", "quickstart", *tiny, "name=tiny", "tracking=wandb"]
     above, terminal = pty.openpty()
-    given = {"WANDB_API_KEY": key, "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}"} if key else {}
+    given = {"WANDB_API_KEY": key, "WANDB_BASE_URL": f"http://127.0.0.1:{free_ports()[0]}"} if key else {}
     environment = clean_environment(HOME=str(tmp_path), OMP_NUM_THREADS="1", TERM="xterm", **given)
     with subprocess.Popen(
         [sys.executable, "-m", "pipeline", "pretrain", *words],

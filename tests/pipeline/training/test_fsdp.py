@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from data.chunkers import make_chunker
 from pipeline.config import ConfigError, Options, load_options
 from pipeline.run.system import estimate_memory
 from pipeline.signals import TrainingInterrupted
 from pipeline.training import stages
-from tests.pipeline.training.test_stages import stripped, weights
+from tests.pipeline.training.test_stages import assert_same, stripped, weights
 
 BLOCKS = ["model.decoder.kind=transformer", "model.main.layers=2", "model.main.dropout=0.1", "optimizer.ema=0.9"]
 
@@ -49,9 +48,7 @@ def test_a_sharded_model_resumes_to_the_bit_and_on_in_one_process(whole: Options
     with pytest.raises(TrainingInterrupted, match="^saved step [0-9]+ of pretrain$"):
         stages.pretrain(again, lambda: any(folder.glob("step-*")))
     assert 2 <= stages.pretrain(again).resumed_from < 20
-    assert stripped(once, "pretrain") == stripped(again, "pretrain")
-    here, there = weights(once, "pretrain"), weights(again, "pretrain")
-    assert here.keys() == there.keys() and all(torch.equal(here[name], x) for name, x in there.items())
+    assert_same(again, once, "pretrain")
     alone = replace(again, launcher=replace(whole.launcher, processes=1))
     alone.pretrain = replace(alone.pretrain, steps=22)
     assert stages.pretrain(alone).resumed_from == 20
@@ -59,9 +56,8 @@ def test_a_sharded_model_resumes_to_the_bit_and_on_in_one_process(whole: Options
 
 def test_weights_that_begin_to_be_trained_cannot_be_sharded(whole: Options) -> None:
     whole.launcher.shard, whole.finetune.trains = True, "decoder_first"
-    with pytest.raises(
-        ConfigError, match="launcher.shard=true: .* Use finetune.trains=everything or launcher.shard=false"
-    ):
+    said = "launcher.shard=true: .* Use finetune.trains=everything or launcher.shard=false"
+    with pytest.raises(ConfigError, match=said):
         stages.finetune(whole)
 
 

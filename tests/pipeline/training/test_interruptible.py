@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from pipeline.config import load_options
+from pipeline.config import Options
 from pipeline.run.metrics import encode_record
-from pipeline.run.sharding import shard_source
 from pipeline.signals import Interrupt, postponed_signals
 from pipeline.training import stages, trainer
 from pipeline.training.stages import train
@@ -26,11 +25,8 @@ def endless(*_: Any) -> Any:
 
 
 @pytest.mark.timeout(120)
-def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    options = load_options(
-        "quickstart", [*tiny, "name=validating", "train.steps=4", "validation.times=2", "optimizer.ema=0.9"]
-    )
-    shard_source(options)
+def test_a_signal_inside_a_validation_saves_at_once(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    options.train.steps, options.validation.times, options.optimizer.ema = 4, 2, 0.9
 
     def scored(self: Validation, system: Any) -> Iterator[Tensor]:
         yield endless()
@@ -40,7 +36,7 @@ def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch
         with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
             train(options, stop)
     assert ended.value.words.startswith("saved step 2 of train")
-    latest = Path(options.runs_dir, "validating/train/checkpoints/latest")
+    latest = Path(options.runs_dir, "tiny/train/checkpoints/latest")
     assert latest.read_text().strip() == "step-00000002"
     assert train(options).steps == 4
 
@@ -48,27 +44,23 @@ def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", [(stages, "build_trainer"), (trainer.Trainer, "count_memory")])
 def test_a_signal_before_the_first_step_ends_it_at_once(
-    place: tuple[Any, str], tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    place: tuple[Any, str], options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = load_options("quickstart", [*tiny, "name=counting"])
-    shard_source(options)
     monkeypatch.setattr(*place, endless)
     with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
         train(options, stop)
     assert "before the first step of train, so there is nothing to save" in ended.value.words
 
 
-def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    options = load_options("quickstart", [*tiny, "name=killed", "train.steps=2", "log_steps=1"])
-    shard_source(options)
+def test_steps_that_a_kill_took_are_said(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    options.train.steps = 2
     train(options)
-    with open(Path(options.runs_dir, "killed/train/metrics.jsonl"), "ab") as file:
+    with open(Path(options.runs_dir, "tiny/train/metrics.jsonl"), "ab") as file:
         for step in (3, 4):
             file.write(encode_record({"step": step, "seconds": 1.0}))
     caplog.clear()
     options.train.steps = 5
     with caplog.at_level("WARNING"):
         train(options)
-    assert (
-        "the steps after 2, up to at least 4, are lost: no whole checkpoint has them. They are repeated" in caplog.text
-    )
+    said = "the steps after 2, up to at least 4, are lost: no whole checkpoint has them. They are repeated"
+    assert said in caplog.text

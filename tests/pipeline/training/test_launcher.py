@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from pipeline.training.launcher import choose_backends
 from pipeline.training.stages import _check_ranks_agree
 from tests.flows.api import PATIENCE, until
 from tests.pipeline.run.test_metrics import Terminal
-from tests.pipeline.training.test_stages import stripped, weights
+from tests.pipeline.training.test_stages import assert_same
 
 
 def find_below(word: str) -> list[psutil.Process]:
@@ -61,17 +62,13 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     whole = stages.pretrain(together, listener=lambda record: heard.append(record["step"]))
     assert "━ 100% · pretrain · step 40 · " in terminal.getvalue().splitlines()[-1]
     assert whole.steps == 40 and heard == sorted(heard) and 20 in heard and 40 in heard
-    first = weights(together, "pretrain"), stripped(together, "pretrain")
-    together.name = "again"
-    folder = Path(together.runs_dir) / "again" / "pretrain" / "checkpoints"
+    again = replace(together, name="again")
+    folder = Path(again.runs_dir) / "again" / "pretrain" / "checkpoints"
     with pytest.raises(TrainingInterrupted, match="^saved step [0-9]+ of pretrain$"):
-        stages.pretrain(together, lambda: any(folder.glob("step-*")))
+        stages.pretrain(again, lambda: any(folder.glob("step-*")))
     assert not find_below("pretrain")
-    resumed = stages.pretrain(together)
-    assert 2 <= resumed.resumed_from < 40
-    again = weights(together, "pretrain"), stripped(together, "pretrain")
-    assert again[1] == first[1] and again[0].keys() == first[0].keys()
-    assert all(torch.equal(again[0][name], value) for name, value in first[0].items())
+    assert 2 <= stages.pretrain(again).resumed_from < 40
+    assert_same(again, together, "pretrain")
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]  # PyTorch's own
     assert not left, "torchrun leaves a folder for each start, unless it is told where"
 
@@ -158,17 +155,15 @@ def test_ctrl_c_says_if_the_ranks_could_save_nothing(together: Options, tmp_path
     assert "saved step" not in said
 
 
+SAVED, UNWRITTEN = "saved step 9 of pretrain", "the checkpoint of step 9 could not be written; there is no earlier one"
+RESUME = ". Run the same command to resume"
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["saved step 9 of pretrain. Run the same command to resume"] * 2, "saved step 9 of pretrain"),
-        (
-            [
-                "the checkpoint of step 9 could not be written to x; there is no earlier one. Run the same command to resume",
-                "saved step 9 of pretrain. Run the same command to resume",
-            ],
-            "the checkpoint of step 9 could not be written to x; there is no earlier one",
-        ),
+        ([SAVED + RESUME] * 2, SAVED),
+        ([UNWRITTEN + RESUME, SAVED + RESUME], UNWRITTEN),
         (["W1130 Sending process 1 closing signal SIGTERM"], "stopped"),
         ([], "stopped"),
     ],
@@ -215,11 +210,7 @@ def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("wanted", "number", "said"),
     [
-        (
-            "LOCAL_RANK=1",
-            signal.SIGTERM,
-            r"a rank was told to stop, so all have: saved step \d+ of pretrain\. Run the same",
-        ),
+        ("LOCAL_RANK=1", signal.SIGTERM, r"a rank was told to stop, so all have: saved step \d+ of pretrain\. Run"),
         ("torch.distributed.run", signal.SIGKILL, r"torchrun was ended by signal 9 \(Killed\), and all ranks with it"),
     ],
 )

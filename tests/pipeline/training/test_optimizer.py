@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,31 +12,37 @@ from safetensors.torch import load_file
 from haed.base import ChunkingSpec
 from haed.chunk.model import HAED
 from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from pipeline.config import OptimizerOptions, Options, load_options
+from pipeline.config import OptimizerOptions, Options, PhaseOptions, load_options
 from pipeline.run.opened import open_run
 from pipeline.training.optimizer import Position, WeightAverage, learning_rate_share, make_optimizer
 from pipeline.training.stages import finetune, pretrain, train
 from tests.pipeline.training.test_stages import newest, stripped, weights
 
 
-def test_the_rate_is_a_function_of_progress() -> None:
-    phase = load_options(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
-    warm, cold = OptimizerOptions(warmup_steps=10), OptimizerOptions(warmup_steps=0)
-    assert learning_rate_share(Position(0), phase, warm) == pytest.approx(0.08)
-    assert learning_rate_share(Position(50), phase, warm) == pytest.approx(0.5)
-    assert learning_rate_share(Position(100), phase, warm) == pytest.approx(0.2)
-    assert learning_rate_share(Position(50, 30.0), replace(phase, seconds=30.0), cold) == pytest.approx(0.2)
-    straight, stable = replace(warm, schedule="linear"), replace(warm, schedule="stable")
-    assert [learning_rate_share(Position(step), phase, straight) for step in (0, 25, 75, 100)] == pytest.approx(
-        [0.08, 0.65, 0.35, 0.2]
-    )
-    assert [learning_rate_share(Position(step), phase, stable) for step in (0, 25, 80, 90, 100)] == pytest.approx(
-        [0.08, 0.8, 0.8, 0.5, 0.2]
-    )
-    falling = replace(warm, schedule="inverse_root")
-    assert [learning_rate_share(Position(step), phase, falling) for step in (0, 4, 9, 39)] == pytest.approx(
-        [0.08, 0.4, 0.8, 0.4]
-    )
+@pytest.fixture
+def hundred_steps() -> PhaseOptions:
+    return load_options(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("cosine", {0: 0.08, 50: 0.5, 100: 0.2}),
+        ("linear", {0: 0.08, 25: 0.65, 75: 0.35, 100: 0.2}),
+        ("stable", {0: 0.08, 25: 0.8, 80: 0.8, 90: 0.5, 100: 0.2}),
+        ("inverse_root", {0: 0.08, 4: 0.4, 9: 0.8, 39: 0.4}),
+    ],
+)
+def test_the_rate_is_a_function_of_progress(
+    schedule: Any, rates: dict[int, float], hundred_steps: PhaseOptions
+) -> None:
+    options = OptimizerOptions(warmup_steps=10, schedule=schedule)
+    assert {step: learning_rate_share(Position(step), hundred_steps, options) for step in rates} == pytest.approx(rates)
+
+
+def test_the_limit_that_is_nearest_is_the_progress(hundred_steps: PhaseOptions) -> None:
+    phase = replace(hundred_steps, seconds=30.0)
+    assert learning_rate_share(Position(50, 30.0), phase, OptimizerOptions(warmup_steps=0)) == pytest.approx(0.2)
 
 
 def test_rates_fall_from_the_decoder_to_the_encoder() -> None:

@@ -19,12 +19,13 @@ from pipeline.run.system import SavedActivations
 from pipeline.training import stages
 from pipeline.training.profile import PartTimer, format_profile, profile_phase
 from tests.conftest import TOKEN_KINDS, of_kind
+from tests.pipeline.conftest import CommandLine
 
 PARTS = ["data", "candidates", "encoder", "main", "decoder", "loss", "optimizer"]
 
 
 @pytest.mark.slow
-def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_names_all_parts_and_writes_nothing(options: Options, haed: CommandLine) -> None:
     options.iem.extra_batches = 1
     stages.pretrain(options)
     found = profile_phase(options, "pretrain", 2)
@@ -33,7 +34,7 @@ def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: 
     options.finetune.iem_weight = 0
     assert profile_phase(options, "finetune", 1).milliseconds["loss"] == 0
     run = f"{options.runs_dir}/{options.name}"
-    assert main(["profile", run, "--phase", "train", "--steps", "1"]) == 0 and "optimizer" in capsys.readouterr().out
+    assert "optimizer" in haed.output("profile", run, "--phase", "train", "--steps", "1")
     assert not (stages.RunFolder.find(run).path / "train").exists()
 
 

@@ -24,6 +24,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.training import stages
 from pipeline.training.trainer import Validation
 from tests.conftest import mostly_nightly
+from tests.pipeline.conftest import CommandLine
 
 
 def remove(run: Path) -> None:
@@ -92,7 +93,7 @@ def lasting(options: Options) -> Options:
 
 @pytest.mark.parametrize("change", mostly_nightly(GONE, remove))
 def test_a_run_that_is_gone_is_saved_beside_and_goes_on_there(
-    change: Callable[[Path], None], lasting: Options, capsys: pytest.CaptureFixture[str]
+    change: Callable[[Path], None], lasting: Options, haed: CommandLine
 ) -> None:
     run = RunFolder.from_options(lasting).path
     with pytest.raises(FolderLostError) as error:
@@ -104,8 +105,7 @@ def test_a_run_that_is_gone_is_saved_beside_and_goes_on_there(
     if change is remove_and_begin_anew:
         assert content(run) == {"config.yaml": b"of another process"}
     assert open_run(rescued).step == 3
-    assert main(["train", str(rescued), "--json"]) == 0
-    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    done = haed.json("train", rescued)
     assert (done["resumed_from"], done["steps"]) == (3, 12)
     steps = [json.loads(line)["step"] for line in (rescued / "train" / "metrics.jsonl").read_text().splitlines()]
     assert steps[0] == 1 and steps == sorted(steps)
@@ -207,7 +207,7 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
     assert not run.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_in_its_own_process_ends_with_an_error(lasting: Options, tmp_path: Path) -> None:
     lasting.train.steps = 1_000_000
     config = tmp_path / "config.yaml"

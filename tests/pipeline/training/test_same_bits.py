@@ -74,18 +74,8 @@ def trainings(
     place: Path, name: str, preset: str, phases: Iterable[str], *words: str, steps: int = 3
 ) -> list[list[str]]:
     """Commands that train a run; `words` are stronger than `steps`."""
-    return [
-        [
-            phase,
-            *where(place, preset),
-            f"name={name}",
-            "validation.times=0",
-            f"{phase}.seconds=null",
-            f"{phase}.steps={steps}",
-            *words,
-        ]
-        for phase in phases
-    ]
+    given = [*where(place, preset), f"name={name}", "validation.times=0"]
+    return [[phase, *given, f"{phase}.seconds=null", f"{phase}.steps={steps}", *words] for phase in phases]
 
 
 def environment() -> dict[str, str]:
@@ -157,13 +147,11 @@ def test_presets_are_of_every_kind() -> None:
 
 def turn(place: Path, of: str, trained: Trained, threads: int, steps: int) -> list[list[str]]:
     """The commands of one of two turns, which train the same runs."""
-    return [
-        command
-        for name, (preset, phases, words) in trained.items()
-        for command in trainings(
-            place, f"{name}-{threads}-{of}", preset, phases, f"threads={threads}", *words, steps=steps
-        )
-    ]
+    commands = list[list[str]]()
+    for name, (preset, phases, words) in trained.items():
+        chosen = (f"threads={threads}", *words)
+        commands += trainings(place, f"{name}-{threads}-{of}", preset, phases, *chosen, steps=steps)
+    return commands
 
 
 @pytest.mark.nightly

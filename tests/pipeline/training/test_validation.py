@@ -61,11 +61,8 @@ def test_the_iem_loss_has_the_prior(run: Run, windows: TokenBatch) -> None:
         embedded = model.encode(Chunks(rows, torch.tensor([len(name) for name in names])))
         logarithms = torch.tensor([math.log(counts.get(name, 1)) for name in names])
         prior = model.mixture.prior * logarithms.to(model.device)
-        scores = (
-            model.compute_query(model.predict_vectors(windows)) @ model.compute_key(embedded.vector).t()
-            + embedded.bias
-            + prior
-        )
+        query, key = model.compute_query(model.predict_vectors(windows)), model.compute_key(embedded.vector)
+        scores = query @ key.t() + embedded.bias + prior
     target = torch.tensor([names.index(name) for name in own], device=model.device)
     assert 0 < sum(name in counts for name in names) < len(names)
     assert found == pytest.approx(float(torch.nn.functional.cross_entropy(scores, target)), rel=1e-5)

@@ -19,12 +19,11 @@ import uvicorn
 
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import AbandonedError, abandon_when
-from pipeline.web.app import make_application
 from pipeline.web.explore import PageServer
-from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
-from pipeline.web.model_cache import MOST_WAITING, ModelCache
-from pipeline.web.runs import ServedRuns
+from pipeline.web.model_cache import MOST_WAITING
+from tests.conftest import mostly_nightly
 from tests.flows.api import until
+from tests.pipeline.web.test_app import Site
 
 SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
 SECONDS = 240  # of a machine that is busy with others
@@ -36,9 +35,8 @@ class Serving:
 
     def __init__(self, run: Path) -> None:
         self.folder, self.held, self.ended = RunFolder(run), threading.Event(), 0
-        self.warm = ModelCache(overrides=("threads=1", "device=cpu"))
-        pages = make_application(ServedRuns(run, single=True), self.warm)
-        self.pages = HostCheckMiddleware(pages, AllowedHosts(LOOPBACK))
+        site = Site(run, single=True)
+        self.warm, self.pages = site.warm, site.guarded
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
         self.server = PageServer(
@@ -162,7 +160,7 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_nightly([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_explore_while_questions_are_answered_and_wait(run: Path, number: int) -> None:
     command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -132,9 +132,7 @@ def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run
     assert first["opening"] > 0
     assert [first[name] for name in ("run", "phase", "step", "checkpoint")] == ["run", "finetune", 4, present.digest]
     asked = first["value"]["asked"]
-    assert [item["query"] for item in asked] == ["def ", "return"] and all(
-        len(item["neighbours"]) == 3 for item in asked
-    )
+    assert [(item["query"], len(item["neighbours"])) for item in asked] == [("def ", 3), ("return", 3)]
     near = asked[0]["neighbours"][0]
     assert near["count"] > 0 and near["examples"] and near["text"].encode().hex() == near["hex"]
     for question in (
@@ -290,18 +288,15 @@ def test_pages_change_nothing_but_caches(site: Site, run: Path) -> None:
     site.get("/runs/.change?run=run&action=archive", 405)
     site.get("/runs/.delete?run=run", 405)
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        assert site.client.request(method, "/runs/run/").status_code == 405
+        for page in ("run/", "run/samples?prompt=a"):
+            assert site.client.request(method, f"/runs/{page}").status_code == 405
 
 
-def test_whoever_asks_from_another_site_is_refused(site: Site) -> None:
-    site.get("/runs/", 403, Origin="https://evil.example")
-    site.get("/runs/", 403, Host="evil.example")
-    site.get("/runs/run/samples?prompt=a", 403, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})
-    found = site.get("/runs/", 200, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
+def test_pages_have_a_policy_and_name_no_other_host(site: Site) -> None:
+    found = site.get("/runs/")
     policies = found.headers.get_list("content-security-policy")
     assert any("default-src 'self'" in policy and "unsafe" not in policy for policy in policies)
-    assert "http" not in found.text.replace("http-equiv", "")  # no other host
-    assert site.client.post("/runs/run/samples?prompt=a").status_code == 405
+    assert "http" not in found.text.replace("http-equiv", "")
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,15 @@
 import csv
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-import uvicorn
 
 from data.filesystem import write_json
 from pipeline.analysis.stage import draw_map
@@ -20,14 +19,11 @@ from pipeline.run.files import RunNotes, read_notes
 from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.web.app import make_application
-from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
-from pipeline.web.model_cache import ModelCache
-from pipeline.web.runs import ServedRuns
+from tests.conftest import mostly_nightly
+from tests.pipeline.web.test_app import Site
+from tests.pipeline.web.test_host_check import serve
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")]
+pytestmark = pytest.mark.slow
 LONG = "long-" + "x" * 60 + " wörter <b> 'and' \"quotes\" & " + "y" * 55
 
 
@@ -38,25 +34,10 @@ def address(run: Path) -> Iterator[str]:
         shutil.copytree(run, run.with_name(name))
         path = run.with_name(name) / "config.yaml"
         path.write_text(path.read_text().replace("\nseed: 0\n", f"\nseed: {seed}\n"))
-    warm = ModelCache(overrides=("threads=1", "device=cpu"))
-    pages = HostCheckMiddleware(make_application(ServedRuns(run.parent), warm), AllowedHosts(LOOPBACK))
-    server = uvicorn.Server(uvicorn.Config(pages, port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        threading.Event().wait(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-    warm.close(10)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
+    site = Site(run.parent)
+    with serve(site.guarded) as port:
+        yield f"http://127.0.0.1:{port}"
+    site.warm.close(10)
 
 
 @pytest.fixture
@@ -114,9 +95,8 @@ def test_the_list_is_searched_filtered_sorted_and_grouped(page: Any, address: st
     page.go_back()  # search, grouping and filters come back, and columns are remembered
     page.get_by_text("1 of 4 runs").wait_for()
     group.get_by_text("1 run ·").wait_for()
-    assert page.get_by_label("filter run").input_value() == "seed" and page.url.endswith(
-        "/?search=seed-2&group=seeds&filter+run=seed"
-    )
+    assert page.get_by_label("filter run").input_value() == "seed"
+    assert page.url.endswith("/?search=seed-2&group=seeds&filter+run=seed")
     page.get_by_label("filter option seed").wait_for()
 
 
@@ -295,7 +275,7 @@ def test_chunks_are_completed_and_several_are_asked(page: Any, address: str) -> 
     page.get_by_role("heading", name="return␣").wait_for()
 
 
-@pytest.mark.parametrize("place", ["next", "samples?chunks=2", "score", "edit"])
+@pytest.mark.parametrize("place", mostly_nightly(["next", "samples?chunks=2", "score", "edit"], "next", "edit"))
 def test_ctrl_enter_sends_and_says_so(place: str, page: Any, address: str, run: Path) -> None:
     page.goto(f"{address}/runs/run/{place}")
     page.get_by_text("Ctrl+Enter sends").wait_for()
@@ -348,26 +328,16 @@ def test_a_map_is_shown_once_it_is_made_at_the_chunk_that_was_asked(page: Any, a
 
 
 PAGES = ["", "{}/", "{}/edit", "{}/neighbours?query=a", "{}/next?prompt=a", "{}/samples?prompt=a&chunks=2"]
-PAGES += [
-    "{}/neighbours?query=retur&query=b&count=x",
-    "{}/next?prompt=a&lines=on&count=2",
-    "{}/samples?prompt=a&chunks=999",
-]
-PAGES += [
-    "{}/score?prompt=import",
-    "{}/passages",
-    "{}/map",
-    "run/files/analysis/map.html",
-    "missing/",
-    ".compare?run=seed-1&run={}",
-    "run/",
-]
+PAGES += ["{}/neighbours?query=retur&query=b&count=x", "{}/next?prompt=a&lines=on&count=2"]
+PAGES += ["{}/samples?prompt=a&chunks=999", "{}/score?prompt=import", "{}/passages", "{}/map"]
+PAGES += ["run/files/analysis/map.html", "missing/", ".compare?run=seed-1&run={}", "run/"]
+SCREENS = [*product((1280, 400), ("light", "dark"))]
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_accessible_and_fits(width: int, scheme: str, browser: Any, address: str, run: Path) -> None:
+@pytest.mark.parametrize("screen", mostly_nightly(SCREENS, (1280, "light"), (400, "dark")), ids=str)
+def test_every_page_is_accessible_and_fits(screen: tuple[int, str], browser: Any, address: str, run: Path) -> None:
     """Also with long names, and with a run in training."""
+    width, scheme = screen
     pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup-browser`")
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -1,19 +1,18 @@
 """`haed explore` as a person uses it: a browser, a chunk that is typed, its neighbours, the next one, Ctrl-C."""
 
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from pipeline.cli import main
 
-CHROMIUM = shutil.which("chromium")
 PATIENCE = 300_000  # milliseconds, which only what hangs takes
 
 
@@ -28,40 +27,38 @@ def exploring(run: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
-def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subprocess.Popen[str]"]) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
+def test_a_chunk_is_typed_and_a_neighbour_followed(
+    browser: Any, exploring: tuple[str, "subprocess.Popen[str]"]
+) -> None:
     address, process = exploring
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.set_default_timeout(PATIENCE)
-        said: list[str] = []
-        # A page that was typed into before it was whole makes Chromium say that it does not move the cursor: no error.
-        page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(address)
-        assert page.url.endswith("/runs/run/neighbours")
-        page.get_by_role("combobox").first.fill("import␣")
-        page.get_by_role("combobox").first.press("Enter")
-        page.get_by_role("heading", name="import␣").wait_for()
-        assert "finetune step 4" in page.inner_text("main")
-        near = page.locator("table.near a")
-        assert near.count() == 8 and page.locator(".example b").count() > 0
-        text = near.first.inner_text()
-        near.first.click()
-        page.wait_for_url(lambda url: "query=import" not in url)
-        assert page.get_by_role("heading", level=2).inner_text().startswith(text)
-        page.get_by_role("link", name="next chunks").click()
-        page.get_by_role("textbox").fill("import ")
-        page.get_by_role("button", name="Ask").click()
-        page.get_by_text("all others").wait_for()
-        page.go_back()
-        page.go_back()
-        assert page.get_by_role("heading", level=2).inner_text().startswith(text)
-        assert all(url.startswith(address) for url in asked) and said == []
-        browser.close()
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    said: list[str] = []
+    # A page that was typed into before it was whole makes Chromium say that it does not move the cursor: no error.
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address)
+    assert page.url.endswith("/runs/run/neighbours")
+    page.get_by_role("combobox").first.fill("import␣")
+    page.get_by_role("combobox").first.press("Enter")
+    page.get_by_role("heading", name="import␣").wait_for()
+    assert "finetune step 4" in page.inner_text("main")
+    near = page.locator("table.near a")
+    assert near.count() == 8 and page.locator(".example b").count() > 0
+    text = near.first.inner_text()
+    near.first.click()
+    page.wait_for_url(lambda url: "query=import" not in url)
+    assert page.get_by_role("heading", level=2).inner_text().startswith(text)
+    page.get_by_role("link", name="next chunks").click()
+    page.get_by_role("textbox").fill("import ")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_text("all others").wait_for()
+    page.go_back()
+    page.go_back()
+    assert page.get_by_role("heading", level=2).inner_text().startswith(text)
+    assert all(url.startswith(address) for url in asked) and said == []
+    page.close()
     process.send_signal(signal.SIGINT)
     written, logged = process.communicate()
     assert written == "" and process.returncode == 130

@@ -55,10 +55,8 @@ def test_what_is_typed_is_completed_as_it_was_typed(asked: Site) -> None:
     def complete(typed: str) -> list[dict[str, Any]]:
         return asked.get(f"/runs/run/chunks?{urlencode({'begin': typed})}").json()
 
-    assert {
-        "text": "return␣",
-        "count": asked.ask("neighbours?query=return␣")["value"]["asked"][0]["count"],
-    } in complete("ret")
+    count = asked.ask("neighbours?query=return␣")["value"]["asked"][0]["count"]
+    assert {"text": "return␣", "count": count} in complete("ret")
     assert all(each["text"].startswith("  ") for each in complete("  ")) and complete("  ")
     assert complete("") == complete("\0") == complete("x" * 500) == []
 
@@ -139,9 +137,8 @@ def test_a_missing_index_leads_to_the_form_that_builds_it(run: Path) -> None:
         page = served.get(f"/runs/run/passages{question}").text
         assert "<code>haed index" in alone and "form/" not in alone
         assert 'href="/runs/run/form/index?space=contexts"' in page and "haed index" not in page
-    Checkpoints(run / "finetune" / "checkpoints").set_pointer(
-        "best", run / "finetune" / "checkpoints" / "step-00000002"
-    )
+    checkpoints = run / "finetune" / "checkpoints"
+    Checkpoints(checkpoints).set_pointer("best", checkpoints / "step-00000002")
     page = served.get("/runs/run/neighbours?query=a").text
     assert 'href="/runs/run/form/index"' in page and "haed index" not in page
 

@@ -18,6 +18,7 @@ from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.stages import train
 from tests.conftest import TINY, of_kind
+from tests.pipeline.conftest import CommandLine
 
 
 def check(where: Path, layer: int | None = None, scale: int | None = None) -> None:
@@ -32,9 +33,8 @@ def check(where: Path, layer: int | None = None, scale: int | None = None) -> No
         text, at = texts[row["document"]], row["offset"]
         assert at == int(lengths[row["document"]][: row["chunk"]].sum())
         passage = found.passage_at(number, 0.0)
-        assert (
-            passage.text == text[max(0, at - BEFORE) : at].decode() and passage.after == text[at : at + AFTER].decode()
-        )
+        assert passage.text == text[max(0, at - BEFORE) : at].decode()
+        assert passage.after == text[at : at + AFTER].decode()
         assert bytes.fromhex(passage.hex).decode() == passage.text and passage.name.endswith(".py")
     seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
     assert len(seen) > 2
@@ -44,25 +44,23 @@ def check(where: Path, layer: int | None = None, scale: int | None = None) -> No
         np.testing.assert_allclose(found.search.exact[number], state / np.linalg.norm(state), atol=2e-3)
 
 
-def test_contexts_are_states_at_places(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contexts_are_states_at_places(run: Path, haed: CommandLine) -> None:
     where = str(run)
-    assert main(["neighbours", where, "--context", "x"]) == 1
-    assert f"has no index of contexts (it has chunks). Run `haed index {where} --space" in capsys.readouterr().err
+    said = haed.error("neighbours", where, "--context", "x")
+    assert f"has no index of contexts (it has chunks). Run `haed index {where} --space" in said
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
     total = RunFolder(run).open_corpus().split_counts("train").chunks
     for layer in (0, None):
         given = [] if layer is None else [f"index.layer={layer}"]
-        assert main(["index", where, "--space", "contexts", *given, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
+        told = haed.json("index", where, "--space", "contexts", *given)
         assert (told["space"], told["chunks"], told["left_out"]) == ("contexts", total, 0)  # each place once
         check(run, layer)
 
     corpus = RunFolder(run).open_corpus()
     text = next(iter(corpus.iterate_originals("train")))[:150].decode()
     cut = "".join(chunk for chunk in text.rpartition(" ")[:2])
-    assert main(["neighbours", where, "--context", cut, "--count", "3", "--json"]) == 0
-    (item,) = json.loads(capsys.readouterr().out)
+    (item,) = haed.json("neighbours", where, "--context", cut, "--count", "3")
     assert set(item) == {"query", "hex", "neighbours"} and item["query"] == cut
     first = item["neighbours"][0]
     assert first["score"] == pytest.approx(1, abs=1e-3) and first["offset"] == len(cut) and first["document"] == 0
@@ -91,22 +89,19 @@ def test_so_many_are_drawn_by_the_seed(run: Path, caplog: pytest.LogCaptureFixtu
     assert vectors[0].shape != vectors[2].shape or (vectors[0] != vectors[2]).any()
 
 
-def test_a_model_of_tokens_has_contexts_only(
-    tiny: list[str], options: Options, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_tokens_has_contexts_only(tiny: list[str], options: Options, haed: CommandLine) -> None:
     where = [word for word in tiny if word.startswith(("source.", "runs_dir", "shards_dir"))]
     made = load_options("flat", [*of_kind("hourglass", TINY), "model.hourglass.hierarchy=1@1", *where, "name=tokens"])
     made.precision = "fp32"
     train(made)
     folder = RunFolder.from_options(made).path
-    assert main(["index", str(folder)]) == 2 and "--space contexts" in capsys.readouterr().err
+    assert "--space contexts" in haed.error("index", folder, status=2)
     assert main(["index", str(folder), "--space", "contexts"]) == 0
     check(folder)
     assert main(["neighbours", str(folder), "def "]) == 2 and main(["neighbours", str(folder), "--after", "x"]) == 2
     assert main(["neighbours", str(folder), "--context", "def f("]) == 0
-    capsys.readouterr()
-    assert main(["index", str(folder), "--space", "contexts", "index.layer=0"]) == 2
-    assert "index.layer belongs to model.kind=haed" in capsys.readouterr().err
+    said = haed.error("index", folder, "--space", "contexts", "index.layer=0", status=2)
+    assert "index.layer belongs to model.kind=haed" in said
 
 
 @pytest.mark.slow
@@ -120,7 +115,7 @@ def test_a_model_of_tokens_has_contexts_only(
     ],
 )
 def test_contexts_of_a_scale(
-    kind: str, section: list[str], scales: tuple[int, ...], tiny: list[str], capsys: pytest.CaptureFixture[str]
+    kind: str, section: list[str], scales: tuple[int, ...], tiny: list[str], haed: CommandLine
 ) -> None:
     words = [*of_kind(kind, tiny), *section, "name=tokens", "precision=fp32"]
     for stage in ("shard", "train"):
@@ -129,43 +124,37 @@ def test_contexts_of_a_scale(
     for scale in scales:
         assert main(["index", str(folder), "--space", "contexts", f"index.scale={scale}"]) == 0
         check(folder, scale=scale)
-        capsys.readouterr()
-        assert main(["neighbours", str(folder), "--context", "def f(x):", "--count", "2"]) == 0
-        assert capsys.readouterr().out.startswith(f"cosine, scale {scale}, document at byte")
-    assert main(["index", str(folder), "--space", "contexts", "index.scale=4"]) == 0
-    capsys.readouterr()
-    assert main(["neighbours", str(folder), "--context", "x", "--count", "2"]) == 0
-    assert "x has 1 bytes, fewer than one group of scale 4" in capsys.readouterr().err
-    assert main(["index", str(folder), "--space", "contexts", "index.scale=3"]) == 2
-    assert "index.scale=3: this model has no such scale. Set one of 1, 4" in capsys.readouterr().err
+        said = haed.output("neighbours", folder, "--context", "def f(x):", "--count", "2")
+        assert said.startswith(f"cosine, scale {scale}, document at byte")
+    haed.output("index", folder, "--space", "contexts", "index.scale=4")
+    said = haed.error("neighbours", folder, "--context", "x", "--count", "2", status=0)
+    assert "x has 1 bytes, fewer than one group of scale 4" in said
+    said = haed.error("index", folder, "--space", "contexts", "index.scale=3", status=2)
+    assert "index.scale=3: this model has no such scale. Set one of 1, 4" in said
 
 
 @pytest.mark.slow
-def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_in_pictures(pictures: Options, haed: CommandLine) -> None:
     where = str(RunFolder.from_options(pictures).path)
     assert main(["index", where]) == main(["index", where, "--space", "contexts"]) == 0
-    capsys.readouterr()
-    assert main(["neighbours", where, "7:2", "--count", "1", "--json"]) == 0
-    (item,) = json.loads(capsys.readouterr().out)
+    (item,) = haed.json("neighbours", where, "7:2", "--count", "1")
     assert item["hex"] == "78" * 12  # the third row of any picture
-    assert main(["neighbours", where, "--context", "7:2", "--count", "2", "--json"]) == 0
-    (item,) = json.loads(capsys.readouterr().out)
+    (item,) = haed.json("neighbours", where, "--context", "7:2", "--count", "2")
     assert {each["chunk"] for each in item["neighbours"]} == {2}  # after two rows
     for query, message in (
         ("60:0", "there is no picture 60. The train split has 60"),
         ("7:4", "has no chunk 4. It has 4"),
     ):
-        assert main(["neighbours", where, query]) == 1 and message in capsys.readouterr().err
-    assert main(["neighbours", where, "--context", "7:0"]) == 1 and "the query is empty" in capsys.readouterr().err
+        assert message in haed.error("neighbours", where, query)
+    assert "the query is empty" in haed.error("neighbours", where, "--context", "7:0")
 
 
-def test_a_layer_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(run), "--space", "contexts", "index.layer=7"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_layer_that_is_not_there(run: Path, haed: CommandLine) -> None:
+    (line,) = haed.error("index", run, "--space", "contexts", "index.layer=7").splitlines()
     assert "HAED has no layer 7 of contexts" in line
     assert load_run_options(str(run), ["index.layer=0"], "index").index.layer == 0
-    assert main(["index", str(run), "--space", "contexts", "index.scale=4"]) == 2
-    assert "index.scale belongs to model.kind=hourglass" in capsys.readouterr().err
+    said = haed.error("index", run, "--space", "contexts", "index.scale=4", status=2)
+    assert "index.scale belongs to model.kind=hourglass" in said
 
 
 def test_fewer_places_than_were_asked_for_are_all_that_there_are(run: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,7 +167,7 @@ def test_fewer_places_than_were_asked_for_are_all_that_there_are(run: Path, capl
 
 
 @pytest.mark.slow
-def test_windows_are_chosen_at_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_are_chosen_at_the_command_line(run: Path, haed: CommandLine) -> None:
     """As from Python; an index remembers its own, and questions to it need not repeat them."""
     text, short = b"def a(b):\n    return b\n" * 9, ["batch.context=4"]
     opened = open_run(run)
@@ -190,9 +179,7 @@ def test_windows_are_chosen_at_the_command_line(run: Path, capsys: pytest.Captur
     assert json.loads((run / "index" / "contexts" / "meta.json").read_text())["context"] == 4
     said = []
     for words in ([], short, ["batch.context=16"]):
-        capsys.readouterr()
-        assert main(["neighbours", str(run), "--context", text.decode(), "--json", *words]) == 0
-        said.append(json.loads(capsys.readouterr().out.splitlines()[-1])[0]["neighbours"])
+        said.append(haed.json("neighbours", run, "--context", text.decode(), *words)[0]["neighbours"])
     assert said[0] == said[1] == said[2]
     for command in (["sample", "--prompt", "def ", "--samples", "1"], ["next", "def "]):
         assert main([command[0], str(run), *command[1:], *short]) == 0

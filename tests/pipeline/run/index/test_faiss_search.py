@@ -62,10 +62,8 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
             build_faiss_index(tmp_path / kind, stored, metric, kind, 1, 0)
         search = open_candidate(tmp_path / kind, stored, metric, kind)
         tuned = tune_effort(search, 0.97, unseen, 0)
-        assert tuned.found == tuned.curve[-1] and tuned.queries == {
-            "rows": 350 if kind == "flat" else 1500,
-            "unseen": 50,
-        }
+        assert tuned.found == tuned.curve[-1]
+        assert tuned.queries == {"rows": 350 if kind == "flat" else 1500, "unseen": 50}
         assert tuned.found.recall > 0.95 and 0 < tuned.found.p50 <= tuned.found.p99
         search.effort = 1500
         for among, expected in ((None, truth), (400, of_some)):

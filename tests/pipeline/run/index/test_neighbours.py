@@ -2,12 +2,9 @@
 
 import csv
 import io
-import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -28,6 +25,7 @@ from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.training.stages import train
 from tests.conftest import find_neighbours
+from tests.pipeline.conftest import CommandLine
 
 
 @pytest.mark.parametrize("encoder", ["linear", "transformer"])
@@ -83,7 +81,6 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
 def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.rmtree(run / "index")
     folder = RunFolder(run)
     tables = []
     for most in ("null", "20"):
@@ -101,51 +98,39 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
 
 
 def test_rare_chunks_are_no_answers_if_enough_are_frequent(
-    options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: Options, monkeypatch: pytest.MonkeyPatch, haed: CommandLine
 ) -> None:
     train(options)
     where, found = str(RunFolder.from_options(options).path), {}
     for enough, asked in ((5, []), (5, ["--min-count", "1"]), (10**6, [])):
         monkeypatch.setattr("pipeline.run.index.chunk_index.ENOUGH", enough)
-        assert main(["index", where]) == 0
-        assert ("answers occur at least 10 times" in capsys.readouterr().out) == (enough == 5)
-        assert main(["neighbours", where, "zq", "--count", "9", *asked]) == 0
-        said, _, *lines = capsys.readouterr().out.splitlines()
+        assert ("answers occur at least 10 times" in haed.output("index", where)) == (enough == 5)
+        said, _, *lines = haed.output("neighbours", where, "zq", "--count", "9", *asked).splitlines()
         counts = [int(line.split()[1]) for line in lines]
         assert ("that occur at least 10 times" in said) == (min(counts) >= 10) == (enough == 5 and not asked)
         found[enough, bool(asked)] = counts
     assert found[5, True] == found[10**6, False] and len(found[5, False]) == 9
 
 
-def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
-    pictures: Options, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(pictures: Options, haed: CommandLine) -> None:
     build_index(pictures)
     folder = RunFolder.from_options(pictures)
     (item,) = find_neighbours(pictures, ["#3c3c3c"], 2)  # a chunk of the corpus: all its values are 60
     assert item.hex == "3c" * 12 and item.query == ",".join(["#3c3c3c"] * 4) and len(item.neighbours) == 2
     assert {n.hex[:2] for n in item.neighbours} < {"00", "78", "b4"}
     assert find_neighbours(pictures, [item.hex], 2) == [item]
-    assert main(["neighbours", str(folder.path)]) == 0  # the four chunks that there are
-    assert "neighbours.png" in capsys.readouterr().out
+    assert "neighbours.png" in haed.output("neighbours", folder.path)  # the four chunks that there are
     drawn = np.asarray(Image.open(io.BytesIO((folder.path / "neighbours.png").read_bytes())).convert("RGB"))
     assert all((drawn == value).all(-1).any() for value in (0, 60, 120, 180))
-    assert main(["neighbours", str(folder.path), "def "]) == 1
-    assert "Give a colour such as #4080c0, or all 12 values of a chunk in hexadecimal" in capsys.readouterr().err
+    said = haed.error("neighbours", folder.path, "def ")
+    assert "Give a colour such as #4080c0, or all 12 values of a chunk in hexadecimal" in said
     page = Path(write_report(pictures)).read_text()  # whose queries are meant for text
     assert 'fill="#3c3c3c"' in page and "def " not in page.split("Configuration and versions")[0]
 
 
-def last_json(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return list(json.loads(capsys.readouterr().out.splitlines()[-1]))
-
-
 @pytest.mark.parametrize("metric", ["centred", "cosine"])
-def test_sums_and_predictions_are_asked_for_as_vectors(
-    metric: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["index", str(run), f"index.metric={metric}"]) == 0
-    capsys.readouterr()
+def test_sums_and_predictions_are_asked_for_as_vectors(metric: str, run: Path, haed: CommandLine) -> None:
+    haed.output("index", run, f"index.metric={metric}")
     opened = open_run(run)
     index = opened.probe.index
     every = [index.chunk_at(row) for row in range(len(index))]
@@ -163,10 +148,9 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
         (found,) = opened.embed([text.encode()]).astype(np.float64)
         return units(found - mean)
 
-    ask = ["--count", "4", "--min-count", "1", "--json"]
+    ask = ["--count", "4", "--min-count", "1"]
     words = ["for ", "zq", "import ", "in "]
-    assert main(["neighbours", str(run), "--like", words[0], "--minus", words[1], "--plus", words[2], *ask]) == 0
-    (item,) = last_json(capsys)
+    (item,) = haed.json("neighbours", run, "--like", words[0], "--minus", words[1], "--plus", words[2], *ask)
     assert item["query"] == "for  - zq + import " and not {n["text"] for n in item["neighbours"]} & set(words[:3])
     summed = unit("for ") - unit("zq") + unit("import ")
     np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(summed, words[:3]), atol=1e-5)
@@ -175,38 +159,33 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
     with pytest.raises(ValueError, match="nothing is left to look for"):
         opened.probe.analogy("for ", minus="for ")
 
-    assert main(["neighbours", str(run), "--after", "import ", *ask]) == 0
-    (item,) = last_json(capsys)
+    (item,) = haed.json("neighbours", run, "--after", "import ", *ask)
     expected = opened.expected(b"import ").astype(np.float64)
     np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(expected, [], 0 * mean), atol=1e-5)
     asked = ["neighbours", str(run), "--after", "import "]  # with the mean, whatever the metric of chunks
-    assert main(asked) == 0
-    told = capsys.readouterr().out.partition("\n")[0]
+    told = haed.output(*asked).partition("\n")[0]
     # Random pairs are of chunks with each other.
     assert told.startswith("cosine, count, chunk") and "random pairs have" not in told
-    assert main([*asked[:2], "for "]) == 0
-    assert capsys.readouterr().out.startswith("centred cosine," if metric == "centred" else "cosine,")
-    assert main(["neighbours", str(run), "--minus", "for "]) == 1
-    assert "`--minus` needs" in capsys.readouterr().err
+    assert haed.output(*asked[:2], "for ").startswith("centred cosine," if metric == "centred" else "cosine,")
+    assert "`--minus` needs" in haed.error("neighbours", run, "--minus", "for ")
 
 
-def test_passages_have_no_centred_cosine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(run), "--space", "contexts", "index.metric=centred"]) == 2
-    assert "index.metric=centred applies to chunks, not to contexts" in capsys.readouterr().err
+def test_passages_have_no_centred_cosine(run: Path, haed: CommandLine) -> None:
+    said = haed.error("index", run, "--space", "contexts", "index.metric=centred", status=2)
+    assert "index.metric=centred applies to chunks, not to contexts" in said
 
 
 def test_queries_from_files_and_answers_as_values(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, haed: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "queries").write_bytes(b"def \n\nzq\n\xff\xfe\n")
-    assert main(["neighbours", str(run), "return ", "--file", str(tmp_path / "queries"), "--csv", "--count", "2"]) == 0
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    said = haed.output("neighbours", run, "return ", "--file", tmp_path / "queries", "--csv", "--count", "2")
+    rows = list(csv.DictReader(said.splitlines()))
     asked = ["return ", "def ", "zq", "\\xff\\xfe"]
     assert [row["query"] for row in rows] == [query for query in asked for _ in range(2)]
     assert list(rows[0]) == ["query", "text", "hex", "score", "count"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def \n")))
-    assert main(["neighbours", str(run), "--file", "-", "--json", "--count", "1"]) == 0
-    (item,) = last_json(capsys)
+    (item,) = haed.json("neighbours", run, "--file", "-", "--count", "1")
     assert set(item) - {"collisions"} == {"query", "hex", "neighbours"}
     assert set(item["neighbours"][0]) == {"text", "hex", "score", "count"}
     found = open_run(run).probe.neighbours("def ", count=2)
@@ -221,11 +200,7 @@ def test_queries_from_files_and_answers_as_values(
         ([""], 1, "the query '' is empty"),
         (["def ", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["def ", "--min-count", "0"], 2, "--min-count 0: must be at least 1"),
-        (
-            ["def ", "--min-count", "99999", "--count", "1"],
-            1,
-            "no chunk of the index occurs 99,999 times: the most frequent occurs",
-        ),
+        (["def ", "--min-count", "99999"], 1, "no chunk of the index occurs 99,999 times: the most frequent occurs"),
         (["--file", "nowhere"], 1, "--file nowhere: no such file"),
         (["--file", "."], 1, "--file .: a folder, not a file"),
         (["--file", "/dev/null"], 2, "the file has no query"),
@@ -239,11 +214,8 @@ def test_queries_from_files_and_answers_as_values(
         (["x", "--csv", "--json"], 2, "exclude each other"),
     ],
 )
-def test_what_is_no_question(
-    arguments: list[str], status: int, message: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["neighbours", str(run), *arguments]) == status
-    (line,) = capsys.readouterr().err.splitlines()
+def test_what_is_no_question(arguments: list[str], status: int, message: str, run: Path, haed: CommandLine) -> None:
+    (line,) = haed.error("neighbours", run, *arguments, status=status).splitlines()
     assert message in line and line.startswith("error: ")
 
 
@@ -269,7 +241,7 @@ def test_a_chunk_may_be_typed_as_it_is_shown(run: Path, caplog: pytest.LogCaptur
 
 
 def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is_said(
-    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    run: Path, haed: CommandLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A query of the index is no answer to itself, so of N chunks there are N - 1; what the index has not gets all N."""
     probe = open_run(run).probe
@@ -292,12 +264,9 @@ def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is
     assert 0 < len(few.neighbours) == probe.index.count_known(20) and few.note
     assert "that occur at least 20 times" in few.note and "a minimum count of 1 searches all" in few.note
     for asked in ([], ["--json"], ["--csv"]):
-        capsys.readouterr()
-        assert main(["neighbours", str(run), "def ", "--count", str(every), "--min-count", "1", *asked]) == 0
-        shown = capsys.readouterr()
-        assert f"{every - 1:,} of {every:,} neighbours" in shown.err
-    assert main(["neighbours", str(run), "def ", "zqzq", "--count", str(every), "--min-count", "1", "--json"]) == 0
-    first, second = last_json(capsys)
+        said = haed.error("neighbours", run, "def ", "--count", every, "--min-count", "1", *asked, status=0)
+        assert f"{every - 1:,} of {every:,} neighbours" in said
+    first, second = haed.json("neighbours", run, "def ", "zqzq", "--count", every, "--min-count", "1")
     assert first["note"] == own.note and "note" not in second
 
 

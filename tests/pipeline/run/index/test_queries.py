@@ -33,7 +33,7 @@ def test_what_is_cut_and_what_is_several_chunks_is_said() -> None:
         (
             "internationalisation",
             b"internationa",
-            "has 20 bytes, but a chunk of this run has at most 12. Using internationa",
+            "20 bytes, but a chunk of this run has at most 12. Using internationa",
         ),
         ("for i in range(10)", b"for ", "Using for␣, the first of its 5 chunks (for␣ i␣ in␣ range( 10))"),
     ):

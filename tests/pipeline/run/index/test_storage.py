@@ -12,7 +12,6 @@ import pyarrow.parquet as parquet
 import pytest
 
 from data.filesystem import OpenedFile, file_lock, write_json
-from pipeline.cli import main
 from pipeline.inference import query_index
 from pipeline.run.files import ChecksumCache
 from pipeline.run.index.build import build_index
@@ -20,6 +19,7 @@ from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.index.storage import VECTORS, IndexFiles, VectorFile, lock_path, random_pair_scores, space_folder
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import flip_bit
+from tests.pipeline.conftest import CommandLine
 
 
 @pytest.fixture
@@ -82,68 +82,56 @@ def forged(place: Path, **changes: object) -> None:
     write_json(place / "meta.json", meta)
 
 
-def refused(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["neighbours", str(run), "def "]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+def refused(run: Path, haed: CommandLine) -> str:
+    (line,) = haed.error("neighbours", run, "def ").splitlines()
     assert line.startswith("error: ") and "haed index" in line and "--debug" not in line
     return line
 
 
 @pytest.mark.parametrize("header", ["width", "number", "letters", "short"])
-def test_a_header_that_asks_for_more_than_there_is(
-    header: str, run: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_header_that_asks_for_more_than_there_is(header: str, run: Path, place: Path, haed: CommandLine) -> None:
     content = bytearray((place / "vectors.faiss").read_bytes())
     change = {"width": (4, b"\xff\xff\xff\x7f"), "number": (8, b"\xff" * 7 + b"\x7f"), "letters": (0, b"IwFl")}
     at, new = change.get(header, (0, b""))
     content[at : at + len(new)] = new
     (place / "vectors.faiss").write_bytes(content[:30] if header == "short" else content)
     forged(place)
-    assert "vectors.faiss was not written by `haed index`" in refused(run, capsys)
+    assert "vectors.faiss was not written by `haed index`" in refused(run, haed)
     forged(place, chunks=2**40, width=1, mean=[0.0])
-    assert "vectors.faiss was not written by `haed index`" in refused(run, capsys)
+    assert "vectors.faiss was not written by `haed index`" in refused(run, haed)
 
 
 @pytest.mark.parametrize("mean", [None, [], [0.5], [float("nan")] * 16])
-def test_a_mean_that_is_none(
-    mean: list[float] | None, run: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mean_that_is_none(mean: list[float] | None, run: Path, place: Path, haed: CommandLine) -> None:
     forged(place, mean=mean)
-    assert "meta.json has no mean for metric centred and width 16" in refused(run, capsys)
+    assert "meta.json has no mean for metric centred and width 16" in refused(run, haed)
 
 
-def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_is_none(run: Path, place: Path, haed: CommandLine) -> None:
     rows = json.loads((place / "meta.json").read_text())["chunks"]
     good = parquet.read_table(place / "table.parquet")
     tokens = good["tokens"].to_pylist()
     lists = pyarrow.array([[0] * 1000, *[[]] * (rows - 1)], pyarrow.list_(pyarrow.int64()))
+    nested = pyarrow.StructArray.from_arrays([pyarrow.array([0] * rows)], ["count"])
     for table, message in (
         (good.slice(1), "rows for"),
         (good.set_column(1, "count", lists), "has no column count of INT64"),
-        (
-            good.drop_columns("count").append_column(
-                "x", pyarrow.StructArray.from_arrays([pyarrow.array([0] * rows)], ["count"])
-            ),
-            "has no column count",
-        ),
+        (good.drop_columns("count").append_column("x", nested), "has no column count"),
         (good.drop_columns("norm"), "has no column norm of FLOAT"),
         (good.set_column(2, "length", pyarrow.array([9 << 40] * rows)), "lengths or counts"),
         (good.set_column(4, "tokens", pyarrow.array(tokens, pyarrow.binary())), "has no column tokens of FIXED"),
         (good.set_column(1, "count", pyarrow.array([None] * rows, pyarrow.int64())), "values are missing"),
-        (
-            good.set_column(4, "tokens", pyarrow.array([bytes(9999)] * rows, pyarrow.binary(9999))),
-            "has no column tokens",
-        ),
+        (good.set_column(4, "tokens", pyarrow.array([bytes(9999)] * rows, pyarrow.binary(9999))), "no column tokens"),
     ):
         parquet.write_table(table, place / "table.parquet")
         forged(place)
-        assert message in refused(run, capsys)
+        assert message in refused(run, haed)
     for content in (b"", b"PAR1", b"text,count\n", b"PAR1" + bytes(100) + b"PAR1"):
         (place / "table.parquet").write_bytes(content)
         forged(place)
-        assert "is damaged" in refused(run, capsys)
+        assert "is damaged" in refused(run, haed)
     forged(place, sha256={})
-    assert "does not name its files" in refused(run, capsys)
+    assert "does not name its files" in refused(run, haed)
 
 
 def test_an_index_stays_until_another_is_finished(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
