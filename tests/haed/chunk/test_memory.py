@@ -19,7 +19,7 @@ from haed.chunk.repeated import ORDERS, Repeated
 from haed.chunk.spelling import DocumentWords, Speller
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
 from tests.conftest import mostly_nightly
-from tests.haed.chunk.test_mixture import K, T, V, lexicon, mixed
+from tests.haed.chunk.test_mixture import K, T, V, knowing, mixed
 from tests.haed.chunk.test_model import windows
 from tests.haed.test_sampling import DRAWN, fits, frequencies
 
@@ -36,9 +36,7 @@ def recall_some(every: Chunks) -> ChunkRecall:
 
 def remembering(names: tuple[str, ...], known: bool = True) -> tuple[HAED, Chunks]:
     """A tiny model with some parts and a gate of random weights."""
-    model, every = mixed()
-    if known:
-        model.known = model.embed_vocabulary(lexicon(every))
+    model, every = knowing() if known else mixed()
     recall = recall_some(every)
     makers: dict[str, Callable[[], Part]] = {
         "copied": lambda: Copied(6),
@@ -111,15 +109,6 @@ def test_one_chunk_at_a_time_scores_like_all_at_once(names: tuple[str, ...]) -> 
             one = chunks[torch.tensor([place])]
             single.append(model.memory.score_chunks(memory, one, part).joint_log_prob)
     torch.testing.assert_close(torch.cat(single), score_document(model, given))
-
-
-def test_later_chunks_change_no_probability_of_earlier_ones() -> None:
-    model, _ = remembering(ALL)
-    given, other = document(T), document(T)
-    other.tokens[0, -1], other.lengths[0, -1] = torch.tensor([1, 1, 1]), 3
-    one, two = score_document(model, given), score_document(model, other)
-    torch.testing.assert_close(one[:-1], two[:-1])
-    assert one[-1] != two[-1]
 
 
 def test_copied_chunks_are_weighted_by_the_similarity_of_states_by_brute_force() -> None:
@@ -293,5 +282,5 @@ def test_the_fitted_gate_gives_held_out_chunks_the_parts_that_predict_them() -> 
     assert (weights.argmax(1) == good)[clear].all()
     again = MemoryGate.fit(features, present, log_prob)
     assert again.weight.equal(gate.weight)
-    for rows in itertools.islice(torch.eye(3, dtype=torch.float64), 1):
-        assert gate.weigh_parts(1e9 * rows[None], present[-1:]).isfinite().all()
+    far = torch.tensor([[1e9, 0.0, 0.0]], dtype=torch.float64)
+    assert gate.weigh_parts(far, present[-1:]).isfinite().all()

@@ -3,7 +3,6 @@
 import itertools
 
 import torch
-import torch.nn.functional as F
 
 from haed.base import ChunkingSpec, TokenBatch
 from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
@@ -36,6 +35,13 @@ def lexicon(every: Chunks, known: int = 5) -> ChunkVocabulary:
     return ChunkVocabulary(every[rows], torch.tensor([9, 4, 3, 1, 1])[:known])
 
 
+def knowing() -> tuple[HAED, Chunks]:
+    """That model, which knows the chunks of `lexicon`."""
+    model, every = mixed()
+    model.known = model.embed_vocabulary(lexicon(every))
+    return model, every
+
+
 def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
     """Whatever is known, at every place of a window; in brackets of parts too."""
     model, every = mixed()
@@ -62,10 +68,8 @@ def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
 
 def test_the_mixture_by_brute_force() -> None:
     """log(g · q + (1 − g) · p), with the softmax over all known chunks and their counts written out."""
-    model, every = mixed()
-    known = lexicon(every)
-    model.known = model.embed_vocabulary(known)
-    given = windows(2, T, K, V)
+    model, every = knowing()
+    known, given = lexicon(every), windows(2, T, K, V)
     with torch.no_grad():
         found = model.log_likelihood(given)[given.chunk_mask]
         assert model.mixture is not None
@@ -101,13 +105,10 @@ def test_chunks_are_found_by_their_tokens_not_by_their_hashes(monkeypatch) -> No
     monkeypatch.setattr("haed.chunk.mixture.chunk_keys", lambda tokens, lengths: torch.zeros_like(lengths))
     chunks = Chunks(torch.tensor([[1, 2]]), torch.tensor([2]))
     found = ChunkVocabulary(chunks, torch.tensor([7]), torch.tensor([3]))
-    assert found.find_rows(Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))).tolist() == [
-        0,
-        -1,
-        -1,
-    ]
-    counts, documents = found.counts_of(Chunks(torch.tensor([[1, 2], [2, 1]]), torch.tensor([2, 2])))
-    assert (counts.tolist(), documents.tolist()) == ([7, 0], [3, 0])
+    asked = Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))
+    assert found.find_rows(asked).tolist() == [0, -1, -1]
+    counts, documents = found.counts_of(asked)
+    assert (counts.tolist(), documents.tolist()) == ([7, 0, 0], [3, 0, 0])
 
 
 def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
@@ -115,4 +116,3 @@ def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
     given = windows(2, T, K, V)
     with torch.no_grad():
         torch.testing.assert_close(model.log_likelihood(given), model.decision_log_likelihood(given).sum(-1))
-    assert F.logsigmoid(model.mixture.gate.bias).isfinite() if model.mixture else False

@@ -101,26 +101,6 @@ def test_hourglass_is_algorithm_1(
     np.testing.assert_allclose(system(fed)[0].numpy(), reference.logits(w, slow), rtol=0, atol=1e-9)
 
 
-# Appendix A.2
-
-
-@pytest.mark.parametrize("shortening", SHORTENINGS)
-@pytest.mark.parametrize("factor", [2, 3, 4, 5])
-@torch.no_grad()
-def test_the_shift_is_the_smallest_that_leaks_nothing(factor: int, shortening: str) -> None:
-    """With every shift below k − 1 some position depends on a later one; with k − 1 none does."""
-    system = made(HourglassOptions(hierarchy=f"0@1 1@{factor} 0@1", shortening=shortening, lengthening="repeat"))
-    fed = symbols(1, 3 * factor)
-    for shift in range(factor):
-        getattr(system, f"scale_{factor}").shorten.shift = shift
-        before, leaks = system(fed), 0
-        for place in range(1, fed.shape[1]):
-            changed = fed.clone()
-            changed[0, place] = (changed[0, place] + 1) % 5
-            leaks += not torch.allclose(system(changed)[0, :place], before[0, :place], rtol=0, atol=1e-12)
-        assert (leaks > 0) == (shift < factor - 1), f"shift {shift}: {leaks} leaks"
-
-
 # Costs
 
 TABLE_7 = {  # linear cost of each hierarchy (section 4.5)
