@@ -103,8 +103,3 @@ def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tin
     assert not (Path(made.runs_dir) / "unigram").exists()
     with pytest.raises(ValueError, match="Unigram has no space 'chunks'. Its spaces are: none"):
         open_run(train(made).run).embed([b"a"])
-
-
-def test_an_unknown_kind_names_those_there_are(tiny: list[str]) -> None:
-    with pytest.raises(ValueError, match="model.kind=nothing: expected one of haed"):
-        load_options("quickstart", [*tiny, "model.kind=nothing"])
