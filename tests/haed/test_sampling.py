@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.sampling import ChunkSampler, Draw, draw_outcomes, find_likeliest_chunks, outcome_log_probs
 from tests.haed.chunk.test_mixture import K, V, knowing, lexicon, mixed
-from tests.haed.chunk.test_model import windows
+from tests.haed.chunk.test_model import append_chunks, windows
 
 GIVEN, NOTHING = windows(1, 2, K, V), torch.tensor([], dtype=torch.long)
 BEGINNINGS = [[], [1], [0, 1], [1, 0, 1]]
@@ -21,10 +20,8 @@ DRAWN = 10_000
 
 def likelihood(model: HAED, every: Chunks, opened: list[int]) -> Tensor:
     """Of every chunk after `GIVEN`, among those that begin so, by scoring whole windows."""
-    tokens = torch.cat([GIVEN.tokens.expand(len(every), -1, -1), every.tokens[:, None]], 1)
-    lengths = torch.cat([GIVEN.lengths.expand(len(every), -1), every.lengths[:, None]], 1)
     with torch.no_grad():
-        found = model.log_likelihood(TokenBatch.from_chunks(tokens, lengths))[:, -1].exp()
+        found = model.log_likelihood(append_chunks(GIVEN, every))[:, -1].exp()
     begins = (every.tokens[:, : len(opened)] == torch.tensor(opened)).all(1) & (every.lengths >= len(opened))
     return found * begins / found[begins].sum()
 
@@ -53,12 +50,8 @@ WAYS = {
     "few outcomes": {},
     "many outcomes": {"sampling._MANY": 4},
     "by rejection": {"sampling.LEAST": 0},
-    "by rejection, or all where none is accepted": {
-        "sampling.LEAST": 0,
-        "chunk.rejection._DIRECTIONS": 1,
-        "chunk.rejection._PROPOSED": 1,
-        "chunk.rejection._ROUNDS": 1,
-    },
+    "by rejection, or all where none is accepted": {"sampling.LEAST": 0}
+    | {f"chunk.rejection.{name}": 1 for name in ("_DIRECTIONS", "_PROPOSED", "_ROUNDS")},
 }
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from haed.base import ChunkingSpec, TokenBatch
+from haed.base import ChunkingSpec
 from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -49,11 +49,7 @@ def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
     for known in (lexicon(every), lexicon(every, 1)):
         model.known = model.embed_vocabulary(known, torch.bfloat16)
         for place in range(T):
-            many = TokenBatch(
-                given.tokens.expand(len(every), -1, -1).clone(),
-                given.lengths.expand(len(every), -1).clone(),
-                given.starts.expand(len(every), -1),
-            )
+            many = given[torch.zeros(len(every), dtype=torch.long)]
             many.tokens[:, place], many.lengths[:, place] = every.tokens, every.lengths
             which = torch.zeros(many.lengths.shape, dtype=torch.bool)
             which[:, place] = True

@@ -40,10 +40,8 @@ def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candi
     found = find_candidates(candidates, of_numbers(rows), of_numbers(others))
     names = found.chunks.tokens[:, 0].long()
     every = torch.eye(scores.shape[1], dtype=scores.dtype)[names]
-    changes = found.own.score_adjustments if found.own else None
-    return blockwise_cross_entropy(
-        scores, every, -found.adjustment.to(scores.dtype), found.chunks.inverse, changes=changes
-    ).loss
+    changes, bias = found.own.score_adjustments if found.own else None, -found.adjustment.to(scores.dtype)
+    return blockwise_cross_entropy(scores, every, bias, found.chunks.inverse, changes=changes).loss
 
 
 def test_a_mixture_needs_two_windows_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,12 +77,8 @@ def test_candidates_and_corrections_agree_with_sets_in_many_random_steps() -> No
     generator = torch.Generator().manual_seed(0)
     candidates, counted, passed = made(smoothing=0.5), Counter[int](), 0
     for step in range(300):
-        own, others = (
-            torch.randint(
-                -1, 2 + step % 9, (int(torch.randint(low, 5, (), generator=generator)), 7), generator=generator
-            )
-            for low in (1, 0)
-        )
+        counts = [int(torch.randint(low, 5, (), generator=generator)) for low in (1, 0)]
+        own, others = (torch.randint(-1, 2 + step % 9, (count, 7), generator=generator) for count in counts)
         own = own[:1].expand_as(own) if step % 5 == 1 else own[:, :1].expand_as(own) if step % 5 == 2 else own
         found = find_candidates(candidates, of_numbers(own), of_numbers(others))
         rows = [[x for x in row if x >= 0] for row in [*own.tolist(), *others.tolist()]]
@@ -131,9 +125,8 @@ def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilit
     candidates.counts.update(keys, (pi.double() * 1e15).long())  # as if so many windows had been seen
     total = torch.zeros(classes, classes, dtype=torch.float64)
     scores = (follows.log() + torch.randn(classes, 1)).double().requires_grad_()  # any constant of a row
-    for there in itertools.product(
-        (0, 1), repeat=classes
-    ):  # the other window has a chunk more, which is never a target
+    for there in itertools.product((0, 1), repeat=classes):
+        # The other window has a chunk more, which is never a target.
         others = torch.tensor([[i if here else -1 for i, here in enumerate(there)] + [classes]])
         chance = float(torch.where(torch.tensor(there) > 0, pi, 1 - pi).prod())
         for window in itertools.product(range(classes), repeat=3):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,10 +47,8 @@ def across(w: Weights, name: str, queries: list[Array], sources: list[Array], at
     normed = [reference.norm(w, f"{name}.source_norm", x) for x in sources]
     seen = {t: [j for j in range(len(sources)) if j * step <= t] for t in range(len(rows))}
     found = reference.attention(w, f"{name}.attention", rows, normed, TOKEN.heads, seen.__getitem__, step)
-    return [
-        reference.feed_forward(w, f"{name}.feed_forward", x + found[place])
-        for place, x in zip(at, queries, strict=True)
-    ]
+    mixed = [x + found[place] for place, x in zip(at, queries, strict=True)]
+    return [reference.feed_forward(w, f"{name}.feed_forward", x) for x in mixed]
 
 
 def hourglass(w: Weights, x: list[Array], options: HourglassOptions, scales: list[tuple[int, int, int]]) -> list[Array]:
@@ -233,9 +232,7 @@ def test_the_annotated_implementation_gives_the_same_logits(factors: list[int]) 
     hierarchy = " ".join(f"1@{scale}" for scale in [*scales, *scales[-2::-1]])
     system = made(
         HourglassOptions(hierarchy=hierarchy, shortening="average", lengthening="repeat"),
-        TokenOptions(
-            width=8, heads=2, head_width=4, ffn=12, attention="plain", activation="relu", positions="sinusoidal"
-        ),
+        replace(TOKEN, attention="plain", activation="relu", positions="sinusoidal"),
     )
     theirs = labml.HourGlass(2, 8, 0.0, 12, factors).double().eval()
     embedding, norm, output = nn.Embedding(6, 8).double(), nn.LayerNorm(8).double(), nn.Linear(8, 5).double()
