@@ -250,9 +250,8 @@ def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.Captur
         change(path)
     before = set(tmp_path.parent.glob("*"))
     assert main(command) in (1, 2)
-    lines = [
-        line for line in capsys.readouterr().err.splitlines() if not line.endswith("The checkpoint before it is tried")
-    ]
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if not line.endswith("The checkpoint before it is tried")]
     assert 1 <= len(lines) <= 2 and lines[-1].startswith("error: ") and len(lines[-1]) < 600, lines
     assert "--debug prints the traceback" not in lines[-1] and not PWNED.exists()
     assert pattern != "config.yaml" or pattern in lines[-1] or case == "config: path as name"

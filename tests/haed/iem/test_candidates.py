@@ -16,6 +16,7 @@ from haed.distributed import Ranks
 from haed.iem.candidates import Candidates, CandidateSet, CountMin, StepChunks, log_inclusion
 from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
+from tests.conftest import mostly_nightly
 
 PLACES = 16
 
@@ -139,7 +140,7 @@ def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilit
     assert float(total.abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("repeats", [0.5, 0.9])
+@pytest.mark.parametrize("repeats", mostly_nightly([0.5, 0.9], 0.9))
 def test_context_is_learned_from_sampled_candidates(repeats: float) -> None:
     """Windows repeat their first chunk, which is rare; half of the other chunks are one of 8 frequent ones, half of 240."""
     generator = torch.Generator().manual_seed(0)
