@@ -14,6 +14,7 @@ from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
 from tests.haed.chunk.test_mixture import K, T, V, mixed
 from tests.haed.chunk.test_model import windows
+from tests.haed.iem.test_objective import check_same, losses_and_gradients
 
 
 def objective(fraction: float = 1.0, pieces: int = 1, place: str | torch.device = "cpu") -> ChunkObjective:
@@ -162,16 +163,7 @@ def test_a_share_of_the_chunks_stands_for_all() -> None:
 
 
 def test_pieces_change_nothing() -> None:
-    found = []
-    for pieces in (1, 2, 3):
-        made = objective(0.5, pieces)
-        losses = made(made.prepare_batch(given(), None, torch.Generator().manual_seed(0)))
-        losses.total.backward()
-        values = [losses.total.detach(), losses.nats.detach(), losses.figures["gate"]]
-        found.append([*values, *(p.grad for p in made.parameters())])
-    for other in found[1:]:
-        for ours, whole in zip(other, found[0], strict=True):
-            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
+    check_same([losses_and_gradients(objective(0.5, pieces), given()) for pieces in (1, 2, 3)])
 
 
 @pytest.mark.parametrize(("fraction", "trained"), [(0.5, {"gate", "prior"}), (0.0, {"prior"})])
