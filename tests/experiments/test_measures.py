@@ -15,23 +15,17 @@ from experiments.measures import measure_memory
 from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
 from haed.registry import make_system
-from pipeline.config import load_options
 from pipeline.run.opened import Continuations, Run, open_run
-from pipeline.run.run_directory import RunFolder
 from pipeline.run.system import SavedActivations
 from pipeline.run.windows import fixed_subset
-from pipeline.training.stages import train
-from tests.conftest import TINY, of_kind
+from tests.experiments.conftest import train_tokens
 
 # Bags of the next tokens: their bits against those of frequencies, and what is shown of them.
 
 
 def test_examples_are_of_the_text_and_bits_of_frequencies(text: Path, sharded: Path, tmp_path: Path) -> None:
-    where = ["source.kind=text", f"source.path={text}", f"runs_dir={tmp_path}", f"shards_dir={sharded}", "name=bags"]
     bag = ["model.multiscale.layers=1@4", "model.multiscale.upsampling=repeat", "train.steps=60"]
-    options = load_options("top-down", [*of_kind("top_down", [*TINY, *where]), *bag, "optimizer.learning_rate=0.02"])
-    train(options)
-    run = Run(RunFolder.from_options(options), options)
+    run = train_tokens("top-down", text, sharded, tmp_path, *bag, "optimizer.learning_rate=0.02")
     found = measures.measure_bags(run)
     assert measures.finest_scale(run) == 4 and 0.5 < found.metrics["share of a unigram model's bits"] < 1.1
     valid = b"".join(run.folder.open_corpus().iterate_original_blocks("valid")).decode()
