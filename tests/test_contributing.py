@@ -33,10 +33,13 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BAG = ["model.encoder.kind=bag"]
 
 
+def find_section(title: str) -> str:
+    return TEXT.partition(f"## How do I add {title}\n")[2].partition("\n## ")[0]
+
+
 def find_block(title: str, language: str) -> str:
     """The block of code of a section."""
-    section = TEXT.partition(f"## How do I add {title}\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    (block,) = re.findall(rf"```{language}\n(.*?)```", find_section(title), re.DOTALL)
     return str(block)
 
 
@@ -237,7 +240,7 @@ def test_the_site_includes_a_section_as_a_page(page: str, title: str) -> None:
     included = (ROOT / "docs" / "how-to" / page).read_text()
     (name,) = re.findall(r'^--8<-- "CONTRIBUTING.md:(\w+)"$', included, re.MULTILINE)
     begin, end = (f"<!-- --8<-- [{each}:{name}] -->" for each in ("start", "end"))
-    section = TEXT.partition(f"## How do I add {title}\n")[2].partition("\n## ")[0].strip()
+    section = find_section(title).strip()
     assert section.startswith(begin) and section.endswith(end)
     assert not re.search(r"\]\((?!http)", section)  # a relative link would be another one in the page
 

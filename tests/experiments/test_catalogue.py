@@ -192,12 +192,7 @@ def test_a_damaged_result_is_said_and_keeps_nobody_from_the_list(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "budget", "overrides", "message"),
     [
-        (
-            "haed-figure5",
-            "minutes",
-            (),
-            "no experiment 'haed-figure5'. Did you mean haed-figure4. Use one of haed-figure2",
-        ),
+        ("haed-figure5", "minutes", (), "no experiment .* Did you mean haed-figure4. Use one of haed-figure2"),
         ("hourglass-copy", "paper", (), "no models of a paper's sizes"),
         ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself; see --seeds"),
         ("haed-table1", "minutes", ("train.seconds=5",), "an experiment sets train.seconds itself; --seconds N"),
@@ -219,14 +214,9 @@ def test_settings_of_ones_own_have_a_folder_of_their_own() -> None:
 
 
 def test_a_plan_knows_its_command() -> None:
-    settings = {
-        "seconds": 60.0,
-        "seeds": 2,
-        "parallel": 2,
-        "clock": "process",
-        "overrides": ("threads=1", "source.path=a b"),
-    }
-    _, plan = plan_experiment("haed-table1", "hour", Path("out"), **settings)
+    settings = {"seconds": 60.0, "seeds": 2, "parallel": 2, "clock": "process"}
+    overrides = "threads=1", "source.path=a b"
+    _, plan = plan_experiment("haed-table1", "hour", Path("out"), overrides=overrides, **settings)
     words = "--seconds=60 --seeds=2 --parallel=2 --clock=process threads=1 'source.path=a b'"
     assert plan.command == f"haed experiment haed-table1 --budget hour {words}"
     assert plan_experiment("recipe", "minutes", Path("out"))[1].command == "haed experiment recipe --budget minutes"

@@ -105,10 +105,3 @@ def test_chunks_are_found_by_their_tokens_not_by_their_hashes(monkeypatch) -> No
     assert found.find_rows(asked).tolist() == [0, -1, -1]
     counts, documents = found.counts_of(asked)
     assert (counts.tolist(), documents.tolist()) == ([7, 0, 0], [3, 0, 0])
-
-
-def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
-    model, _ = mixed()
-    given = windows(2, T, K, V)
-    with torch.no_grad():
-        torch.testing.assert_close(model.log_likelihood(given), model.decision_log_likelihood(given).sum(-1))
