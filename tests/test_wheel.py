@@ -103,7 +103,7 @@ def test_an_installed_haed_trains_and_shows_its_run(haed: Path, folder: Path, te
     assert found["evaluation"]["split"] == "test" and Path("runs/quickstart/report.html").is_file()
     assert json.loads(Path("runs/quickstart/environment.json").read_text())["commit"] is None
     done = subprocess.run([haed, "experiment"], capture_output=True, text=True)
-    assert done.returncode == 2 and "experiments are not part of the installed package" in done.stderr
+    assert done.returncode == 2 and "experiments are not part of the installed package. Clone" in done.stderr
 
     with running(haed, "explore", "quickstart", "--port", "0", "--json") as log:
         line = until(PATIENCE, lambda: log.read_text().startswith("{") and log.read_text().splitlines()[0])

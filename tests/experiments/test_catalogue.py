@@ -23,7 +23,6 @@ from experiments.run import estimate_costs, prepare_variants, select_own
 from haed.base import ChunkingSpec
 from haed.registry import make_system
 from pipeline import commands
-from pipeline.cli import main
 from pipeline.config import ConfigError
 
 FILE = """
@@ -52,14 +51,6 @@ def test_variants_are_configurations_and_claims_are_of_variants(name: str) -> No
         assert all(each.steps or each.epochs for each in limits)
         assert variant.preset.startswith("paper-")
     assert set(experiment.measures) <= set(MEASURES)
-
-
-def test_an_installed_package_has_no_experiments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(commands, "ROOT", str(tmp_path))
-    assert main(["experiment"]) == 2
-    assert "experiments are not part of the installed package. Clone" in capsys.readouterr().err
 
 
 def test_the_command_offers_the_budgets_that_there_are() -> None:
