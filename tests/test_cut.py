@@ -23,6 +23,7 @@ from pipeline.run.index import faiss_search, storage
 from pipeline.run.index.chunk_index import ChunkIndex
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards
+from tests.conftest import mostly_nightly
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -73,7 +74,7 @@ def test_no_file_of_a_run_or_a_corpus_is_mapped_and_no_compiler_is_imported(run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", mostly_nightly([0, 1], 1))
 def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_path: Path, workers: int) -> None:
     options.train.steps, options.validation.times, options.loader.workers = 10**7, 0, workers
     options.checkpoint.every_steps = None
@@ -122,9 +123,8 @@ def test_rows_that_are_read_one_by_one_are_those_that_are_kept(run: Path, monkey
     assert (read.vectors[rows] == every[rows]).all() and (read.vectors[3] == every[3]).all()
     assert (read.vectors[:] == every).all() and read.vectors[4:4].shape == (0, every.shape[1])
     for among in (number, 120):
-        for mine, theirs in zip(
-            read.search.find_nearest(every[:9], 8, among), kept.search.find_nearest(every[:9], 8, among), strict=True
-        ):
+        found, wanted = (each.search.find_nearest(every[:9], 8, among) for each in (read, kept))
+        for mine, theirs in zip(found, wanted, strict=True):
             np.testing.assert_allclose(mine, theirs, atol=1e-6)
     place = run / "index" / "chunks" / "vectors.faiss"
     os.truncate(place, place.stat().st_size // 2)

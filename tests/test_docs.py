@@ -244,15 +244,13 @@ def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: p
     exec(example.replace('print(name, len(text), "bytes")', "found[name] = text.decode()"), {"found": found})
     assert found == texts
 
-    samples = list(
-        webdataset.WebDataset(sorted(map(str, corpus.folder.glob("train-*.tar"))), shardshuffle=False).decode()
-    )
+    paths = sorted(map(str, corpus.folder.glob("train-*.tar")))
+    samples = list(webdataset.WebDataset(paths, shardshuffle=False).decode())
     ours = list(corpus.webdataset("train"))
     assert len(ours) == len(samples) > 2 and len({sample["__key__"] for sample in ours}) == len(ours)
     for one, other in zip(ours, samples, strict=True):
-        assert all(
-            np.array_equal(one[f"{name}.npy"], other[f"{name}.npy"]) for name in ("tokens", "lengths", "documents")
-        )
+        for name in ("tokens.npy", "lengths.npy", "documents.npy"):
+            assert np.array_equal(one[name], other[name])
         assert one["sample.json"] == {key: other["sample.json"][key] for key in ("names", "continues")}
     shared = torch.utils.data.DataLoader(corpus.webdataset("train").compose(_take_key), batch_size=None, num_workers=2)
     assert sorted(shared) == sorted(sample["__key__"] for sample in ours)

@@ -65,9 +65,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trained(registered: None, options: Options, tiny: list[str]) -> Options:
-    made = load_options(
-        "quickstart", [*of_kind("unigram", tiny), "name=unigram", "train.steps=60", "validation.times=1"]
-    )
+    words = [*of_kind("unigram", tiny), "name=unigram", "train.steps=60", "validation.times=1"]
+    made = load_options("quickstart", words)
     made.optimizer.learning_rate = 0.3
     train(made)
     return made
@@ -76,11 +75,11 @@ def trained(registered: None, options: Options, tiny: list[str]) -> Options:
 @pytest.mark.slow
 def test_a_registered_family_goes_through_every_stage(trained: Options, options: Options, tmp_path: Path) -> None:
     corpus = open_run("unigram", trained.runs_dir).folder.open_corpus()
-    text = {
-        split: np.concatenate([tokens for tokens, _ in corpus.iterate_documents(split)]) for split in ("train", "test")
-    }
-    counts = np.bincount(text["train"], minlength=256) + 1
-    fitted = -np.log2(counts / counts.sum())[text["test"]].mean()
+    train_text, test_text = (
+        np.concatenate([tokens for tokens, _ in corpus.iterate_documents(split)]) for split in ("train", "test")
+    )
+    counts = np.bincount(train_text, minlength=256) + 1
+    fitted = -np.log2(counts / counts.sum())[test_text].mean()
     found = evaluate_run(trained)
     assert found.stage == "train" and found.bits_per_token == pytest.approx(float(fitted), abs=0.25)
 
@@ -103,8 +102,3 @@ def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tin
     assert not (Path(made.runs_dir) / "unigram").exists()
     with pytest.raises(ValueError, match="Unigram has no space 'chunks'. Its spaces are: none"):
         open_run(train(made).run).embed([b"a"])
-
-
-def test_an_unknown_kind_names_those_there_are(tiny: list[str]) -> None:
-    with pytest.raises(ValueError, match="model.kind=nothing: expected one of haed"):
-        load_options("quickstart", [*tiny, "model.kind=nothing"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from data.filesystem import write_json
 from pipeline.cli import main
 
 KINDS: dict[str, Callable[[Path], object]] = {
@@ -111,14 +112,8 @@ def handed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     remembered = json.loads((place / "runs/run/corpus.json").read_text())
     shutil.copytree(remembered["location"], place / "corpus")
     config = place / "runs/run/config.yaml"
-    config.write_text(
-        config.read_text()
-        .replace(f"{whole}/shards", "shards")
-        .replace(f"{whole}/runs", "runs")
-        .replace("kind: text", "kind: shards")
-    )
-    from data.filesystem import write_json
-
+    here = config.read_text().replace(f"{whole}/shards", "shards").replace(f"{whole}/runs", "runs")
+    config.write_text(here.replace("kind: text", "kind: shards"))
     write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus", "beside": "../../corpus"})
     shutil.copytree(place / "runs/run", place / "runs/other")
     return place
@@ -133,12 +128,9 @@ class Asker:
 
     def __init__(self) -> None:
         self.opened = set[str]()
+        command, environment = [sys.executable, "-c", ASK], {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ASK],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
         )
 
     def ask(self, place: Path, readers: list[str]) -> dict[str, tuple[int, str]]:
@@ -219,9 +211,8 @@ def files_of(handed: Path) -> list[str]:
 @pytest.mark.nightly
 def test_what_is_whole_is_taken_by_those_who_open_it(readers: Callable[[str], list[str]]) -> None:
     assert {"open", "evaluate", "finetune"} <= set(readers("runs/run/config.yaml"))
-    assert readers("corpus/test-00000.tar") == ["evaluate"] and "neighbours" in readers(
-        "runs/run/index/chunks/vectors.faiss"
-    )
+    assert readers("corpus/test-00000.tar") == ["evaluate"]
+    assert "neighbours" in readers("runs/run/index/chunks/vectors.faiss")
 
 
 @pytest.mark.nightly

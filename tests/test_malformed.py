@@ -26,10 +26,9 @@ from data.corpus import Corpus
 from data.filesystem import CorruptFileError, write_json
 from pipeline.cli import main
 from pipeline.config import ConfigError, load_options
-from pipeline.run.checkpoints import CorruptCheckpointError
-from pipeline.run.checkpoints import load_checkpoint as load_checkpoint
+from pipeline.run.checkpoints import CorruptCheckpointError, load_checkpoint
 from pipeline.run.metrics import encode_record, read_metrics
-from tests.conftest import Listener, write_state
+from tests.conftest import Listener, flip_bit, write_state
 
 PWNED = Path("pwned")
 
@@ -67,12 +66,7 @@ def cut(share: float) -> Callable[[Path], None]:
 
 
 def flipped(place: int) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[place] ^= 0x55
-        path.write_bytes(content)
-
-    return change
+    return lambda path: flip_bit(path, place)
 
 
 def with_key(value: Any, *keys: Any) -> Callable[[Path], None]:
@@ -87,10 +81,6 @@ def with_key(value: Any, *keys: Any) -> Callable[[Path], None]:
         write_json(path, tree)  # with its checksum: a stranger can make one
 
     return change
-
-
-def without(path: Path) -> None:
-    path.unlink()
 
 
 def as_tar(members: dict[str, bytes]) -> Callable[[Path], None]:
@@ -148,7 +138,7 @@ JSON = {
     "number": replaced(b"17"),
     "deep": replaced(b"[" * 100_000),
     "pickle": replaced(pickle.dumps(Exploit())),
-    "gone": without,
+    "gone": Path.unlink,
 }
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
 CONFIG = {
@@ -221,19 +211,19 @@ CASES |= {
     "model: empty": (CHECKPOINT + "model.safetensors", replaced(b""), EVALUATE),
     "model: half": (CHECKPOINT + "model.safetensors", cut(0.5), EVALUATE),
     "model: a bit": (CHECKPOINT + "model.safetensors", flipped(-1), EVALUATE),
-    "model: gone": (CHECKPOINT + "model.safetensors", without, EVALUATE),
+    "model: gone": (CHECKPOINT + "model.safetensors", Path.unlink, EVALUATE),
     "model: a pickle": (CHECKPOINT + "model.safetensors", replaced(pickle.dumps(Exploit())), EVALUATE),
     "model: a long header": (CHECKPOINT + "model.safetensors", replaced(struct.pack("<Q", 1 << 62)), EVALUATE),
     "model: no header": (CHECKPOINT + "model.safetensors", safetensors(b"{"), EVALUATE),
     "model: half bytes": (CHECKPOINT + "model.safetensors", of_half_bytes, EVALUATE),
     "model: many names": (CHECKPOINT + "model.safetensors", with_many_names, EVALUATE),
     "training: half": (CHECKPOINT + "training.safetensors", cut(0.5), FINETUNE),
-    "training: gone": (CHECKPOINT + "training.safetensors", without, FINETUNE),
+    "training: gone": (CHECKPOINT + "training.safetensors", Path.unlink, FINETUNE),
     "latest: outside": ("runs/run/finetune/checkpoints/latest", replaced(b"../../../../etc"), ["compare", "runs/none"]),
     "index: empty": ("runs/run/index/chunks/vectors.faiss", replaced(b""), NEIGHBOURS),
     "index: half": ("runs/run/index/chunks/vectors.faiss", cut(0.5), NEIGHBOURS),
     "index: a bit": ("runs/run/index/chunks/vectors.faiss", flipped(100), NEIGHBOURS),
-    "index: gone": ("runs/run/index/chunks/vectors.faiss", without, NEIGHBOURS),
+    "index: gone": ("runs/run/index/chunks/vectors.faiss", Path.unlink, NEIGHBOURS),
     "table: half": ("runs/run/index/chunks/table.parquet", cut(0.5), NEIGHBOURS),
     "table: pickle": ("runs/run/index/chunks/table.parquet", replaced(pickle.dumps(Exploit())), NEIGHBOURS),
     "run config: another model": (
@@ -242,7 +232,7 @@ CASES |= {
         EVALUATE,
     ),
     "run config: bytes": ("runs/run/config.yaml", replaced(b"\xff\x00"), EVALUATE),
-    "run config: gone": ("runs/run/config.yaml", without, EVALUATE),
+    "run config: gone": ("runs/run/config.yaml", Path.unlink, EVALUATE),
 }
 
 
@@ -258,15 +248,14 @@ def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.Captur
     pattern, change, command = CASES[case]
     for path in list(tmp_path.glob(pattern)) or [tmp_path / pattern]:
         change(path)
-    before = {path for path in tmp_path.parent.glob("*")}
+    before = set(tmp_path.parent.glob("*"))
     assert main(command) in (1, 2)
-    lines = [
-        line for line in capsys.readouterr().err.splitlines() if not line.endswith("The checkpoint before it is tried")
-    ]
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if not line.endswith("The checkpoint before it is tried")]
     assert 1 <= len(lines) <= 2 and lines[-1].startswith("error: ") and len(lines[-1]) < 600, lines
     assert "--debug prints the traceback" not in lines[-1] and not PWNED.exists()
     assert pattern != "config.yaml" or pattern in lines[-1] or case == "config: path as name"
-    assert {path for path in tmp_path.parent.glob("*")} == before
+    assert set(tmp_path.parent.glob("*")) == before
 
 
 @pytest.mark.parametrize(

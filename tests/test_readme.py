@@ -54,23 +54,16 @@ def small(command: str) -> list[str]:
     assert program == "haed"
     if arguments[0] not in TRAINS:
         return arguments
-    given = [
-        word
-        for word in arguments
-        if "=" in word and not word.endswith(("seconds=120", "seconds=60", "seconds=90", "seconds=30"))
-    ]
+    limits = "seconds=120", "seconds=60", "seconds=90", "seconds=30"
+    given = [word for word in arguments if "=" in word and not word.endswith(limits)]
     rest = [word for word in arguments if "=" not in word]
     budget = ["finetune.steps=6"] if "seconds=90" in command else []
     preset = rest[rest.index("--config") + 1] if "--config" in rest else None
-    kind = next(
-        (word.split("=")[1] for word in given if word.startswith("model.kind=")), load_options(preset).model.kind
-    )
+    options = load_options(preset)
+    kind = next((word.split("=")[1] for word in given if word.startswith("model.kind=")), options.model.kind)
     words = TINY if SYSTEMS[kind].chunks else of_kind(kind, TINY)
-    source = (
-        ["source.path=python"]
-        if preset and load_options(preset).source.kind == "stdlib" and "source." not in command
-        else []
-    )
+    of_stdlib = preset and options.source.kind == "stdlib" and "source." not in command
+    source = ["source.path=python"] if of_stdlib else []
     return [*rest, *words, *source, *given, *budget]
 
 

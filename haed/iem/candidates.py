@@ -172,13 +172,13 @@ class CandidateSet:
     Attributes:
         chunks: distinct chunks of all ranks of a group; their `inverse` (M,) is for this rank's own windows.
         adjustment: (C,) float32, subtracted from the scores of all rows; None without the IEM loss.
-        own: adjustments that differ between rows; None if there are none.
+        window_adjustment: changes to the scores that differ between rows; None if there are none.
         correction: (M,) float32, total amount subtracted from each row's target; None without a correction.
     """
 
     chunks: Distinct
     adjustment: Tensor | None = None
-    own: WindowAdjustment | None = None
+    window_adjustment: WindowAdjustment | None = None
     correction: Tensor | None = None
 
 

@@ -334,7 +334,11 @@ class ChunkObjective(Objective):
         self, losses: StepOutput, batch: ChunkBatch, candidates: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
         """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
-        adjustment, windows, count = batch.candidates.adjustment, batch.candidates.own, len(batch.candidates.chunks)
+        adjustment, windows, count = (
+            batch.candidates.adjustment,
+            batch.candidates.window_adjustment,
+            len(batch.candidates.chunks),
+        )
         assert adjustment is not None
         query = self.system.compute_query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)

@@ -23,7 +23,6 @@ from experiments.run import estimate_costs, prepare_variants, select_own
 from haed.base import ChunkingSpec
 from haed.registry import make_system
 from pipeline import commands
-from pipeline.cli import main
 from pipeline.config import ConfigError
 
 FILE = """
@@ -52,14 +51,6 @@ def test_variants_are_configurations_and_claims_are_of_variants(name: str) -> No
         assert all(each.steps or each.epochs for each in limits)
         assert variant.preset.startswith("paper-")
     assert set(experiment.measures) <= set(MEASURES)
-
-
-def test_an_installed_package_has_no_experiments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(commands, "ROOT", str(tmp_path))
-    assert main(["experiment"]) == 2
-    assert "experiments are not part of the installed package. Clone" in capsys.readouterr().err
 
 
 def test_the_command_offers_the_budgets_that_there_are() -> None:
@@ -192,12 +183,7 @@ def test_a_damaged_result_is_said_and_keeps_nobody_from_the_list(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "budget", "overrides", "message"),
     [
-        (
-            "haed-figure5",
-            "minutes",
-            (),
-            "no experiment 'haed-figure5'. Did you mean haed-figure4. Use one of haed-figure2",
-        ),
+        ("haed-figure5", "minutes", (), "no experiment .* Did you mean haed-figure4. Use one of haed-figure2"),
         ("hourglass-copy", "paper", (), "no models of a paper's sizes"),
         ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself; see --seeds"),
         ("haed-table1", "minutes", ("train.seconds=5",), "an experiment sets train.seconds itself; --seconds N"),
@@ -219,14 +205,9 @@ def test_settings_of_ones_own_have_a_folder_of_their_own() -> None:
 
 
 def test_a_plan_knows_its_command() -> None:
-    settings = {
-        "seconds": 60.0,
-        "seeds": 2,
-        "parallel": 2,
-        "clock": "process",
-        "overrides": ("threads=1", "source.path=a b"),
-    }
-    _, plan = plan_experiment("haed-table1", "hour", Path("out"), **settings)
+    settings = {"seconds": 60.0, "seeds": 2, "parallel": 2, "clock": "process"}
+    overrides = "threads=1", "source.path=a b"
+    _, plan = plan_experiment("haed-table1", "hour", Path("out"), overrides=overrides, **settings)
     words = "--seconds=60 --seeds=2 --parallel=2 --clock=process threads=1 'source.path=a b'"
     assert plan.command == f"haed experiment haed-table1 --budget hour {words}"
     assert plan_experiment("recipe", "minutes", Path("out"))[1].command == "haed experiment recipe --budget minutes"

@@ -15,23 +15,17 @@ from experiments.measures import measure_memory
 from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
 from haed.registry import make_system
-from pipeline.config import load_options
 from pipeline.run.opened import Continuations, Run, open_run
-from pipeline.run.run_directory import RunFolder
 from pipeline.run.system import SavedActivations
 from pipeline.run.windows import fixed_subset
-from pipeline.training.stages import train
-from tests.conftest import TINY, of_kind
+from tests.experiments.conftest import train_tokens
 
 # Bags of the next tokens: their bits against those of frequencies, and what is shown of them.
 
 
 def test_examples_are_of_the_text_and_bits_of_frequencies(text: Path, sharded: Path, tmp_path: Path) -> None:
-    where = ["source.kind=text", f"source.path={text}", f"runs_dir={tmp_path}", f"shards_dir={sharded}", "name=bags"]
     bag = ["model.multiscale.layers=1@4", "model.multiscale.upsampling=repeat", "train.steps=60"]
-    options = load_options("top-down", [*of_kind("top_down", [*TINY, *where]), *bag, "optimizer.learning_rate=0.02"])
-    train(options)
-    run = Run(RunFolder.from_options(options), options)
+    run = train_tokens("top-down", text, sharded, tmp_path, *bag, "optimizer.learning_rate=0.02")
     found = measures.measure_bags(run)
     assert measures.finest_scale(run) == 4 and 0.5 < found.metrics["share of a unigram model's bits"] < 1.1
     valid = b"".join(run.folder.open_corpus().iterate_original_blocks("valid")).decode()
@@ -60,20 +54,17 @@ def test_it_is_what_scoring_each_chunk_finds(scaled: Run) -> None:
     windows = some(scaled)
     other = measures.shuffle_first_half(windows)
     half = windows.lengths.shape[1] // 2
+
+    def score_nats(batch: TokenBatch, row: int, end: int) -> float:
+        kept = TokenBatch(*(x[row : row + 1, :end] for x in (batch.tokens, batch.lengths, batch.starts)))
+        return -float(scaled.system.log_likelihood(kept).sum())
+
     found = measures.score_places(scaled, other, half) - measures.score_places(scaled, windows, half)
     for row in range(len(windows)):
         for place in range(found.shape[1]):
-            bits = []
-            for each in (windows, other):
-                upto = [
-                    TokenBatch.from_chunks(each.tokens[row : row + 1, :end], each.lengths[row : row + 1, :end])
-                    for end in (half + place, half + place + 1)
-                ]
-                for kept, start in zip(upto, (half + place, half + place + 1), strict=True):
-                    kept.starts[:] = each.starts[row : row + 1, :start]
-                before, through = (float(scaled.system.log_likelihood(kept).sum()) for kept in upto)
-                bits.append((before - through) / torch.log(torch.tensor(2.0)).item())
-            assert float(found[row, place]) == pytest.approx(bits[1] - bits[0], abs=1e-3)
+            end = half + place
+            plain, shuffled = (score_nats(each, row, end + 1) - score_nats(each, row, end) for each in (windows, other))
+            assert float(found[row, place]) == pytest.approx((shuffled - plain) / math.log(2), abs=1e-3)
 
 
 def test_a_second_half_alone_is_scored_as_a_document_that_begins_there(scaled: Run) -> None:
@@ -137,9 +128,8 @@ def test_rates_of_the_bins_are_those_of_the_whole(scaled: Run) -> None:
     bits = sum(rate * size for (_, rate), size in zip(found.line, sizes, strict=True))
     assert bits == pytest.approx(scored.bits.sum()) and len(found.examples) == 11
     metrics = found.metrics
-    assert (
-        metrics["rarest less most frequent"] == metrics["bits a byte, rarest"] - metrics["bits a byte, most frequent"]
-    )
+    rarest, most_frequent = metrics["bits a byte, rarest"], metrics["bits a byte, most frequent"]
+    assert metrics["rarest less most frequent"] == rarest - most_frequent
 
 
 # What a step keeps: every byte once, and as many as the sizes say.
@@ -200,11 +190,8 @@ def test_a_run_has_its_table(scaled: Run) -> None:
 def test_a_layer_saves_what_a_layer_of_its_scale_saves_in_a_step(scaled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "LENGTHS", (64, 128))
     found = measures.measure_layer(scaled)
-    assert found.metrics["milliseconds at 128 tokens"] > 0 and [row[0] for row in found.examples] == [
-        "tokens",
-        "64",
-        "128",
-    ]
+    assert found.metrics["milliseconds at 128 tokens"] > 0
+    assert [row[0] for row in found.examples] == ["tokens", "64", "128"]
     sequences, width = scaled.options.batch.sequences, scaled.options.model.token.width
     saved = SavedBytes(scaled.options.model.token, sequences)
     saved.add_scale(2, 64, 1, top_down=False, coarsest=True)

@@ -17,14 +17,13 @@ from experiments.memory_for_tokens import (
     read_pieces,
     recall_tokens,
 )
+from haed.chunk.packing import Chunks
 from haed.chunk.recalled import Recalled
 from pipeline.config import load_options
 from pipeline.run.device import setup_compute
-from pipeline.run.opened import Run
-from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import open_shards
-from pipeline.training.stages import train
-from tests.conftest import TINY, of_kind
+from tests.conftest import TINY, mostly_nightly
+from tests.experiments.conftest import train_tokens
 
 SYMBOLS = 4
 
@@ -56,9 +55,8 @@ def test_probabilities_of_all_tokens_sum_to_one_also_of_those_that_train_lacks()
 
 def test_a_text_of_train_is_recalled_by_counting() -> None:
     recall = recall_tokens([np.array([7, 9, 7, 9, 7, 8], np.uint8)])
-    found = Recalled(recall).score(
-        torch.zeros(2, 1), type(recall.chunks)(torch.tensor([[7], [9]]), torch.ones(2).long())
-    )
+    text = Chunks(torch.tensor([[7], [9]]), torch.ones(2).long())
+    found = Recalled(recall).score(torch.zeros(2, 1), text)
     assert found.log_prob.exp()[0] == pytest.approx((1 + 1 * 3 / 6) / 2)  # 7 begins the only document
     after_7 = (2 + 2 * 2 / 6) / (3 + 2)  # twice of three times; two different ones follow
     assert found.log_prob.exp()[1] == pytest.approx((1 + 1 * after_7) / 2)  # once after a 7 that begins a document
@@ -67,15 +65,12 @@ def test_a_text_of_train_is_recalled_by_counting() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["spacebyte", pytest.param("hourglass", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("preset", mostly_nightly(["spacebyte", "hourglass"], "spacebyte"))
 def test_tokens_are_read_as_the_run_scores_them_and_memory_helps(
-    kind: str, text: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, text: Path, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.memory_for_tokens.SHARPNESS", (12.0,))
-    where = ["source.kind=text", f"source.path={text}", f"runs_dir={tmp_path}", f"shards_dir={sharded}", "name=tokens"]
-    options = load_options("quickstart", of_kind(kind, [*TINY, *where]))
-    train(options)
-    run = Run(RunFolder.from_options(options), options)
+    run = train_tokens(preset, text, sharded, tmp_path)
     documents = list(run.folder.open_corpus().iterate_documents("test"))
     read = list(read_documents(run, documents))
     for number, (tokens, _) in enumerate(documents):

@@ -80,10 +80,8 @@ def of(variant: Variant, *words: str) -> RunnableVariant:
 
 
 def test_steps_are_of_equal_number_or_equal_seconds() -> None:
-    clock, variants = (
-        {"wide/pretrain": 0.1, "wide/finetune": 0.2, "flat/train": 0.4},
-        [of(variant) for variant in TWO.variants],
-    )
+    clock = {"wide/pretrain": 0.1, "wide/finetune": 0.2, "flat/train": 0.4}
+    variants = [of(variant) for variant in TWO.variants]
     found = divide_budget(TWO, variants, clock, 60.0)
     assert found["wide/pretrain"] + found["wide/finetune"] == pytest.approx(found["flat/train"], abs=2)
     assert sum(number * clock[name] for name, number in found.items()) == pytest.approx(60, abs=1)
@@ -121,20 +119,13 @@ def test_a_run_is_named_by_what_its_text_holds_and_not_by_where_it_is(plan: Plan
     assert name_run() != before
 
 
-def test_a_package_that_is_not_known_is_named(plan: Plan) -> None:
-    wrong = Variant("x", package="x-transformer")
-    with pytest.raises(ConfigError, match="package: x-transformer is not known. Use one of "):
-        prepare_variants(replace(TWO, variants=(*TWO.variants, wrong)), plan)
-
-
 @pytest.mark.slow
 def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -> None:
     wide, flat = TWO.variants
     plain = of(wide)
     for words in ("optimizer.learning_rate=1e-4",), ("finetune.rate_to=0", "pretrain.seconds=9"), ("seed=3", "name=x"):
-        assert [of(wide, *words).step_identity(phase) for phase in wide.phases] == [
-            plain.step_identity(phase) for phase in wide.phases
-        ]
+        for phase in wide.phases:
+            assert of(wide, *words).step_identity(phase) == plain.step_identity(phase)
     for words in ("optimizer.ema=0.9",), ("pretrain.decode_fraction=0.9",), ("batch.sequences=3",):
         assert of(wide, *words).step_identity("pretrain") != plain.step_identity("pretrain")
     assert len({plain.step_identity("pretrain"), plain.step_identity("finetune"), of(flat).step_identity("train")}) == 3
@@ -143,9 +134,8 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
     corpora = shard_corpora(variants)
     found = time_steps(variants, corpora, plan, 1.0, lambda: False).seconds
     assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
-    elsewhere = replace(
-        plan, folder=plan.folder / "three", seeds=3
-    )  # read, not measured again, so that runs are reused
+    elsewhere = replace(plan, folder=plan.folder / "three", seeds=3)
+    # Read, not measured again, so that runs are reused.
     assert time_steps(variants, corpora, elsewhere, 2.0, lambda: True).seconds == found
 
 
@@ -164,26 +154,37 @@ def test_a_variant_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
         time_steps(alone, shard_corpora(alone), plan, 1.0, lambda: False)
 
 
-def test_variants_that_are_alike_are_refused_without_blame_on_overrides(plan: Plan) -> None:
-    twin = replace(TWO.variants[0], name="twin")
-    with pytest.raises(ConfigError, match="^variants 'wide' and 'twin' are the same model. Leave one out"):
-        prepare_variants(replace(TWO, variants=(*TWO.variants, twin)), replace(plan, overrides=("threads=1",)))
+WIDE, FLAT = TWO.variants
+SHORT = replace(WIDE, name="twin", options=(*WIDE.options, "batch.context=8"))
 
 
-def test_overrides_that_leave_nothing_to_compare_are_refused(plan: Plan) -> None:
-    twin = replace(TWO.variants[0], name="twin", options=(*TWO.variants[0].options, "batch.context=8"))
-    experiment = replace(TWO, variants=(*TWO.variants, twin))
-    with pytest.raises(ConfigError, match="makes 'wide' and 'twin' the same model"):
-        prepare_variants(experiment, replace(plan, overrides=("batch.context=16",)))
+@pytest.mark.parametrize(
+    ("added", "overrides", "message"),
+    [
+        pytest.param(Variant("x", package="y"), (), "package: y is not known. Use one of ", id="an unknown package"),
+        # without blame on the overrides
+        pytest.param(
+            replace(WIDE, name="twin"), ("threads=1",), "^variants 'wide' and 'twin' are the same", id="twins"
+        ),
+        pytest.param(SHORT, ("batch.context=16",), "makes 'wide' and 'twin' the same model", id="overrides make twins"),
+        pytest.param(
+            SHORT, ("source.kind=images", "source.path=x"), "no models of pictures", id="of no variant's data"
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    added: Variant, overrides: tuple[str, ...], message: str, plan: Plan
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare_variants(replace(TWO, variants=(*TWO.variants, added)), replace(plan, overrides=overrides))
+
+
+def test_variants_of_other_data_than_the_overrides_give_are_left_out(plan: Plan) -> None:
     pictures = replace(TWO.variants[1], name="pictures", data="pictures")
-    variants, notes = prepare_variants(
-        replace(TWO, variants=(*TWO.variants, pictures)), replace(plan, overrides=("source.kind=stdlib",))
-    )
-    assert [each.variant.name for each in variants] == ["wide", "flat"] and notes[
-        1
-    ] == "left out, because they do not take text: pictures"
-    with pytest.raises(ConfigError, match="no models of pictures"):
-        prepare_variants(TWO, replace(plan, overrides=("source.kind=images", "source.path=x")))
+    experiment = replace(TWO, variants=(*TWO.variants, pictures))
+    variants, notes = prepare_variants(experiment, replace(plan, overrides=("source.kind=stdlib",)))
+    assert [each.variant.name for each in variants] == ["wide", "flat"]
+    assert notes[1] == "left out, because they do not take text: pictures"
 
 
 @pytest.mark.slow
@@ -192,16 +193,8 @@ def test_from_the_command_to_the_page_and_not_twice(
 ) -> None:
     monkeypatch.setattr(catalogue, "load_experiment", lambda _: replace(TWO, measures=("profile",), across="MB kept"))
     monkeypatch.setitem(BUDGETS, "minutes", Budget("none", 0.5, 1, 2000, 1200))
-    command = [
-        "experiment",
-        "two",
-        "--data",
-        str(plan.data),
-        "--output",
-        str(tmp_path / "out"),
-        *plan.overrides,
-        "--json",
-    ]
+    where = ["--data", str(plan.data), "--output", str(tmp_path / "out")]
+    command = ["experiment", "two", *where, *plan.overrides, "--json"]
     assert main([*command, "--parallel", "2"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     folder = Path(found["folder"])
@@ -245,10 +238,9 @@ def test_one_of_the_catalogue_is_run_whole_at_a_four_hundredth_of_minutes(
 def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
     wrong = replace(TWO.variants[1], name="wrong", options=(*TWO.variants[1].options, "resume=required"))
     experiment = replace(TWO, variants=(TWO.variants[1], wrong))
+    long = replace(plan, seconds=600.0)
     with pytest.raises(TrainingInterrupted, match="saved"):
-        make_runs(
-            experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl"))
-        )
+        make_runs(experiment, long, lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl")))
     done, notes = make_runs(replace(experiment, measures=("no such",)), plan)
     assert [each.failure is None for each in done] == [True, False] and "no such" in done[0].unmeasured
     found = make_row(done[0].variant, [done[0]])
@@ -276,19 +268,14 @@ def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan
     variants, notes = prepare_variants(load_experiment("haed-table1"), replace(plan, data=Path("/nowhere")))
     assert [each.variant.data for each in variants] == ["text", "text"]
     (corpus,) = shard_corpora(variants).values()
-    library = Corpus.open(
-        shard_source(load_options(None, ["source.kind=stdlib", f"shards_dir={plan.runs_dir}"])).location
-    )
+    stdlib = load_options(None, ["source.kind=stdlib", f"shards_dir={plan.runs_dir}"])
+    library = Corpus.open(shard_source(stdlib).location)
     assert corpus.split_counts("train") == library.split_counts("train")
     of_valid = b"".join(library.iterate_originals("valid"))
     read = list(corpus.iterate_originals("valid"))
     assert of_valid.startswith(b"".join(read)) and 2000 <= sum(map(len, read)) < 2000 + len(read[-1])
-    alone = [
-        RunnableVariant(each.variant, each.runs_dir, (*each.variant.options, "source.kind=stdlib")) for each in variants
-    ]
-    assert [each.options.model for each in select_own(variants)] == [
-        each.options.model for each in alone
-    ]  # none has another's
+    for each in select_own(variants):  # none has another's model
+        assert each.options.model == of(each.variant, "source.kind=stdlib").options.model
     assert "standard library" in notes[0] and "left out" in notes[1]
 
 
@@ -309,15 +296,12 @@ def test_the_papers_sizes_have_the_papers_limits_and_the_corpus_that_is_given(pl
     experiment = load_experiment("hourglass-table5")
     variants, notes = prepare_variants(experiment, replace(plan, seconds=None))
     assert [each.options.train.steps for each in select_own(variants)] == [200_000] * 4
-    assert (
-        all(each.options.model.token.width == 512 for each in select_own(variants))
-        and "not the paper's corpus" in notes[-1]
-    )
+    assert all(each.options.model.token.width == 512 for each in select_own(variants))
+    assert "not the paper's corpus" in notes[-1]
     given = replace(plan, seconds=None, overrides=("source.kind=enwik8", "source.path=/data/enwik8"))
     variants, notes = prepare_variants(experiment, given)
-    assert notes == ["data: as given"] and {each.options.source.path for each in select_own(variants)} == {
-        "/data/enwik8"
-    }
+    assert notes == ["data: as given"]
+    assert {each.options.source.path for each in select_own(variants)} == {"/data/enwik8"}
 
 
 @pytest.mark.parametrize("lines", [[], [(1.0, 2.0)], [(1.0, 2.0), (200.0, 1.0)]])
@@ -336,9 +320,8 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
         pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
     variants, _ = prepare_variants(replace(TWO, variants=(Variant("theirs", package=name),)), plan)
     (corpus,) = shard_corpora(variants).values()
-    _, found, evaluation = external_models.train_and_score(
-        corpus, name, 2, 0, [1e-3], setup_compute(load_options(None, ["threads=1"]))
-    )
+    compute = setup_compute(load_options(None, ["threads=1"]))
+    _, found, evaluation = external_models.train_and_score(corpus, name, 2, 0, [1e-3], compute)
     assert evaluation.bytes == sum(map(len, corpus.iterate_originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found["parameters"] < 3e6 and found["flops"] > 0
 
@@ -354,10 +337,9 @@ def test_a_result_names_the_version_of_a_package(plan: Plan) -> None:
 
 
 def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
+    short, compute = torch.zeros(100, dtype=torch.uint8), setup_compute(load_options(None, []))
     with pytest.raises(ValueError, match="has 100 bytes, but this package needs 257"):
-        external_models.score_bits_per_byte(
-            nn.Identity(), 256, torch.zeros(100, dtype=torch.uint8), setup_compute(load_options(None, []))
-        )
+        external_models.score_bits_per_byte(nn.Identity(), 256, short, compute)
 
 
 @pytest.mark.slow
@@ -365,9 +347,8 @@ def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.Monk
     experiment = replace(TWO, variants=(*TWO.variants, Variant("theirs", package="labml-nn")))
     monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="no_such_module"))
     variants, notes = prepare_variants(experiment, plan)
-    assert [each.variant.name for each in variants] == ["wide", "flat"] and notes[-1].startswith(
-        "left out: labml-nn: not installed"
-    )
+    assert [each.variant.name for each in variants] == ["wide", "flat"]
+    assert notes[-1].startswith("left out: labml-nn: not installed")
     monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="torch"))
     assert len(prepare_variants(experiment, plan)[0]) == 3
     assert len(prepare_variants(experiment, replace(plan, data=Path("/nowhere")))[0]) == 3
@@ -422,7 +403,5 @@ def test_the_clock_of_an_experiment_is_asked_for_and_said(tmp_path: Path) -> Non
     experiment, plan = catalogue.plan_experiment("hourglass-copy", "minutes", tmp_path)
     assert plan.clock == "wall" and "seconds of wall time" in describe_plan(experiment, plan)[0]
     other = catalogue.plan_experiment("hourglass-copy", "minutes", tmp_path, clock="process")[1]
-    assert (
-        other.folder != plan.folder
-        and "seconds of what a core works (--clock process)" in describe_plan(experiment, other)[0]
-    )
+    assert other.folder != plan.folder
+    assert "seconds of what a core works (--clock process)" in describe_plan(experiment, other)[0]

@@ -25,11 +25,7 @@ DEVICE = torch.device("standin", 0)
 WAITING = {"_local_scalar_dense", "_unique2", "equal", "masked_select", "nonzero", "repeat_interleave"}
 WAITING |= {"unique_consecutive", "unique_dim", "_coalesce"}
 INDEXING = {"_index_put_impl_", "index", "index_put", "index_put_"}  # they take indices on the CPU, and copy them
-SIZES = {
-    "_pack_padded_sequence",
-    "_pack_padded_sequence_backward",
-    "_pad_packed_sequence",
-}  # these are always on the CPU
+SIZES = {"_pack_padded_sequence", "_pack_padded_sequence_backward", "_pad_packed_sequence"}  # always on the CPU
 
 
 class StandIn(Tensor):

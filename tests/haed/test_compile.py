@@ -45,9 +45,7 @@ def train(made: Objective, seed: int) -> Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize(
-    "case", mostly_nightly(CASES, "lstm decoder", "flat", "hourglass, linear", "spacebyte", "hred")
-)
+@pytest.mark.parametrize("case", mostly_nightly(CASES, "lstm decoder", "flat", "hourglass, linear"))
 def test_a_compiled_system_has_the_same_loss_and_gradients_in_one_graph_for_all_steps(
     case: str, graphs: list[torch.fx.GraphModule], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,7 +64,8 @@ def test_a_compiled_system_has_the_same_loss_and_gradients_in_one_graph_for_all_
 def test_nothing_is_compiled_where_shapes_differ_so_that_a_resumed_run_ends_in_the_same_bits(
     graphs: list[torch.fx.GraphModule],
 ) -> None:
-    for made in (objective("flat", fixed=False), objective("lstm decoder", pieces=3), objective("spacebyte")):
+    varying = objective("flat", fixed=False), objective("lstm decoder", pieces=3)
+    for made in (*varying, objective("spacebyte"), objective("hred")):
         assert not made.compile_training()
         train(made, 0)
     assert not graphs

@@ -120,20 +120,17 @@ def test_steps_of_a_chunk_model_are_the_same_on_a_device_and_wait_once(
             given = test_mixed.given() if step == "mixture" else batch(number)
             if device.stand_in is not None:
                 device.stand_in.waits.clear()
-            prepared = made.prepare_batch(
-                given, batch(5) if step != "mixture" else None, torch.Generator().manual_seed(0)
-            )
+            extra = batch(5) if step != "mixture" else None
+            prepared = made.prepare_batch(given, extra, torch.Generator().manual_seed(0))
             if place != CPU and device.stand_in is not None:
-                assert device.stand_in.waits == {
-                    "copy from the device": 1 + pieces * (step == "reader both" and pieces > 1)
-                }
+                waits = 1 + pieces * (step == "reader both" and pieces > 1)
+                assert device.stand_in.waits == {"copy from the device": waits}
             there = to_device(prepared, place)
             with device.refuse_waits(is_first=not number) if place != CPU else nullcontext():
                 losses = made(there, diagnose=number == 1)
                 losses.total.backward()
-                clip_gradients(
-                    [x for group in optimizer.param_groups if not group["table"] for x in group["params"]], 1.0
-                )
+                dense = [x for group in optimizer.param_groups if not group["table"] for x in group["params"]]
+                clip_gradients(dense, 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             shown = {"total": losses.total, **losses.figures, **losses.diagnosis}
@@ -148,28 +145,19 @@ def test_rows_of_a_gradient_are_summed_without_a_wait(rows: list[int], device: C
     values = torch.randn(len(rows), 4)
     gradient = torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.long), values, (9, 4), check_invariants=True)
     for place in (CPU, device.place):
-        sparse = torch.sparse_coo_tensor(
-            gradient._indices().to(place), values.to(place), (9, 4), check_invariants=False
-        )
+        indices = gradient._indices().to(place)
+        sparse = torch.sparse_coo_tensor(indices, values.to(place), (9, 4), check_invariants=False)
         with device.refuse_waits(is_first=False) if place != CPU else nullcontext():
             found, sums = sum_gradient_rows(sparse)
             mask = mark_rows(found)
         found, sums, mask = found.cpu(), sums.cpu(), mask.cpu()
         assert torch.equal(found[mask], found.unique()) and not sums[~mask].any()
-        assert sums.any(1).sum() == len({*rows}) and torch.equal(
-            sums.new_zeros(9, 4).index_add(0, found, sums), gradient.to_dense()
-        )
+        assert sums.any(1).sum() == len({*rows})
+        assert torch.equal(sums.new_zeros(9, 4).index_add(0, found, sums), gradient.to_dense())
 
 
-SAMPLED = [
-    "lstm decoder",
-    "sees the chunk before, dropout",
-    "megabyte",
-    "lstm decoder, n-grams",
-    "flat, n-grams",
-    "spacebyte",
-]
-SAMPLED += ["hourglass, nested, relative", "top-down, threes, maxima, lsh", "bottom-up", "retina"]
+SAMPLED = ["lstm decoder", "sees the chunk before, dropout", "megabyte", "lstm decoder, n-grams", "flat, n-grams"]
+SAMPLED += ["spacebyte", "hourglass, nested, relative", "top-down, threes, maxima, lsh", "bottom-up", "retina"]
 
 
 @pytest.mark.parametrize("case", mostly_nightly(SAMPLED, "lstm decoder", "spacebyte"))

@@ -22,6 +22,7 @@ from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
 from tests.flows.api import PATIENCE
 
+ROOT = Path(__file__).resolve().parents[2]
 # kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
 CASES = {
     "phase one": ("lstm", 1.0, 0.0, {}, 6, 1),
@@ -187,14 +188,10 @@ def meet(meetings: Path, *sizes: int) -> dict[int, Found]:
     """What groups of some sizes find. The first rank is this process, the others are processes of their own."""
     command = [sys.executable, "-m", __name__, str(meetings), ",".join(map(str, sizes))]
     with ExitStack() as stack:
-        others = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-                )
-            )
-            for rank in range(1, max(sizes))
-        ]
+        others = []
+        for rank in range(1, max(sizes)):
+            other = subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+            others.append(stack.enter_context(other))
         try:
             found = all_cases(0, meetings, sizes)
             said = [other.communicate()[1] for other in others]

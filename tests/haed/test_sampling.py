@@ -7,23 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.sampling import ChunkSampler, Draw, draw_outcomes, find_likeliest_chunks, outcome_log_probs
-from tests.haed.chunk.test_mixture import K, V, lexicon, mixed
-from tests.haed.chunk.test_model import windows
+from tests.haed.chunk.test_mixture import K, V, knowing, lexicon, mixed
+from tests.haed.chunk.test_model import append_chunks, windows
 
+GIVEN, NOTHING = windows(1, 2, K, V), torch.tensor([], dtype=torch.long)
 BEGINNINGS = [[], [1], [0, 1], [1, 0, 1]]
 DRAWN = 10_000
 
 
-def likelihood(model: HAED, given: TokenBatch, every: Chunks, opened: list[int]) -> Tensor:
-    """Of every chunk after `given`, among those that begin so, by scoring whole windows."""
-    tokens = torch.cat([given.tokens.expand(len(every), -1, -1), every.tokens[:, None]], 1)
-    lengths = torch.cat([given.lengths.expand(len(every), -1), every.lengths[:, None]], 1)
+def likelihood(model: HAED, every: Chunks, opened: list[int]) -> Tensor:
+    """Of every chunk after `GIVEN`, among those that begin so, by scoring whole windows."""
     with torch.no_grad():
-        found = model.log_likelihood(TokenBatch.from_chunks(tokens, lengths))[:, -1].exp()
+        found = model.log_likelihood(append_chunks(GIVEN, every))[:, -1].exp()
     begins = (every.tokens[:, : len(opened)] == torch.tensor(opened)).all(1) & (every.lengths >= len(opened))
     return found * begins / found[begins].sum()
 
@@ -52,12 +50,8 @@ WAYS = {
     "few outcomes": {},
     "many outcomes": {"sampling._MANY": 4},
     "by rejection": {"sampling.LEAST": 0},
-    "by rejection, or all where none is accepted": {
-        "sampling.LEAST": 0,
-        "chunk.rejection._DIRECTIONS": 1,
-        "chunk.rejection._PROPOSED": 1,
-        "chunk.rejection._ROUNDS": 1,
-    },
+    "by rejection, or all where none is accepted": {"sampling.LEAST": 0}
+    | {f"chunk.rejection.{name}": 1 for name in ("_DIRECTIONS", "_PROPOSED", "_ROUNDS")},
 }
 
 
@@ -66,16 +60,14 @@ def test_chunks_are_drawn_as_often_as_the_likelihood_says(way: str, monkeypatch:
     """From S, from the decoder, or by both ways; after an open prefix given that the chunk begins with it."""
     for name, value in WAYS[way].items():
         monkeypatch.setattr(f"haed.{name}", value)
-    model, every = mixed()
-    given = windows(1, 2, K, V)
-    model.known = model.embed_vocabulary(lexicon(every))
+    model, every = knowing()
     draw = Draw(generator=torch.Generator().manual_seed(1))
     for opened in BEGINNINGS:
-        sampler = ChunkSampler(model, given, DRAWN)
-        before, beginning = Chunks(given.tokens[:, -1], given.lengths[:, -1]), torch.tensor(opened, dtype=torch.long)
+        sampler = ChunkSampler(model, GIVEN, DRAWN)
+        before, beginning = Chunks(GIVEN.tokens[:, -1], GIVEN.lengths[:, -1]), torch.tensor(opened, dtype=torch.long)
         shares = outcome_log_probs(model, sampler.prediction[:1], before, beginning)[0].softmax(0).detach()
         found = frequencies(sampler.draw_chunk(draw, beginning), every)
-        assert fits(found, likelihood(model, given, every, opened))
+        assert fits(found, likelihood(model, every, opened))
         gate, summoned = float(1 - shares[-1]), float(sampler.parts["known"].mean())
         assert abs(summoned - gate) <= 4 * (gate * (1 - gate) / DRAWN) ** 0.5
 
@@ -86,21 +78,16 @@ def test_temperature_and_cut_offs_apply_to_the_gate_then_to_the_known_chunks_or_
 ) -> None:
     for name, value in WAYS[way].items():
         monkeypatch.setattr(f"haed.{name}", value)
-    model, every = mixed()
-    given = windows(1, 2, K, V)
-    model.known = model.embed_vocabulary(lexicon(every))
-    sampler = ChunkSampler(model, given, DRAWN)
-    before = Chunks(given.tokens[:, -1], given.lengths[:, -1])
+    model, every = knowing()
+    sampler = ChunkSampler(model, GIVEN, DRAWN)
+    before = Chunks(GIVEN.tokens[:, -1], GIVEN.lengths[:, -1])
     with torch.no_grad():
-        shares = outcome_log_probs(model, sampler.prediction[:1], before, torch.tensor([], dtype=torch.long))[
-            0
-        ].softmax(0)
+        shares = outcome_log_probs(model, sampler.prediction[:1], before, NOTHING)[0].softmax(0)
         known, model.known = model.known, None
-        spelled = likelihood(model, given, every, [])
+        spelled = likelihood(model, every, [])
         model.known = known
-    whole, spell = (
-        x / (shares[-1] ** 0.5 + (1 - shares[-1]) ** 0.5) for x in ((1 - shares[-1]) ** 0.5, shares[-1] ** 0.5)
-    )
+    gate = torch.stack([1 - shares[-1], shares[-1]]) ** 0.5
+    whole, spell = gate / gate.sum()
     number_kept = top_k or len(shares) - 1
     kept = shares[:-1] ** 0.5 * (shares[:-1] >= shares[:-1].topk(number_kept).values[-1])
     wanted = torch.zeros(len(every), dtype=torch.float64)
@@ -119,14 +106,13 @@ def test_the_coldest_draw_takes_the_likeliest_known_chunk_where_whole_ones_are_l
     odds: float, draw: Draw
 ) -> None:
     """Even if all that may be spelled together is likelier than each of them."""
-    model, every = mixed()
-    model.known = model.embed_vocabulary(lexicon(every))
+    model, every = knowing()
     assert model.mixture is not None
     torch.nn.init.zeros_(model.mixture.gate.weight)
     torch.nn.init.constant_(model.mixture.gate.bias, odds)
-    sampler, nothing = ChunkSampler(model, windows(1, 2, K, V)), torch.tensor([], dtype=torch.long)
+    sampler = ChunkSampler(model, GIVEN)
     with torch.no_grad():
-        shares = outcome_log_probs(model, sampler.prediction, sampler.last, nothing)[0]
+        shares = outcome_log_probs(model, sampler.prediction, sampler.last, NOTHING)[0]
     drawn, best = sampler.draw_chunk(draw), int(shares[:-1].argmax())
     assert (odds > 1) == (shares[best] > shares[-1])
     assert bool(sampler.parts["known"]) == (odds > 0)
@@ -158,20 +144,16 @@ def tempered(probabilities: Tensor, every: Chunks, tokens: list[int]) -> float:
     """Of a chunk whose symbols are drawn at temperature 2, from the probabilities of all chunks."""
 
     def begins(some: list[int]) -> float:
-        return float(
-            probabilities[
-                (every.tokens[:, : len(some)] == torch.tensor(some)).all(1) & (every.lengths >= len(some))
-            ].sum()
-        )
+        same = (every.tokens[:, : len(some)] == torch.tensor(some)).all(1) & (every.lengths >= len(some))
+        return float(probabilities[same].sum())
 
     def exactly(some: list[int]) -> float:
         return begins(some) - sum(begins([*some, token]) for token in range(V)) if len(some) < K else begins(some)
 
     result = 1.0
     for place in range(min(len(tokens) + 1, K)):
-        ways = [begins([*tokens[:place], token]) ** 0.5 for token in range(V)] + (
-            [exactly(tokens[:place]) ** 0.5] if place else []
-        )
+        ways = [begins([*tokens[:place], token]) ** 0.5 for token in range(V)]
+        ways += [exactly(tokens[:place]) ** 0.5] if place else []
         result *= ways[tokens[place] if place < len(tokens) else V] / sum(ways)
     return result
 
@@ -196,9 +178,8 @@ def test_many_outcomes_are_cut_off_like_few(
 
 def test_the_gate_of_a_beginning_that_is_less_likely_than_the_least_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a sentence of 140 bytes that the decoder never saw: P is below e^-745, and no part is NaN."""
-    model, every = mixed()
-    model.known = model.embed_vocabulary(lexicon(every))
-    sampler = ChunkSampler(model, windows(1, 2, K, V))
+    model, every = knowing()
+    sampler = ChunkSampler(model, GIVEN)
     spell, gates = model.decoder_log_probs, list[float]()
     monkeypatch.setattr(model, "decoder_log_probs", lambda *given: spell(*given) - 1000)
     for opened in every.tokens:
@@ -206,15 +187,13 @@ def test_the_gate_of_a_beginning_that_is_less_likely_than_the_least_float(monkey
     assert 0.0 in gates and not any(map(math.isnan, gates))
 
 
-@pytest.mark.parametrize("known", [5, 0])
-def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None:
-    model, every = mixed()
-    given = windows(1, 2, K, V)
-    model.known = model.embed_vocabulary(lexicon(every)) if known else None
-    sampler = ChunkSampler(model, given)
+@pytest.mark.parametrize("known", [True, False])
+def test_the_likeliest_chunks_have_their_exact_probabilities(known: bool) -> None:
+    model, every = knowing() if known else mixed()
+    sampler = ChunkSampler(model, GIVEN)
     for opened in BEGINNINGS:
         beginning = torch.tensor(opened, dtype=torch.long)
-        wanted = likelihood(model, given, every, opened).sort(descending=True)
+        wanted = likelihood(model, every, opened).sort(descending=True)
         found = find_likeliest_chunks(model, sampler.prediction, sampler.last, beginning, 5)
         possible = min(5, int((wanted.values > 0).sum()))
         best = every[wanted.indices[:possible]]
@@ -228,13 +207,6 @@ def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None
         assert found.gate.get("known", 0.0) == pytest.approx(float(1 - shares[-1]))
         summoned = (found.probability * known_share)[rows >= 0]
         torch.testing.assert_close(summoned, shares[rows[rows >= 0]])
-
-
-@pytest.mark.parametrize("outcomes_there_are", [5, 2000])
-def test_the_smallest_temperature_and_mass_take_the_likeliest(outcomes_there_are: int) -> None:
-    logits = torch.zeros(3, outcomes_there_are).index_fill(1, torch.tensor([2]), 4.0)
-    for draw in (Draw(temperature=1e-310), Draw(temperature=1e-37), Draw(top_p=1e-300), Draw(temperature=0)):
-        assert draw(logits - 100).tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("many", [1024, 3], ids=["few outcomes", "many outcomes"])
@@ -254,6 +226,9 @@ def test_the_smallest_temperature_and_mass_take_the_likeliest(outcomes_there_are
         ([0.0] * 8, {"top_k": 4, "top_p": 0.5}, {0, 1}),
         ([0.0, 2.0, 2.0], {"temperature": 0.0}, {1}),
         ([0.0, 2.0, 2.0], {"temperature": 0.0, "top_k": 2}, {1}),
+        ([-100.0, -100.0, -96.0, -100.0], {"temperature": 1e-37}, {2}),
+        ([-100.0, -100.0, -96.0, -100.0], {"temperature": 1e-310}, {2}),
+        ([-100.0, -100.0, -96.0, -100.0], {"top_p": 1e-300}, {2}),
     ],
 )
 def test_exactly_as_many_outcomes_stay_as_were_asked_for_where_some_are_equal(

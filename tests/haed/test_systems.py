@@ -12,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from haed.base import ChunkingSpec, Likelihood, SequenceModel, TokenBatch
+from haed.chunk.packing import Chunks
 from haed.options import (
     DecoderOptions,
     EncoderOptions,
@@ -28,7 +29,7 @@ from haed.options import (
 from haed.registry import make_sampler, make_system
 from haed.sampling import Draw
 from haed.token.base import TokenModel
-from tests.haed.chunk.test_model import decoder_options, windows
+from tests.haed.chunk.test_model import append_chunks, decoder_options, windows
 from tests.haed.conftest import move_parameters
 
 MAIN = MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16)
@@ -129,6 +130,7 @@ SHIFTED = ("flat", "hourglass, nested, relative", "hourglass, attention from lin
 SHIFTED += ("top-down, three scales, convolutions", "top-down, bags", "bottom-up, three scales, convolutions")
 CASES |= {f"{name}, shifted": replace(CASES[name], token=replace(CASES[name].token, shift=True)) for name in SHIFTED}
 TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
+OF_CHUNKS = [case for case in CASES if case not in TOKENS]
 every = pytest.mark.parametrize("case", CASES)
 tokens = pytest.mark.parametrize("case", TOKENS)
 SAMPLED = ["flat, learned positions", "hourglass, nested, relative", "bottom-up", "retina", "spacebyte"]
@@ -140,13 +142,11 @@ def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, cont
     return move_parameters(make_system(CASES[case], IEMOptions(), ChunkingSpec(k, vocabulary, fixed, context)))
 
 
-@every
-@pytest.mark.parametrize("fixed", [False, True])
+# Systems of tokens are distributions over sequences of tokens, however they are cut.
+@pytest.mark.parametrize(("fixed", "case"), [*((True, case) for case in CASES), *((False, case) for case in OF_CHUNKS)])
 @torch.no_grad()
-def test_probabilities_of_all_chunk_sequences_sum_to_one(case: str, fixed: bool) -> None:
+def test_probabilities_of_all_chunk_sequences_sum_to_one(fixed: bool, case: str) -> None:
     k, vocabulary = 2, 2
-    if case in TOKENS and not fixed:
-        pytest.skip("a system of tokens is a distribution over sequences of tokens, however they are cut")
     sizes = [k] if fixed else range(1, k + 1)
     chunks = [chunk for size in sizes for chunk in itertools.product(range(vocabulary), repeat=size)]
     pairs = list(itertools.product(chunks, repeat=2))
@@ -164,17 +164,17 @@ def test_probabilities_of_all_chunk_sequences_sum_to_one(case: str, fixed: bool)
 def test_nothing_later_changes_a_decision(case: str) -> None:
     """A changed token changes its own probability and those after it in its chunk, never one before; nor does the length."""
     made, given = system(case), windows(1, 6, 3, 3)
-    before = made.decision_log_likelihood(given)
-    for chunk, token in itertools.product(range(6), range(3)):
-        if token >= given.lengths[0, chunk]:
-            continue
-        changed = given.tokens.clone()
-        changed[0, chunk, token] = (changed[0, chunk, token] + 1) % 3
-        after = made.decision_log_likelihood(replace(given, tokens=changed))
-        torch.testing.assert_close(after[0, :chunk], before[0, :chunk], rtol=0, atol=1e-12)
-        torch.testing.assert_close(after[0, chunk, :token], before[0, chunk, :token], rtol=0, atol=1e-12)
-        assert not torch.allclose(after[0, chunk, token], before[0, chunk, token])
-        assert chunk == 5 or not torch.allclose(after[0, chunk + 1 :], before[0, chunk + 1 :])
+    places = (torch.arange(3) < given.lengths[0, :, None]).nonzero().tolist()
+    tokens = given.tokens.repeat(len(places) + 1, 1, 1)
+    for row, (chunk, token) in enumerate(places):
+        tokens[row, chunk, token] = (tokens[row, chunk, token] + 1) % 3
+    many = TokenBatch.from_chunks(tokens, given.lengths.expand(len(tokens), -1))
+    *changed, before = made.decision_log_likelihood(many)
+    for (chunk, token), after in zip(places, changed, strict=True):
+        torch.testing.assert_close(after[:chunk], before[:chunk], rtol=0, atol=1e-12)
+        torch.testing.assert_close(after[chunk, :token], before[chunk, :token], rtol=0, atol=1e-12)
+        assert not torch.allclose(after[chunk, token], before[chunk, token])
+        assert chunk == 5 or not torch.allclose(after[chunk + 1 :], before[chunk + 1 :])
 
 
 @every
@@ -188,7 +188,7 @@ def test_padding_and_its_content_do_not_matter(case: str) -> None:
     assert cut[1, 4:].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("case", [*(case for case in CASES if case not in TOKENS), *SAMPLED])
+@pytest.mark.parametrize("case", [*OF_CHUNKS, *SAMPLED])
 @torch.no_grad()
 def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
     """Each symbol of a cached sampler, the ends included, against the decisions of all windows that go on otherwise.
@@ -206,12 +206,12 @@ def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
             others = drawn.tokens.repeat(3, 1)
             others[:, place] = torch.arange(3)
             others[:, place + 1 :] = 0
-            scores = [_decision(made, given, row[None], torch.tensor([[place + 1]]), place) for row in others]
-            if place and not fixed:
-                scores.append(_decision(made, given, drawn.tokens, torch.tensor([[place]]), place))
-            chosen = int(drawn.tokens[0, place]) if place < length else 3
-            assert int(torch.stack(scores).argmax()) == chosen
-        given = _grown(given, drawn.tokens, drawn.lengths[:, None])
+            ways = Chunks(others, torch.full((3,), place + 1))
+            if place and not fixed:  # it may end here
+                ways = Chunks.concatenate([ways, Chunks(drawn.tokens, torch.tensor([place]))])
+            scores = made.decision_log_likelihood(append_chunks(given, ways))[:, -1, place]
+            assert int(scores.argmax()) == (int(drawn.tokens[0, place]) if place < length else 3)
+        given = append_chunks(given, drawn)
 
 
 @pytest.mark.parametrize("case", [case for case in TOKENS if "bags" not in case])
@@ -304,17 +304,6 @@ def test_at_a_start_the_token_before_is_not_fed(case: str) -> None:
     assert symbols == [*fed[:place], 3, *fed[place + 1 :]] and symbols[0] == 3
 
 
-def _decision(
-    made: SequenceModel, given: TokenBatch, tokens: torch.Tensor, length: torch.Tensor, place: int
-) -> torch.Tensor:
-    """Log p of what stands at a place of one more chunk."""
-    return made.decision_log_likelihood(_grown(given, tokens, length))[0, -1, place]
-
-
-def _grown(given: TokenBatch, tokens: torch.Tensor, length: torch.Tensor) -> TokenBatch:
-    return TokenBatch.from_chunks(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, length], 1))
-
-
 @pytest.mark.parametrize(
     "case", [case for case in TOKENS if any(what in case for what in ("nested", "lsh", "three", "space"))]
 )
@@ -339,12 +328,8 @@ def test_all_parameters_are_in_one_group_each_and_all_are_trained(case: str) -> 
     assert order == [id(parameter) for parameter in made.parameters()]
     made.log_likelihood(windows(2, 6, 3, 3)).sum().backward()
     unused = {name for name, x in made.named_parameters() if x.grad is None}
-    assert unused <= {
-        "head.weight",
-        "log_scale",
-        "encoder.bias.weight",
-        "encoder.bias.bias",
-    }  # what the IEM loss alone knows
+    of_iem_alone = {"head.weight", "log_scale", "encoder.bias.weight", "encoder.bias.bias"}
+    assert unused <= of_iem_alone
     assert set(made.submodules) <= {name for name, _ in made.named_children()}
 
 

@@ -102,9 +102,8 @@ def test_a_table_adds_a_row_to_each_chunk_by_what_it_is(kind: str) -> None:
     inputs = encoder.prepare_inputs(CHUNKS)
     assert inputs.lookup is not None and encoder.table is not None
     before = plain.embed_tokens(plain.prepare_inputs(CHUNKS).chunks)
-    torch.testing.assert_close(
-        encoded(encoder, CHUNKS), F.relu(before + encoder.table[inputs.lookup.row_indices]), rtol=0, atol=0
-    )
+    wanted = F.relu(before + encoder.table[inputs.lookup.row_indices])
+    torch.testing.assert_close(encoded(encoder, CHUNKS), wanted, rtol=0, atol=0)
     torch.nn.init.zeros_(encoder.table)
     torch.testing.assert_close(encoded(encoder, CHUNKS), encoded(plain, CHUNKS), rtol=0, atol=0)
     narrow = encoder.prepare_inputs(Chunks(CHUNKS.tokens.to(torch.uint8), CHUNKS.lengths.to(torch.uint8)))

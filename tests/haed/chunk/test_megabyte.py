@@ -6,6 +6,8 @@ The package is used as it is. Its token shift, which has no counterpart here, mo
 here write zeros into it. Its norms have no mean, ours have: what is written has none.
 """
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,16 +84,10 @@ def load_blocks(blocks: nn.ModuleList, stage: nn.Module) -> None:
 @torch.no_grad()
 def ours(theirs: nn.Module, rotary: bool) -> HAED:
     """With the same weights; what the package has not is zero."""
+    positions: Literal["rotary", "learned"] = "rotary" if rotary else "learned"
     options = ModelOptions(
         encoder=EncoderOptions(kind="linear", token_width=NARROW, width=WIDE),
-        main=MainOptions(
-            layers=2,
-            width=WIDE,
-            heads=HEADS,
-            head_width=HEAD,
-            ffn=2 * WIDE,
-            positions="rotary" if rotary else "learned",
-        ),
+        main=MainOptions(layers=2, width=WIDE, heads=HEADS, head_width=HEAD, ffn=2 * WIDE, positions=positions),
         decoder=DecoderOptions(kind="transformer", layers=2, width=NARROW, heads=HEADS, ffn=2 * NARROW, context="each"),
     )
     made = make_system(options, IEMOptions(), ChunkingSpec(P, V, True, T)).double().eval()

@@ -3,9 +3,8 @@
 import itertools
 
 import torch
-import torch.nn.functional as F
 
-from haed.base import ChunkingSpec, TokenBatch
+from haed.base import ChunkingSpec
 from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -36,6 +35,13 @@ def lexicon(every: Chunks, known: int = 5) -> ChunkVocabulary:
     return ChunkVocabulary(every[rows], torch.tensor([9, 4, 3, 1, 1])[:known])
 
 
+def knowing() -> tuple[HAED, Chunks]:
+    """That model, which knows the chunks of `lexicon`."""
+    model, every = mixed()
+    model.known = model.embed_vocabulary(lexicon(every))
+    return model, every
+
+
 def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
     """Whatever is known, at every place of a window; in brackets of parts too."""
     model, every = mixed()
@@ -43,11 +49,7 @@ def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
     for known in (lexicon(every), lexicon(every, 1)):
         model.known = model.embed_vocabulary(known, torch.bfloat16)
         for place in range(T):
-            many = TokenBatch(
-                given.tokens.expand(len(every), -1, -1).clone(),
-                given.lengths.expand(len(every), -1).clone(),
-                given.starts.expand(len(every), -1),
-            )
+            many = given[torch.zeros(len(every), dtype=torch.long)]
             many.tokens[:, place], many.lengths[:, place] = every.tokens, every.lengths
             which = torch.zeros(many.lengths.shape, dtype=torch.bool)
             which[:, place] = True
@@ -62,10 +64,8 @@ def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
 
 def test_the_mixture_by_brute_force() -> None:
     """log(g · q + (1 − g) · p), with the softmax over all known chunks and their counts written out."""
-    model, every = mixed()
-    known = lexicon(every)
-    model.known = model.embed_vocabulary(known)
-    given = windows(2, T, K, V)
+    model, every = knowing()
+    known, given = lexicon(every), windows(2, T, K, V)
     with torch.no_grad():
         found = model.log_likelihood(given)[given.chunk_mask]
         assert model.mixture is not None
@@ -101,18 +101,7 @@ def test_chunks_are_found_by_their_tokens_not_by_their_hashes(monkeypatch) -> No
     monkeypatch.setattr("haed.chunk.mixture.chunk_keys", lambda tokens, lengths: torch.zeros_like(lengths))
     chunks = Chunks(torch.tensor([[1, 2]]), torch.tensor([2]))
     found = ChunkVocabulary(chunks, torch.tensor([7]), torch.tensor([3]))
-    assert found.find_rows(Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))).tolist() == [
-        0,
-        -1,
-        -1,
-    ]
-    counts, documents = found.counts_of(Chunks(torch.tensor([[1, 2], [2, 1]]), torch.tensor([2, 2])))
-    assert (counts.tolist(), documents.tolist()) == ([7, 0], [3, 0])
-
-
-def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
-    model, _ = mixed()
-    given = windows(2, T, K, V)
-    with torch.no_grad():
-        torch.testing.assert_close(model.log_likelihood(given), model.decision_log_likelihood(given).sum(-1))
-    assert F.logsigmoid(model.mixture.gate.bias).isfinite() if model.mixture else False
+    asked = Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))
+    assert found.find_rows(asked).tolist() == [0, -1, -1]
+    counts, documents = found.counts_of(asked)
+    assert (counts.tolist(), documents.tolist()) == ([7, 0, 0], [3, 0, 0])

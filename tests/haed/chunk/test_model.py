@@ -72,6 +72,13 @@ def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = Fal
     return TokenBatch.from_chunks(tokens * (torch.arange(k) < lengths[..., None]), lengths)
 
 
+def append_chunks(given: TokenBatch, chunks: Chunks) -> TokenBatch:
+    """One window that goes on with each of some chunks: as many windows."""
+    tokens = torch.cat([given.tokens.expand(len(chunks), -1, -1), chunks.tokens[:, None]], 1)
+    lengths = torch.cat([given.lengths.expand(len(chunks), -1), chunks.lengths[:, None]], 1)
+    return TokenBatch.from_chunks(tokens, lengths)
+
+
 @pytest.mark.parametrize("kind", ["lstm", "previous", "hred"])
 @torch.no_grad()
 def test_dropout_is_for_training_and_every_one_does_something(kind: str) -> None:
@@ -233,8 +240,7 @@ def test_the_papers_score_is_the_plain_product() -> None:
     with torch.no_grad():
         found = model.encode(Chunks(given.tokens.flatten(0, 1), given.lengths.flatten()))
         prediction = model.predict_vectors(given)
-        assert torch.equal(model.compute_query(prediction), prediction) and torch.equal(
-            model.compute_key(found.vector), found.vector
-        )
+        assert torch.equal(model.compute_query(prediction), prediction)
+        assert torch.equal(model.compute_key(found.vector), found.vector)
     names = [name for name, _ in model.named_parameters()]
     assert not found.bias.any() and not {"log_scale", "encoder.bias.weight", "head.weight"} & set(names)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from haed.chunk.packing import Chunks, chunk_keys
-from haed.chunk.recalled import DEPTH, ORDERS, ChunkRecall, Recalled
+from haed.chunk.recalled import ORDERS, ChunkRecall, Recalled
 
 K = 3
 
@@ -89,22 +89,6 @@ def test_what_stands_before_and_behind_the_longest_context_is_counted_right() ->
         for place in range(len(held)):
             expected = torch.tensor(brute_force(documents, held[:place], values), dtype=torch.float64)
             torch.testing.assert_close(scores.log_prob[place].exp(), expected[values.index(held[place])])
-
-
-def test_contexts_of_every_depth_are_found_where_they_occur() -> None:
-    document = ([0, 1, 2, 0, 1, 3] * 20)[:100]
-    recall, values = recall_of([document])
-    part = Recalled(recall)
-    ids = torch.tensor([0] + [1 + values.index(v) for v in document])
-    first, end = recall.find_contexts(ids, DEPTH)
-    for place in (1, 7, 50, 100):
-        for depth in range(1, min(DEPTH, place) + 1):
-            wanted = ids[place - depth : place].tolist()
-            whole = recall.sequence.tolist()
-            occurrences = [i for i in range(DEPTH, len(whole)) if whole[i - depth : i] == wanted]
-            here = recall.order[first[place, depth] : end[place, depth]].tolist()
-            assert sorted(here) == occurrences
-    assert part.name == "recalled"
 
 
 def test_a_train_split_without_chunks_recalls_nothing() -> None:

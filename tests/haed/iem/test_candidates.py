@@ -16,6 +16,7 @@ from haed.distributed import Ranks
 from haed.iem.candidates import Candidates, CandidateSet, CountMin, StepChunks, log_inclusion
 from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
+from tests.conftest import mostly_nightly
 
 PLACES = 16
 
@@ -40,10 +41,11 @@ def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candi
     found = find_candidates(candidates, of_numbers(rows), of_numbers(others))
     names = found.chunks.tokens[:, 0].long()
     every = torch.eye(scores.shape[1], dtype=scores.dtype)[names]
-    changes = found.own.score_adjustments if found.own else None
-    return blockwise_cross_entropy(
-        scores, every, -found.adjustment.to(scores.dtype), found.chunks.inverse, changes=changes
-    ).loss
+    changes, bias = (
+        found.window_adjustment.score_adjustments if found.window_adjustment else None,
+        -found.adjustment.to(scores.dtype),
+    )
+    return blockwise_cross_entropy(scores, every, bias, found.chunks.inverse, changes=changes).loss
 
 
 def test_a_mixture_needs_two_windows_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,7 +63,7 @@ def test_rows_choose_among_other_windows_what_is_before_them_and_their_target() 
     names, log_pi = found.chunks.tokens[:, 0].tolist(), found.adjustment
     target = found.chunks.inverse
     assert [names[i] for i in target] == [0, 1, 0, 2, 3, 1, 4]
-    columns, added = found.own.score_adjustments(slice(0, 7), target)
+    columns, added = found.window_adjustment.score_adjustments(slice(0, 7), target)
     total = torch.zeros(7, 6, dtype=torch.float64).scatter_add_(1, columns, added.double())
     elsewhere = [{1, 3, 4, 5}] * 4 + [{0, 1, 2, 4, 5}] * 3
     before = [set(), {0}, {0, 1}, {0, 1}, set(), {3}, {3, 1}]
@@ -79,12 +81,8 @@ def test_candidates_and_corrections_agree_with_sets_in_many_random_steps() -> No
     generator = torch.Generator().manual_seed(0)
     candidates, counted, passed = made(smoothing=0.5), Counter[int](), 0
     for step in range(300):
-        own, others = (
-            torch.randint(
-                -1, 2 + step % 9, (int(torch.randint(low, 5, (), generator=generator)), 7), generator=generator
-            )
-            for low in (1, 0)
-        )
+        counts = [int(torch.randint(low, 5, (), generator=generator)) for low in (1, 0)]
+        own, others = (torch.randint(-1, 2 + step % 9, (count, 7), generator=generator) for count in counts)
         own = own[:1].expand_as(own) if step % 5 == 1 else own[:, :1].expand_as(own) if step % 5 == 2 else own
         found = find_candidates(candidates, of_numbers(own), of_numbers(others))
         rows = [[x for x in row if x >= 0] for row in [*own.tolist(), *others.tolist()]]
@@ -104,10 +102,12 @@ def test_candidates_and_corrections_agree_with_sets_in_many_random_steps() -> No
         columns = found.chunks.inverse
         assert torch.equal(found.correction, log_pi[columns] * torch.tensor(is_first, dtype=torch.float32))
         place = (of_numbers(own).lengths > 0).flatten().nonzero().squeeze(1)
-        assert torch.equal(found.own.place, place) and torch.equal(found.own.columns.flatten()[place], columns)
-        assert torch.equal(found.own.before.flatten()[place], found.correction)
+        assert torch.equal(found.window_adjustment.place, place) and torch.equal(
+            found.window_adjustment.columns.flatten()[place], columns
+        )
+        assert torch.equal(found.window_adjustment.before.flatten()[place], found.correction)
         alone = [first and holders[x] == 1 for first, x in zip(is_first, targets, strict=True)]
-        assert found.own.ahead.flatten()[place].isneginf().tolist() == alone
+        assert found.window_adjustment.ahead.flatten()[place].isneginf().tolist() == alone
 
 
 def test_a_step_that_is_not_trained_on_is_not_counted() -> None:
@@ -131,9 +131,8 @@ def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilit
     candidates.counts.update(keys, (pi.double() * 1e15).long())  # as if so many windows had been seen
     total = torch.zeros(classes, classes, dtype=torch.float64)
     scores = (follows.log() + torch.randn(classes, 1)).double().requires_grad_()  # any constant of a row
-    for there in itertools.product(
-        (0, 1), repeat=classes
-    ):  # the other window has a chunk more, which is never a target
+    for there in itertools.product((0, 1), repeat=classes):
+        # The other window has a chunk more, which is never a target.
         others = torch.tensor([[i if here else -1 for i, here in enumerate(there)] + [classes]])
         chance = float(torch.where(torch.tensor(there) > 0, pi, 1 - pi).prod())
         for window in itertools.product(range(classes), repeat=3):
@@ -146,7 +145,7 @@ def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilit
     assert float(total.abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("repeats", [0.5, 0.9])
+@pytest.mark.parametrize("repeats", mostly_nightly([0.5, 0.9], 0.9))
 def test_context_is_learned_from_sampled_candidates(repeats: float) -> None:
     """Windows repeat their first chunk, which is rare; half of the other chunks are one of 8 frequent ones, half of 240."""
     generator = torch.Generator().manual_seed(0)

@@ -14,6 +14,7 @@ from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
 from tests.haed.chunk.test_mixture import K, T, V, mixed
 from tests.haed.chunk.test_model import windows
+from tests.haed.iem.test_objective import check_same, losses_and_gradients
 
 
 def objective(fraction: float = 1.0, pieces: int = 1, place: str | torch.device = "cpu") -> ChunkObjective:
@@ -78,23 +79,19 @@ def test_log_q_is_unbiased_in_its_normaliser_and_exact_with_all_candidates() -> 
     torch.testing.assert_close(total, scores.exp().sum())
 
 
+def name_chunks(chunks: Chunks) -> list[tuple[int, ...]]:
+    return [tuple(row[:n].tolist()) for row, n in zip(chunks.tokens, chunks.lengths, strict=True)]
+
+
 def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """IEM loss of each row, and of the mixture g, q without a gradient, and p of the decoder, from the formulas: (M,) each."""
     model, lexicon = made.system, made.lexicon
     assert model.mixture is not None and lexicon is not None and batch.candidates.adjustment is not None
     real = windows.chunk_mask
-    names = [
-        tuple(row[:n].tolist())
-        for row, n in zip(windows.tokens.flatten(0, 1), windows.lengths.flatten(), strict=True)
-        if n
-    ]
+    names = name_chunks(Chunks(windows.tokens, windows.lengths)[real])
     of_window = real.nonzero()[:, 0].tolist()
-    distinct = Chunks(
-        *(torch.cat(parts) for parts in zip(*[(x.tokens, x.lengths) for x in _encoded(batch)], strict=True))
-    )
-    columns = {
-        tuple(row[:n].tolist()): i for i, (row, n) in enumerate(zip(distinct.tokens, distinct.lengths, strict=True))
-    }
+    distinct = Chunks.concatenate([inputs.chunks for inputs in batch.encoded])
+    columns = {name: column for column, name in enumerate(name_chunks(distinct))}
     embedded = model.encode(distinct)
     prediction = model.predict_vectors(windows)
     counts, documents = lexicon.counts_of(distinct)
@@ -116,10 +113,6 @@ def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: TokenBatch) -> tup
         q.append(here.detach())
     gate = model.mixture.gate(prediction)[:, 0].sigmoid()
     return torch.stack(losses), gate, torch.stack(q), model.decision_log_likelihood(windows)[real].sum(1).exp()
-
-
-def _encoded(batch: ChunkBatch) -> list[Chunks]:
-    return [inputs.chunks for inputs in batch.encoded]
 
 
 def gradients(made: ChunkObjective, loss: Tensor, part: str = "") -> dict[str, Tensor]:
@@ -170,16 +163,7 @@ def test_a_share_of_the_chunks_stands_for_all() -> None:
 
 
 def test_pieces_change_nothing() -> None:
-    found = []
-    for pieces in (1, 2, 3):
-        made = objective(0.5, pieces)
-        losses = made(made.prepare_batch(given(), None, torch.Generator().manual_seed(0)))
-        losses.total.backward()
-        values = [losses.total.detach(), losses.nats.detach(), losses.figures["gate"]]
-        found.append([*values, *(p.grad for p in made.parameters())])
-    for other in found[1:]:
-        for ours, whole in zip(other, found[0], strict=True):
-            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
+    check_same([losses_and_gradients(objective(0.5, pieces), given()) for pieces in (1, 2, 3)])
 
 
 @pytest.mark.parametrize(("fraction", "trained"), [(0.5, {"gate", "prior"}), (0.0, {"prior"})])
@@ -205,7 +189,6 @@ def test_a_batch_without_chunks_is_defined() -> None:
 
 def test_a_score_that_is_no_likelihood_is_refused() -> None:
     model, every = mixed()
-    with pytest.raises(
-        ValueError, match=r"iem\.correction=none: the score is not a likelihood.*Set iem\.correction=inclusion"
-    ):
+    message = r"iem\.correction=none: the score is not a likelihood.*Set iem\.correction=inclusion"
+    with pytest.raises(ValueError, match=message):
         ChunkObjective(model, IEMOptions(correction="none"), 1.0, 0.5, lexicon=ChunkVocabulary(every))

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from haed.base import ChunkingSpec, TokenBatch
 from haed.chunk.model import HAED
@@ -17,6 +18,24 @@ EXTRA = TokenBatch.from_chunks(
 
 def objective(iem_weight: float, fraction: float, **iem: object) -> ChunkObjective:
     return ChunkObjective(small("lstm"), IEMOptions(block=3, **iem), iem_weight, fraction)
+
+
+def losses_and_gradients(made: ChunkObjective, given: TokenBatch, extra: TokenBatch | None = None) -> list[Tensor]:
+    """Of a step with the same draws each time."""
+    batch = made.prepare_batch(given, extra, torch.Generator().manual_seed(0))
+    torch.manual_seed(1)  # for dropout
+    losses = made(batch)
+    made.zero_grad()
+    losses.total.backward()
+    values = [losses.total, losses.nats, *losses.figures.values()]
+    found = [torch.as_tensor(value).detach() for value in values if value is not None]
+    return [*found, *(p.grad for p in made.parameters() if p.requires_grad)]
+
+
+def check_same(found: list[list[Tensor]]) -> None:
+    for other in found[1:]:
+        for ours, whole in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
 
 
 def test_all_chunks_decoded_is_the_exact_likelihood() -> None:
@@ -121,15 +140,8 @@ def test_pieces_change_nothing(kind: str, fraction: float, iem: float) -> None:
     given = windows(5, 6, 3, 3)
     given.lengths[3, 2:] = 0
     given.starts |= torch.rand(5, 6) < 0.2
-    found = []
-    for pieces in (1, 2, 7):
-        made = ChunkObjective(small(kind), IEMOptions(), iem, fraction, pieces)
-        losses = made(made.prepare_batch(given, EXTRA, torch.Generator().manual_seed(0)))
-        losses.total.backward()
-        found.append([losses.total.detach(), *(p.grad for p in made.parameters() if p.requires_grad)])
-    for other in found[1:]:
-        for ours, whole in zip(other, found[0], strict=True):
-            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
+    made = [ChunkObjective(small(kind), IEMOptions(), iem, fraction, pieces) for pieces in (1, 2, 7)]
+    check_same([losses_and_gradients(each, given, EXTRA) for each in made])
 
 
 @pytest.mark.parametrize("kind", ["lstm", "previous", "hred"])
@@ -139,17 +151,10 @@ def test_pieces_are_computed_again_with_the_same_dropout(kind: str, monkeypatch:
     options.main, options.decoder = replace(options.main, dropout=0.4), replace(options.decoder, dropout=0.4)
     torch.manual_seed(0)
     made = ChunkObjective(HAED(options, IEMOptions(), ChunkingSpec(3, 3, False, 6)).double(), IEMOptions(), 1.0, 0.5, 2)
-    found = []
-    for again in (True, False):
-        if not again:
-            monkeypatch.setattr(made, "recompute", lambda function, *arguments, **_: function(*arguments))
-        batch = made.prepare_batch(given, None, torch.Generator().manual_seed(0))
-        torch.manual_seed(1)
-        losses = made(batch)
-        made.zero_grad()
-        losses.total.backward()
-        found.append([losses.total.detach(), *(p.grad for p in made.parameters() if p.requires_grad)])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    again = losses_and_gradients(made, given)
+    monkeypatch.setattr(made, "recompute", lambda function, *arguments, **_: function(*arguments))
+    once = losses_and_gradients(made, given)
+    assert all(torch.equal(one, other) for one, other in zip(again, once, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer", "hred", "megabyte", "reader"])

@@ -5,7 +5,7 @@ import torch
 
 from haed.chunk.decoder import symbol_histories
 from haed.chunk.packing import Chunks, pack_decisions
-from haed.layers.ngram_embedding import Grams, SparseLookup
+from haed.layers.ngram_embedding import Grams
 from haed.options import GramsOptions
 
 END = 7  # the vocabulary
@@ -77,8 +77,3 @@ def test_histories_are_what_was_written_last(size: int, fixed: bool) -> None:
             assert found[row].tolist() == written[-size:]
             row += 1
     assert row == len(found)
-
-
-def test_rows_are_looked_up_once_each() -> None:
-    lookup = SparseLookup.from_rows(torch.tensor([[5, 3], [5, 5]]))
-    assert lookup.rows.tolist() == [3, 5] and lookup.row_indices.tolist() == [[5, 3], [5, 5]]

@@ -31,10 +31,8 @@ def turned(x: Array, position: float) -> Array:
     for i in range(half):
         angle = position * 10_000.0 ** (-i / half)
         a, b = x[i], x[half + i]
-        found[i], found[half + i] = (
-            a * math.cos(angle) - b * math.sin(angle),
-            a * math.sin(angle) + b * math.cos(angle),
-        )
+        found[i] = a * math.cos(angle) - b * math.sin(angle)
+        found[half + i] = a * math.sin(angle) + b * math.cos(angle)
     return found
 
 

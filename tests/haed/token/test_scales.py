@@ -1,7 +1,5 @@
 """Vectors by scale: causal, those of a whole pass, and pooled as they are by hand."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -18,23 +16,23 @@ def test_a_scale_knows_whole_groups_of_what_is_before_and_nothing_else(case: str
     made, given = system(case), windows(1, 6, 3, 3, fixed=True)  # the chunk t begins at position 3·t
     scales = sorted(made.scale_outputs())
     assert scales and all(found.shape[2] == 8 for found in made.collect_scale_outputs(given).values())
-    before = {scale: made.extract_vectors(given, "contexts", scale=scale) for scale in scales}
-    for changed in range(18):
-        other = replace(given, tokens=given.tokens.clone())
-        other.tokens.view(-1)[changed] = (other.tokens.view(-1)[changed] + 1) % 3
-        for scale in scales:
-            found = made.extract_vectors(other, "contexts", scale=scale)
-            same = (found - before[scale]).abs().amax(1) < 1e-12  # LSH sums in another order
-            read = 3 * torch.arange(6) // scale * scale  # tokens in complete groups
-            assert same[read <= changed].all(), f"scale {scale} knows the token {changed} too early"
+    tokens = given.tokens.repeat(19, 1, 1)
+    for changed, window in enumerate(tokens[:-1]):
+        window.view(-1)[changed] = (window.view(-1)[changed] + 1) % 3
+    many, read = TokenBatch.from_chunks(tokens, given.lengths.expand(19, -1)), 3 * torch.arange(6)
+    for scale in scales:
+        *found, before = made.extract_vectors(many, "contexts", scale=scale).unflatten(0, (19, 6))
+        complete = read // scale * scale  # tokens in complete groups
+        for changed, other in enumerate(found):
+            same = (other - before).abs().amax(1) < 1e-12  # LSH sums in another order
+            assert same[complete <= changed].all(), f"scale {scale} knows the token {changed} too early"
             if case in ("flat", "top-down", "bottom-up", "retina"):  # whose windows lose sight of what is far
-                knows = (read > changed) & (read <= changed + (scale if case == "retina" else 18))
+                knows = (complete > changed) & (complete <= changed + (scale if case == "retina" else 18))
                 assert not same[knows].any(), f"scale {scale} never knows the token {changed}"
-    for length in range(1, 6):  # a text that ends is read as one that goes on
-        for scale in scales:
+        for length in range(1, 6):  # a text that ends is read as one that goes on
             begin = TokenBatch.from_chunks(given.tokens[:, :length], given.lengths[:, :length])
             cut = made.extract_vectors(begin, "contexts", scale=scale)
-            torch.testing.assert_close(cut, before[scale][:length])
+            torch.testing.assert_close(cut, before[:length])
 
 
 @pytest.mark.parametrize("case", SCALED)
@@ -62,7 +60,8 @@ def test_scales_are_what_a_whole_pass_makes(case: str) -> None:
 @torch.no_grad()
 def test_coarse_scales_of_retina_and_top_down_are_pooled_by_hand() -> None:
     given = windows(2, 6, 3, 3, fixed=True)
-    retina, (symbols,) = system("retina"), (system("retina").prepare_inputs(given).symbols,)
+    retina = system("retina")
+    symbols = retina.prepare_inputs(given).symbols
     x = retina.dropout(retina.positions(retina.embedding(symbols), 0))
     for layer in retina.scale_1[:-1]:
         x = layer(x)
