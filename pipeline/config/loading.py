@@ -156,7 +156,8 @@ def load_options(
             raise ConfigError(f"{origin(key)}{error}") from error
     for key, value in values_by_key.items():
         if key not in schema_options():
-            _check_kind_of_section(key, values_by_key, origin)
+            _load_kinds_of_section(key, values_by_key, origin)
+        if key not in schema_options():
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
         if is_dataclass(type_of(key)):
             raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
@@ -243,17 +244,25 @@ def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]
     return limits
 
 
-def _check_kind_of_section(key: str, values_by_key: Mapping[str, Any], origin: Callable[[str], str]) -> None:
-    """Raise ConfigError if the kind of an option's section is one of a package that is not installed."""
+def _load_kinds_of_section(key: str, values_by_key: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+    """Load the kinds that other packages have of an unknown option's section, as the option may be of one of them.
+
+    Raises:
+        ConfigError: the section's kind is of a package that is not installed.
+    """
     choice = f"{key.rpartition('.')[0]}.kind"
     table, kind = KINDS.get(choice), values_by_key.get(choice)
-    if table is None or not isinstance(kind, str):
+    if table is None:
         return
-    if kind not in table and not entry_points(group=table.group, name=kind):
+    installed = entry_points(group=table.group)
+    if isinstance(kind, str) and kind not in table and kind not in installed.names:
         raise ConfigError(
             f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is "
             "unknown. Install its package"
         )
+    for entry in installed:
+        with suppress(ValueError):  # a package that cannot be loaded is not in use here
+            load_kind(choice, entry.name)
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

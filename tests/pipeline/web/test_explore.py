@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -67,8 +68,12 @@ def test_a_chunk_is_typed_and_a_neighbour_followed(
 
 
 @pytest.mark.slow
-def test_it_listens_on_this_machine_alone(exploring: tuple[str, "subprocess.Popen[str]"]) -> None:
+def test_it_listens_on_this_machine_alone_and_refuses_other_hosts(
+    exploring: tuple[str, "subprocess.Popen[str]"],
+) -> None:
     address, process = exploring
+    answers = [httpx.get(f"{address}runs/", headers=headers) for headers in ({}, {"Host": "elsewhere.example"})]
+    assert [answer.is_success for answer in answers] == [True, False] and "Host elsewhere" in answers[1].text
     sockets = psutil.Process(process.pid).net_connections()
     listens = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN]
     assert listens == [("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))]
