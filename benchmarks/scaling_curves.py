@@ -141,6 +141,8 @@ def main() -> None:
     args = parser.parse_args()
     if wrong := [width for width in args.widths if width < 64 or width % 64]:
         parser.error(f"--widths {wrong[0]}: expected multiples of 64, the width of a head")
+    if args.system is None and len(args.budgets) < 3:
+        parser.error("--budgets: the fits of the lead need at least three")
     if args.system is None:
         print_curves(args)
     else:
