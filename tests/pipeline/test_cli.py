@@ -286,6 +286,17 @@ def test_what_a_run_can_lack(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "model.main.layers= cannot be changed in an existing run" in capsys.readouterr().err
 
 
+def test_a_current_folder_that_was_removed_is_said(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["next", str(run.absolute()), "a"]) == 1
+    assert "error: the current folder was removed" in capsys.readouterr().err
+
+
 def test_an_output_folder_that_cannot_be_written(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
