@@ -515,8 +515,7 @@ def write_lock_holder(path: Path, file: IO[bytes]) -> None:
     """Write this process's description of itself into a lock file that it holds."""
     with add_path_to_errors(path):
         file.truncate(0)
-        file.write(process_description().encode())
-        file.flush()
+        os.write(file.fileno(), process_description().encode())  # what a buffer keeps fails again, unnamed, at its end
 
 
 def read_lock_holder(path: Path) -> str | None:

@@ -113,6 +113,7 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
     for room in ("pipeline", "data", "haed", "flows", "experiments"):
         logging.getLogger(room).setLevel(logging.INFO if console.is_first_rank() else logging.WARNING)
     try:
+        _check_current_folder()
         result = arguments.execute(arguments)
         if console.is_first_rank():
             for block in result.raw:
@@ -138,6 +139,16 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
         return status
     finally:
         logging.getLogger().removeHandler(lines)
+
+
+def _check_current_folder() -> None:
+    """Raise FileNotFoundError if the current folder was removed. In such a one, MKL ends the process without a reason."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            "the current folder was removed, or replaced by one of the same name. Change to a folder that exists with cd"
+        ) from None
 
 
 def _name_plugin(error: BaseException) -> str:

@@ -94,7 +94,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_error(error: BaseException, command: str = "") -> str:
-    """Return an error's message as one line without passwords, with advice if a path, disk or memory is at fault.
+    """Return an error's message as one line without passwords, with advice if a path or a limit is at fault.
 
     Args:
         error: the error.
@@ -104,7 +104,7 @@ def format_error(error: BaseException, command: str = "") -> str:
     if isinstance(error, OSError) and error.errno:
         named = isinstance(error.filename, str | bytes | os.PathLike)
         path = os.fsdecode(error.filename) if named else ""
-        if advice := _DISK_ADVICE.get(error.errno):
+        if advice := _SYSTEM_ADVICE.get(error.errno):
             return f"{_clean_message(path) or message}: {advice}"
         if path and isinstance(error, PermissionError):
             return f"{_clean_message(path)}: permission denied. {_advise_on_permission(path)}"
@@ -150,7 +150,7 @@ def _find_file_in_path(path: str) -> str:
     return next((str(part) for part in parts if os.path.lexists(part) and not part.is_dir()), "")
 
 
-_DISK_ADVICE = {
+_SYSTEM_ADVICE = {
     errno.ENOSPC: (
         "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
     ),
@@ -159,6 +159,11 @@ _DISK_ADVICE = {
         "TMPDIR"
     ),
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
+    errno.EMFILE: "too many files are open. Raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: (
+        "no further process may be started. Lower launcher.processes, shard.workers or loader.workers, or raise the limit of "
+        "processes (ulimit -u, or that of the container)"
+    ),
     errno.EROFS: (
         "the disk is read-only. Choose another one: with runs_dir=, shards_dir= or loader.cache_dir=, with PREFECT_HOME "
         "in the environment if this is a file of Prefect, with `--output` if it is a comparison"

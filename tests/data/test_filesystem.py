@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,17 @@ def test_an_error_of_the_disk_names_the_file(monkeypatch: pytest.MonkeyPatch) ->
         read_bytes(path, 100)
     with open_file(path) as file, pytest.raises(OSError, match="Input/output error: 'shard.tar'"):
         OpenedFile("shard.tar", file).read_range(0, 10)
+
+
+def test_a_lock_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # Python ignores the signal: it is an OSError
+    try:
+        with pytest.raises(OSError) as raised, file_lock(tmp_path / "lock"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename == str(tmp_path / "lock") and not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_cut_while_it_is_open_is_damaged(tmp_path: Path) -> None:

@@ -251,6 +251,16 @@ def test_samples_and_next_chunks_are_those_of_the_parts_that_are_asked_for(
     assert {name for name in ("copied", "repeated", "recalled") if name in columns} == parts
 
 
+def test_a_current_folder_that_was_removed_is_said(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, haed: CommandLine
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "error: the current folder was removed" in haed.error("next", run.absolute(), "a")
+
+
 def test_an_output_folder_that_cannot_be_written(tiny: list[str], tmp_path: Path, haed: CommandLine) -> None:
     (tmp_path / "file").touch()
     said = haed.error("shard", "--config", "quickstart", *tiny, f"shards_dir={tmp_path}/file/shards")

@@ -163,6 +163,11 @@ def test_messages_of_errors_steer_nothing() -> None:
     assert format_error(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"
 
 
+def test_limits_of_the_system_come_with_what_to_do() -> None:
+    assert "ulimit -n" in format_error(OSError(errno.EMFILE, "Too many open files"))
+    assert "loader.workers" in format_error(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+
+
 def test_messages_quote_no_long_path_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
     path = f"/begin/{'x' * 4096}/end"
     for error in (FileNotFoundError(f"there is no {path}. Give another"), OSError(errno.ENOSPC, "full", path)):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from data.corpus import Corpus
-from data.filesystem import file_lock, replace_atomically
+from data.filesystem import check_guards, file_lock, replace_atomically
 from data.vocabulary import count_distinct_chunks
 from haed.base import TokenBatch, check_finite
 from pipeline.config import ConfigError, Options
@@ -84,8 +84,14 @@ def build_index(options: Options) -> IndexSummary:
         raise BlockingIOError(f"{place} is being built by {holder}. Wait for it or stop it")
 
     with file_lock(lock_path(folder, space), refuse):
-        shutil.rmtree(unfinished_folder(folder, space), ignore_errors=True)  # of one that was interrupted
-        meta = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
+        unfinished = unfinished_folder(folder, space)
+        shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+        try:
+            meta = _index_contexts(run, corpus) if space == "contexts" else _index_chunks(run, corpus)
+        except BaseException:
+            check_guards(unfinished)  # what is there now may be another process's
+            shutil.rmtree(unfinished, ignore_errors=True)  # else a full disk would stay full
+            raise
     release_memory()
     return IndexSummary(**{name: getattr(meta, name) for name in IndexSummary.__dataclass_fields__})
 
