@@ -394,7 +394,7 @@ class _Pages:
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
-            _check_query_text(request)
+            _check_query_text(request, known["bounds"])
             known["question"] = parse_question(kind, request.query_params)
             if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
@@ -538,12 +538,13 @@ def _suggest_extension(folder: RunFolder) -> Suggestion | None:
     return Suggestion(flow, folder.path.name, {"overrides": overrides}) if overrides else None
 
 
-def _check_query_text(request: Request) -> None:
+def _check_query_text(request: Request, boxes: Mapping[str, Any]) -> None:
     """Raise ValueError if the query of an address is no UTF-8, which Starlette would replace."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()
     except UnicodeDecodeError:
-        raise ValueError("the address has bytes that are no UTF-8. Write a chunk of other bytes as hex=") from None
+        advice = "Write a chunk of other bytes as hex=" if "hex" in boxes else "Write the text in UTF-8"
+        raise ValueError(f"the address has bytes that are no UTF-8. {advice}") from None
 
 
 def _unless_known(request: Request, response: Response) -> Response:
