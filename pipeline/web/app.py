@@ -48,7 +48,7 @@ from pipeline.web.host_check import add_headers
 from pipeline.web.listing import RunListing, encode_json, rows_to_json, state_facts
 from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.questions import InvalidQuestionError, describe_bounds, parse_question
-from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files
+from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files, stamp_results
 
 TOOLS = {
     "neighbours": "neighbours",
@@ -361,7 +361,8 @@ class _Pages:
         folder = self._find_run(request)
         state = await run_in_threadpool(determine_state, folder)
         html = render_template(self._templates, "live.html", state=state)
-        return _json_response(state_facts(folder.path.name, state) | {"trained": folder.is_trained(), "html": html})
+        known = {"trained": folder.is_trained(), "results": stamp_results(list_served_files(folder)), "html": html}
+        return _json_response(state_facts(folder.path.name, state) | known)
 
     async def serve_file(self, request: Request) -> Response:
         """Serve a file of a run, if it is one of those that are served."""
@@ -594,6 +595,7 @@ def _run_page_values(folder: RunFolder) -> dict[str, Any]:
         "of_chunks": _is_chunk_model(folder),
         "tools": _tools_of(folder),
         "trained": folder.is_trained(),
+        "results": stamp_results(files),
         "extension": _suggest_extension(folder),
         "tensorboard": tensorboard_url(name),
         "place": folder.path.resolve(),

@@ -262,6 +262,16 @@ def test_curves_have_a_choice_of_axes_and_show_values(page: Any, address: str) -
     assert page.locator("#chart .curves").is_hidden()
 
 
+def test_the_page_of_a_run_shows_the_evaluation_that_comes_while_it_is_open(page: Any, address: str, run: Path) -> None:
+    """As after a training, which one watches there."""
+    found = (run / "evaluation.json").rename(run / "later")
+    page.goto(f"{address}/runs/run/")
+    page.locator(".u-legend").get_by_text("pretrain validation").wait_for()
+    assert page.locator(".headline").count() == 0
+    found.rename(run / "evaluation.json")
+    page.locator(".headline").wait_for()
+
+
 def test_a_refused_name_is_told_at_its_box(page: Any, address: str) -> None:
     page.goto(f"{address}/runs/run/edit")
     page.get_by_label("note").fill("line one\nline two")
