@@ -9,7 +9,7 @@
   `/runs/NAME/form/index?space=contexts&overrides=index.kind=flat`. `/runs/.form/haed` leads to an empty one. With a
   password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie. `/enter#PASSWORD`
   does the same; browsers do not send the part after `#`. `/leave` removes the cookie. Without it a browser asks for
-  name and password, which programs send as they do to Prefect's API.
+  name and password, which programs send as they do to Prefect's API. Who cancels that sees the form of `/enter`.
 """
 
 import base64
