@@ -207,10 +207,10 @@ class _Pages:
 
     async def redirect_front(self, request: Request) -> Response:
         """Redirect to the questions of a single run, or to the listing of runs."""
-        found = self._runs.list_folders()[0]
         if self._runs.single:
-            tool = "neighbours" if _is_chunk_model(found[0]) else "samples"
-            return RedirectResponse(run_page_url(found[0].path.name, tool))
+            folder = self._runs.find_folder(self._runs.place.name)
+            tool = "neighbours" if _is_chunk_model(folder) else "samples"
+            return RedirectResponse(run_page_url(folder.path.name, tool))
         return RedirectResponse("/runs/")
 
     async def serve_asset(self, request: Request) -> Response:

@@ -394,6 +394,6 @@ def test_a_run_that_is_moved_while_it_is_explored_is_said_to_be_gone(run: Path) 
     site = Site(run, single=True)
     site.get("/runs/run/next")
     run.rename(run.with_name("elsewhere"))
-    for address in ("/runs/run/", "/runs/run/next?prompt=a&format=json", "/runs/run/neighbours"):
+    for address in ("/", "/runs/run/", "/runs/run/next?prompt=a&format=json", "/runs/run/neighbours"):
         assert "run was moved, renamed or removed" in site.get(address, 404).text
     assert "no run" in (said := site.get("/runs/other/next", 404).text) and "moved" not in said
