@@ -138,6 +138,19 @@ def test_groups_are_sorted_by_the_means_of_their_runs(page: Any, address: str, r
     page.get_by_text("1 of 4 runs").wait_for()
 
 
+def test_runs_of_two_phases_and_end_to_end_are_no_seeds_of_each_other(page: Any, address: str, run: Path) -> None:
+    """All their options may be the same."""
+    for name in ("run", LONG):
+        shutil.rmtree(run.with_name(name) / "pretrain")
+        (run.with_name(name) / "finetune").rename(run.with_name(name) / "train")
+    open_list(page, address)
+    page.get_by_label("group by").select_option("all options but the seed")
+    groups = page.locator(".tabulator-group")
+    for phase in ("train", "finetune"):
+        groups.get_by_text(f"phase={phase} · 2 runs").wait_for()
+    assert groups.count() == 2
+
+
 def test_ticked_runs_are_compared_archived_and_deleted(page: Any, address: str, run: Path) -> None:
     open_list(page, address)
     row = page.locator(".tabulator-row")
