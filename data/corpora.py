@@ -131,7 +131,8 @@ class Corpora:
             _hash_settings(settings, reader.compute_digest(self.options.workers))[:12]
         ):
             return None  # or only times changed, as files were copied or linked
-        return min(different).partition("\0")[0]
+        name = min(different).partition("\0")[0]
+        return name if name == self.source_name else f"{name} in {self.source_name}"
 
     def remember_corpus(self, folder: Path) -> None:
         """Record that this corpus, the one at `folder`, was the last one made or found finished."""

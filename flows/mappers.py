@@ -1,6 +1,7 @@
 """Sharding as Prefect tasks, one per part. Each waits in a thread for a local process, or a Dask cluster, to write it."""
 
 import multiprocessing
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -15,7 +16,14 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from data.processes import process_pool
 from pipeline.config import Options
-from pipeline.run.sharding import ClusterError, explain_dask_errors, open_dask_client
+from pipeline.run.sharding import (
+    ClusterError,
+    RemoteCall,
+    explain_dask_errors,
+    find_versions,
+    open_dask_client,
+    write_remotely,
+)
 
 _SMALL_BYTES = 1 << 24  # written within seconds
 _MOST_ON_DASK = 100  # parts that wait for a cluster at a time
@@ -74,11 +82,12 @@ def _open_pool(
     if options.launcher.dask:
         address = options.launcher.dask
         with open_dask_client(address, options.shard.workers) as client:
-            pool = client.get_executor(pure=False)
+            pool, versions = client.get_executor(pure=False), find_versions(options.source)
 
             def write_on_dask(write: Any, part: Part) -> None:
-                with explain_dask_errors(address):
-                    pool.submit(write, part).result()
+                with explain_dask_errors(address, part):
+                    call = RemoteCall(write_remotely, (versions, write, part))
+                    pool.submit(pickle.loads, pickle.dumps(call)).result()
 
             yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(pool.shutdown, wait=False)
     elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:

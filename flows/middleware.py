@@ -9,7 +9,7 @@
   `/runs/NAME/form/index?space=contexts&overrides=index.kind=flat`. `/runs/.form/haed` leads to an empty one. With a
   password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie. `/enter#PASSWORD`
   does the same; browsers do not send the part after `#`. `/leave` removes the cookie. Without it a browser asks for
-  name and password, which programs send as they do to Prefect's API.
+  name and password, which programs send as they do to Prefect's API. Who cancels that sees the form of `/enter`.
 """
 
 import base64
@@ -187,17 +187,20 @@ class PlainErrorMiddleware:
 
 COOKIE = "haed-pages"
 _SECONDS = 30 * 24 * 3600
-_ENTER = (
-    "<!doctype html><title>haed serve: password</title><form hidden><label>Password (haed serve printed "
+_ENTER = (  # also what a browser shows of a page without its password; then that page is shown after it
+    "<!doctype html><html lang=en><meta name=viewport content='width=device-width'><title>haed serve: password</title>"
+    "<form hidden><label>Password (haed serve printed "
     "where it is kept): <input type=password autocomplete=current-password autofocus></label> "
     "<button>Enter</button> <output></output></form>"
-    "<script>const form = document.querySelector('form'); async function enter(given) {"
-    "const secret = btoa(given.includes(':') ? given : 'haed:' + given);"
+    "<script>const form = document.querySelector('form'), here = location.pathname === '/enter';"
+    "async function enter(given) {"
+    "const bytes = new TextEncoder().encode(given.includes(':') ? given : 'haed:' + given);"
+    "const secret = btoa(String.fromCharCode(...bytes));"
     "const told = await fetch('/enter', {method: 'POST', headers: {Authorization: 'Basic ' + secret}});"
     "if (!told.ok) { form.hidden = false; form.querySelector('output').value = 'Wrong password.'; return }"
-    "localStorage.setItem('prefect-password', secret); location.replace('/v2/') }"
+    "localStorage.setItem('prefect-password', secret); here ? location.replace('/v2/') : location.reload() }"
     "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
-    "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
+    "if (here && location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
 _FORM = re.compile(r"/runs/(?:\.|([^/]+)/)form/([a-z]+)")
 _GUARDED = re.compile(r"/(?:api/.*|openapi\.json|docs|redoc)", re.DOTALL)  # by the password, beside the pages
@@ -250,8 +253,10 @@ class RunPagesMiddleware:
                 response.set_cookie(COOKIE, self._token, _SECONDS, path="/runs", httponly=True, samesite="lax")
             return response
         if not known and not self._has_cookie(request.cookies):
-            advice = "haed serve has a password. Open /enter in a browser to enter it\n"
-            return PlainTextResponse(advice, 401, {"www-authenticate": 'Basic realm="haed", charset="UTF-8"'})
+            asks = {"www-authenticate": 'Basic realm="haed", charset="UTF-8"'}
+            if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+                return HTMLResponse(_ENTER, 401, asks)
+            return PlainTextResponse("haed serve has a password. Open /enter in a browser to enter it\n", 401, asks)
         if form := _FORM.fullmatch(path):
             return await self._redirect_to_form(form[1], form[2], request)
         if listed := _FLOW_RUNS.fullmatch(path):

@@ -177,9 +177,10 @@ class Source(ABC):
     def fingerprint(self) -> list[str]:
         """Return names, sizes and times of the source's files, which tell cheaply if it is unchanged.
 
-        The change time of a file's entry is included, since nobody can set it back.
+        The names are relative to the source, whose path may be written in several ways. The change time of a file's
+        entry is included, since nobody can set it back.
         """
-        return [stamp_file(file.path) for file in self.files]
+        return [stamp_file(file.path, file.name) for file in self.files]
 
     def convert_newlines(self, data: bytes) -> bytes:
         """Return a whole document with the line endings that `source.newlines` sets."""
@@ -484,10 +485,10 @@ class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
 
 
-def stamp_file(path: str) -> str:
-    """Return path, size and times of a file, which tell cheaply if it is unchanged."""
+def stamp_file(path: str, name: str | None = None) -> str:
+    """Return name or path, number, size and times of a file, which tell cheaply if it is unchanged."""
     status = os.stat(path)
-    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+    return f"{name or path}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
 
 
 def as_lf(data: bytes) -> bytes:

@@ -2,12 +2,14 @@
 
 import logging
 import os
+import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from data.build import check_chunker, open_built_corpus
 from data.build import shard as shard_corpus
 from data.corpora import Corpora, EmptyInputError, is_piped
 from data.corpus import Corpus, Counts
-from data.parts import Listener, Mapper, ShardingProgress, write_persistently
+from data.filesystem import FolderLostError
+from data.options import SourceOptions
+from data.parts import Listener, Mapper, Part, ShardingProgress, write_persistently
 from data.sources.source import SPLITS, make_source
 from data.urls import is_remote
 from pipeline.config import Options, diff_trees
@@ -96,6 +100,8 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
             except RuntimeError as error:
                 raise OSError(f"Dask could not start its workers: {str(error).rstrip('.')}. Try again") from error
             held.enter_context(where)
+        else:
+            _check_scheduler_answers(address)
         try:
             client = held.enter_context(Client(where))
         except OSError as error:
@@ -104,6 +110,27 @@ def open_dask_client(address: str, workers: int) -> Iterator[Any]:
             log.warning("launcher.dask=%s has no workers yet. Sharding begins as soon as one comes", address)
         with explain_dask_errors(address):
             yield client
+
+
+def _check_scheduler_answers(address: str) -> None:
+    """Raise OSError unless a scheduler is at an address. A client would wait for ever for the answer of a web server."""
+    import dask
+    from dask.utils import parse_timedelta
+    from distributed import Security, rpc
+    from distributed.utils import LoopRunner
+
+    async def ask_kind() -> str:
+        async with rpc(address, connection_args=Security().get_connection_args("client")) as there:
+            return str((await there.identity())["type"])
+
+    seconds = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    try:  # a little later than the time-out of the connection itself, which says more
+        kind = LoopRunner().run_sync(ask_kind, callback_timeout=seconds + 1)
+    except Exception as error:  # whatever a stranger answers
+        why = str(error).rstrip(".")
+        raise OSError(f"launcher.dask={address}: no scheduler of Dask answers there ({why})") from error
+    if kind != "Scheduler":
+        raise OSError(f"launcher.dask={address} is a {kind.lower()} of Dask. Give the address of its scheduler")
 
 
 def _is_of_dask(kind: type[BaseException]) -> bool:
@@ -119,10 +146,25 @@ class ClusterError(ChildProcessError):
 
 
 @contextmanager
-def explain_dask_errors(address: str) -> Iterator[None]:
-    """Raise errors of Dask itself as `ClusterError`; those of what it runs pass."""
+def explain_dask_errors(address: str, part: Part | None = None) -> Iterator[None]:
+    """Raise errors of Dask itself as `ClusterError`, and those of workers that lack what is here; others pass.
+
+    Args:
+        address: `launcher.dask`.
+        part: what a worker writes, or one of the parts; None: no worker is asked.
+    """
     try:
         yield
+    except (ImportError, FileNotFoundError, FolderLostError) as error:
+        if part is None:
+            raise
+        why = f"a worker has other packages than this machine: {error}. Install the same there"
+        if not isinstance(error, ImportError):
+            path = part.folder.parent if isinstance(error, FolderLostError) else error.filename
+            if path is None or not os.path.exists(path):
+                raise
+            why = f"a worker does not find {path}, which is here. The cluster must see the source and shards_dir"
+        raise ClusterError(f"launcher.dask={address}: {why}") from error
     except Exception as error:
         if not _is_of_dask(type(error)) and not isinstance(error, CancelledError):
             raise
@@ -134,9 +176,46 @@ def explain_dask_errors(address: str) -> Iterator[None]:
         ) from error
 
 
-def _map_on_dask(address: str, workers: int, write: Any, parts: Any) -> None:
-    with open_dask_client(address, workers) as client:
-        client.gather(client.map(write_persistently, parts, pure=False))
+@dataclass(frozen=True)
+class RemoteCall:
+    """A call that a worker of Dask makes when it unpickles this object: `pickle.loads` is the task, this its argument.
+
+    Dask itself unpickles tasks outside of them. A worker that cannot import their modules ends there, as all do in turn.
+    """
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return self.function, self.arguments
+
+
+def find_versions(source: SourceOptions) -> dict[str, str]:
+    """Return the versions of the packages that decide which bytes a worker writes, as far as they are installed."""
+    versions = dict[str, str]()
+    for name in ("haed", *make_source(source).decoder_versions()):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+def write_remotely(versions: dict[str, str], write: Callable[[Part], None], part: Part) -> None:
+    """Write a part on a worker of Dask.
+
+    Raises:
+        ImportError: a package is missing or of another version.
+    """
+    for name, wanted in versions.items():
+        if (installed := version(name)) != wanted:
+            raise ImportError(f"{name} is {installed}, not {wanted}")
+    write(part)
+
+
+def _map_on_dask(address: str, workers: int, write: Any, parts: tuple[Part, ...]) -> None:
+    versions = find_versions(parts[0].source)
+    calls = [pickle.dumps(RemoteCall(write_remotely, (versions, write_persistently, part))) for part in parts]
+    with open_dask_client(address, workers) as client, explain_dask_errors(address, parts[0]):
+        client.gather(client.map(pickle.loads, calls, pure=False))
 
 
 def check_source(options: Options) -> None:

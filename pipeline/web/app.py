@@ -48,7 +48,7 @@ from pipeline.web.host_check import add_headers
 from pipeline.web.listing import RunListing, encode_json, rows_to_json, state_facts
 from pipeline.web.model_cache import ModelCache, ServerBusyError
 from pipeline.web.questions import InvalidQuestionError, describe_bounds, parse_question
-from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files
+from pipeline.web.runs import NotFoundError, ServedRuns, list_served_files, stamp_results
 
 TOOLS = {
     "neighbours": "neighbours",
@@ -207,10 +207,10 @@ class _Pages:
 
     async def redirect_front(self, request: Request) -> Response:
         """Redirect to the questions of a single run, or to the listing of runs."""
-        folders = self._runs.list_folders()[0]
         if self._runs.single:
-            tool = "neighbours" if _is_chunk_model(folders[0]) else "samples"
-            return RedirectResponse(run_page_url(folders[0].path.name, tool))
+            folder = self._runs.find_folder(self._runs.place.name)
+            tool = "neighbours" if _is_chunk_model(folder) else "samples"
+            return RedirectResponse(run_page_url(folder.path.name, tool))
         return RedirectResponse("/runs/")
 
     async def serve_asset(self, request: Request) -> Response:
@@ -361,7 +361,8 @@ class _Pages:
         folder = self._find_run(request)
         state = await run_in_threadpool(determine_state, folder)
         html = render_template(self._templates, "live.html", state=state)
-        return _json_response(state_facts(folder.path.name, state) | {"trained": folder.is_trained(), "html": html})
+        known = {"trained": folder.is_trained(), "results": stamp_results(list_served_files(folder)), "html": html}
+        return _json_response(state_facts(folder.path.name, state) | known)
 
     async def serve_file(self, request: Request) -> Response:
         """Serve a file of a run, if it is one of those that are served."""
@@ -394,7 +395,7 @@ class _Pages:
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
-            _check_query_text(request)
+            _check_query_text(request, known["bounds"])
             known["question"] = parse_question(kind, request.query_params)
             if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
@@ -538,12 +539,13 @@ def _suggest_extension(folder: RunFolder) -> Suggestion | None:
     return Suggestion(flow, folder.path.name, {"overrides": overrides}) if overrides else None
 
 
-def _check_query_text(request: Request) -> None:
+def _check_query_text(request: Request, boxes: Mapping[str, Any]) -> None:
     """Raise ValueError if the query of an address is no UTF-8, which Starlette would replace."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()
     except UnicodeDecodeError:
-        raise ValueError("the address has bytes that are no UTF-8. Write a chunk of other bytes as hex=") from None
+        advice = "Write a chunk of other bytes as hex=" if "hex" in boxes else "Write the text in UTF-8"
+        raise ValueError(f"the address has bytes that are no UTF-8. {advice}") from None
 
 
 def _unless_known(request: Request, response: Response) -> Response:
@@ -593,6 +595,7 @@ def _run_page_values(folder: RunFolder) -> dict[str, Any]:
         "of_chunks": _is_chunk_model(folder),
         "tools": _tools_of(folder),
         "trained": folder.is_trained(),
+        "results": stamp_results(files),
         "extension": _suggest_extension(folder),
         "tensorboard": tensorboard_url(name),
         "place": folder.path.resolve(),

@@ -1,5 +1,6 @@
 """The runs that pages show, and the files that are served of each."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +80,14 @@ class ServedFile:
         about: a short description.
         bytes: its size.
         path: its path on disk.
+        written: when it was last written, in ns.
     """
 
     name: str
     about: str
     bytes: int
     path: Path
+    written: int
 
 
 def list_served_files(folder: RunFolder) -> list[ServedFile]:
@@ -100,5 +103,12 @@ def list_served_files(folder: RunFolder) -> list[ServedFile]:
     for name, description in names.items():
         path = (folder.path / name).resolve()
         if path.is_file() and path == inside / name:
-            files.append(ServedFile(name, description, path.stat().st_size, path))
+            status = path.stat()
+            files.append(ServedFile(name, description, status.st_size, path, status.st_mtime_ns))
     return files
+
+
+def stamp_results(files: list[ServedFile]) -> str:
+    """Return a text that changes with the served files of a run, but not with its metrics, which grow as it trains."""
+    written = [(file.name, file.written) for file in files if not file.name.endswith("metrics.jsonl")]
+    return hashlib.blake2b(repr(written).encode(), digest_size=8).hexdigest()

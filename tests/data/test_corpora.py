@@ -92,6 +92,16 @@ def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
     assert asked("other", Path("shards")).find_last_corpus() is None
 
 
+def test_a_source_is_unchanged_however_its_path_is_written(texts: Path, here: Path) -> None:
+    """Dask, for one, is given absolute paths."""
+    corpus = sharded(texts, here / "shards")
+    for path in ("texts", "./texts/", f"{texts}/../texts"):
+        found = asked(path, Path("shards"))
+        assert found.find_last_corpus() == Path("shards") / corpus.folder.name and not found.has_changed()
+    (texts / "train.txt").rename(texts / "train-2.txt")
+    assert asked("texts", Path("shards")).has_changed()
+
+
 def test_a_relative_path_in_another_folder_is_another_source(
     texts: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

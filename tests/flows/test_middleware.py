@@ -106,6 +106,8 @@ def test_a_password_is_asked_for_once(secret: str = "haed:sesam öffne") -> None
     assert client.get("/runs/", headers=basic(secret)).text == "pages"
 
     assert "localStorage" in client.get("/enter").text and not client.cookies
+    shown = client.get("/runs/?search=a", headers={"Accept": "text/html,*/*"})  # by which that page can be entered
+    assert shown.status_code == 401 and shown.text == client.get("/enter").text
     told = client.post("/enter", headers=basic(secret))
     assert told.status_code == 204
     cookie = told.headers["set-cookie"]

@@ -11,7 +11,7 @@ async function again() {
     if (!answer.ok) throw new Error(answer.status);
     const found = await answer.json();
     // All else has changed as well.
-    const now = { running: String(found.running), phase: found.phase ?? "", trained: String(found.trained) };
+    const now = { running: String(found.running), phase: found.phase ?? "", trained: String(found.trained), results: found.results };
     if (Object.keys(now).some((key) => now[key] !== place.dataset[key])) return location.reload();
     place.innerHTML = found.html;
     document.dispatchEvent(new Event("progress")); // see charts.js

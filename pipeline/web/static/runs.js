@@ -162,10 +162,10 @@ function sortNumbers(one, other, oneRow, otherRow, column, direction) {
   return (grouped && compare(groupMean(field, oneRow.getData()), groupMean(field, otherRow.getData()))) || compare(one ?? null, other ?? null);
 }
 const groupName = () => find("#group").selectedOptions[0]?.textContent ?? "";
-let grouped = "", several = []; // by what, and what varies among the runs that are shown, but for the seed
+let grouped = "", several = []; // by what, and what varies among the runs that are shown, but for the seed; end to end is another phase
 function group() {
   const by = find("#group").value, rows = by === "seeds" ? table.getData("active") : [];
-  const fields = ["preset", "corpus", ...[...keys].filter((key) => key.startsWith("option ") && key !== "option seed")];
+  const fields = ["phase", "preset", "corpus", ...[...keys].filter((key) => key.startsWith("option ") && key !== "option seed")];
   const vary = fields.filter((field) => new Set(rows.map((row) => row[field] ?? null)).size > 1);
   if (by === grouped && String(vary) === String(several)) return;
   [grouped, several] = [by, vary];

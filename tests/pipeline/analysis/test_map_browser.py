@@ -25,6 +25,10 @@ def test_a_person_searches_points_and_zooms(browser: Any, tmp_path: Path) -> Non
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: fetched.append(request.url))
+    plain = browser.new_context(java_script_enabled=False).new_page()
+    plain.goto(path.as_uri())
+    assert "The map needs scripts" in plain.inner_text("header")
+    plain.context.close()
     page.goto(path.as_uri())
     page.fill("#search", "word39")
     assert page.inner_text("#found") == "11 found"

@@ -1,9 +1,11 @@
 """The stage `shard` from outside: standard input, Dask, and runs on corpora of every making."""
 
+import errno
 import gzip
 import io
 import json
 import os
+import pickle
 import shutil
 import socket
 import subprocess
@@ -18,11 +20,21 @@ import numpy as np
 import pytest
 
 from data.corpus import Corpus
-from data.filesystem import acquire_lock
-from data.parts import Part
+from data.filesystem import FolderLostError, acquire_lock
+from data.options import ChunkerOptions, SourceOptions
+from data.parts import Part, write_part
 from pipeline.cli import main
 from pipeline.config import Options, load_options
-from pipeline.run.sharding import ClusterError, explain_dask_errors, open_dask_client, open_shards, shard_source
+from pipeline.run.sharding import (
+    ClusterError,
+    RemoteCall,
+    explain_dask_errors,
+    find_versions,
+    open_dask_client,
+    open_shards,
+    shard_source,
+    write_remotely,
+)
 from pipeline.training.stages import pretrain, train
 from tests.conftest import TINY
 from tests.pipeline.conftest import CommandLine
@@ -97,6 +109,9 @@ def test_dask(options: Options, tmp_path: Path) -> None:
     ) as cluster:
         options.launcher.dask, options.shards_dir = cluster.scheduler_address, str(tmp_path / "address")
         assert contents(shard_source(options)) == alone and len(alone) > 2
+        options.launcher.dask, options.shards_dir = cluster.workers[0].worker_address, str(tmp_path / "worker")
+        with pytest.raises(OSError, match=r"^launcher\.dask=.* is a worker of Dask. Give the address of its scheduler"):
+            shard_source(options)
 
 
 @pytest.mark.parametrize("path", ["texts", "texts/*.txt", "texts/{train,valid}-*.txt"])
@@ -131,6 +146,41 @@ def test_a_cluster_of_dask_that_is_not_there_or_is_lost_is_named_by_its_option()
             raise CancelledError
     with pytest.raises(ValueError, match="of the source"), explain_dask_errors("h:1"):
         raise ValueError("of the source")
+
+
+def test_a_server_that_says_nothing_is_no_scheduler_of_dask() -> None:
+    """A server of web pages does so, such as that of Dask's board."""
+    pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            pytest.raises(OSError, match=rf"^launcher\.dask={address}: no scheduler .* \(timed out after 2 s\)"),
+            open_dask_client(address, 1),
+        ):
+            pass
+
+
+def test_a_worker_of_dask_that_lacks_what_is_here_is_told(tmp_path: Path) -> None:
+    part = Part(tmp_path / "corpus" / "parts" / "00000", SourceOptions(), ChunkerOptions(), None, 1, ())
+    for versions, why in (({"haed": "0.0.1"}, "haed is .*, not 0.0.1"), ({"none-such": "1"}, "none-such")):
+        call = pickle.dumps(RemoteCall(write_remotely, (versions, write_part, part)))
+        with (
+            pytest.raises(ClusterError, match=f"a worker has other packages .*{why}"),
+            explain_dask_errors("h:1", part),
+        ):
+            pickle.loads(call)
+    assert not list(tmp_path.iterdir())
+    call = pickle.dumps(RemoteCall(write_remotely, (find_versions(part.source), write_part, part)))
+    with pytest.raises(FolderLostError), explain_dask_errors("h:1", part):  # it is not here either
+        pickle.loads(call)
+    part.folder.parent.mkdir(parents=True)
+    for error, path in (
+        (FolderLostError("as a worker sees it"), part.folder.parent),
+        (FileNotFoundError(errno.ENOENT, "as a worker sees it", str(tmp_path)), tmp_path),
+    ):
+        with pytest.raises(ClusterError, match=f"does not find {path}, "), explain_dask_errors("h:1", part):
+            raise error
 
 
 def test_an_existing_corpus_as_source(options: Options, tmp_path: Path) -> None:

@@ -317,7 +317,8 @@ def test_a_damaged_run_is_a_line_and_the_others_are_shown(config: str, said: str
 
 
 def test_a_question_that_is_no_utf8_is_refused_and_not_answered_for_others(site: Site) -> None:
-    assert "no UTF-8" in site.ask("neighbours?query=%ff%fe", 400)["error"]
+    assert site.ask("neighbours?query=%ff%fe", 400)["error"].endswith("no UTF-8. Write a chunk of other bytes as hex=")
+    assert site.ask("next?prompt=%ff", 400)["error"].endswith("no UTF-8. Write the text in UTF-8")  # it takes no hex=
     assert "no UTF-8" not in site.ask("neighbours?query=%ef%bf%bd")
 
 
@@ -388,6 +389,6 @@ def test_a_run_that_is_moved_while_it_is_explored_is_said_to_be_gone(run: Path) 
     site = Site(run, single=True)
     site.get("/runs/run/next")
     run.rename(run.with_name("elsewhere"))
-    for address in ("/runs/run/", "/runs/run/next?prompt=a&format=json", "/runs/run/neighbours"):
+    for address in ("/", "/runs/run/", "/runs/run/next?prompt=a&format=json", "/runs/run/neighbours"):
         assert "run was moved, renamed or removed" in site.get(address, 404).text
     assert "no run" in (said := site.get("/runs/other/next", 404).text) and "moved" not in said

@@ -118,6 +118,19 @@ def test_groups_are_sorted_by_the_means_of_their_runs(page: Any, address: str, r
     page.get_by_text("1 of 4 runs").wait_for()
 
 
+def test_runs_of_two_phases_and_end_to_end_are_no_seeds_of_each_other(page: Any, address: str, run: Path) -> None:
+    """All their options may be the same."""
+    for name in ("run", LONG):
+        shutil.rmtree(run.with_name(name) / "pretrain")
+        (run.with_name(name) / "finetune").rename(run.with_name(name) / "train")
+    open_list(page, address)
+    page.get_by_label("group by").select_option("all options but the seed")
+    groups = page.locator(".tabulator-group")
+    for phase in ("train", "finetune"):
+        groups.get_by_text(f"phase={phase} · 2 runs").wait_for()
+    assert groups.count() == 2
+
+
 def test_ticked_runs_are_compared_archived_and_deleted(page: Any, address: str, run: Path) -> None:
     open_list(page, address)
     row = page.locator(".tabulator-row")
@@ -240,6 +253,16 @@ def test_curves_have_a_choice_of_axes_and_show_values(page: Any, address: str) -
         page.get_by_label("skip first %").fill(nonsense)
         legend.get_by_text("pretrain", exact=True).wait_for()
     assert page.locator("#chart .curves").is_hidden()
+
+
+def test_the_page_of_a_run_shows_the_evaluation_that_comes_while_it_is_open(page: Any, address: str, run: Path) -> None:
+    """As after a training, which one watches there."""
+    found = (run / "evaluation.json").rename(run / "later")
+    page.goto(f"{address}/runs/run/")
+    page.locator(".u-legend").get_by_text("pretrain validation").wait_for()
+    assert page.locator(".headline").count() == 0
+    found.rename(run / "evaluation.json")
+    page.locator(".headline").wait_for()
 
 
 def test_a_refused_name_is_told_at_its_box(page: Any, address: str) -> None:
