@@ -425,16 +425,16 @@ def flat_header(number: int, width: int, metric: Metric) -> bytes:
 
 
 def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> IndexMetadata:
-    """Move the finished files to their place, write meta.json with their checksums, and note that this user built them."""
+    """Write meta.json with the checksums of the finished files, move all to their place, and note that this user built them."""
     place, unfinished = space_folder(folder, meta.space), unfinished_folder(folder, meta.space)
+    cache = ChecksumCache(unfinished)
+    meta.sha256 = {name: cache.compute_sha256(name, fresh=True) for name in names}
+    folder.write_json(f"index/{unfinished.name}/{META}", asdict(meta))  # here, as a full disk may have no room for it
     make_folders(place, within=folder.path)
-    for name in names:
+    for name in (*names, META):
         os.replace(unfinished / name, place / name)
     shutil.rmtree(unfinished)
-    cache = ChecksumCache(place)
-    meta.sha256 = {name: cache.compute_sha256(name, fresh=True) for name in names}
-    folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
-    cache.note_sums(meta.sha256, is_built=True)
+    ChecksumCache(place).note_sums(meta.sha256, is_built=True)
     if SEARCH not in names:
         (place / SEARCH).unlink(missing_ok=True)
     return meta

@@ -134,8 +134,9 @@ def test_a_table_that_is_none(run: Path, place: Path, haed: CommandLine) -> None
     assert "does not name its files" in refused(run, haed)
 
 
+@pytest.mark.parametrize("moment", ["build.choose_index", "storage.asdict"])
 def test_an_index_stays_until_another_is_finished_and_a_half_one_takes_no_space(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(run)
     before = ChunkIndex(folder).meta
@@ -144,7 +145,7 @@ def test_an_index_stays_until_another_is_finished_and_a_half_one_takes_no_space(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr("pipeline.run.index.build.choose_index", stop)
+        context.setattr(f"pipeline.run.index.{moment}", stop)
         with pytest.raises(KeyboardInterrupt):
             build_index(folder.load_options(["index.metric=l2"]))
     assert ChunkIndex(folder).meta == before and not (run / "index" / ".chunks.partial").exists()
