@@ -7,8 +7,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from pipeline import ROOT
@@ -59,21 +59,16 @@ def _run_shard(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult("\n".join(lines), value)
 
 
-def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandResult]:
-    def execute(arguments: argparse.Namespace) -> CommandResult:
-        has_run = any(word.startswith("name=") or not is_option(word) for word in arguments.words)
-        if phase == "finetune" and not arguments.config and not has_run:
-            raise ConfigError(
-                f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})"
-            )
-        options = options_from_arguments(arguments)
-        from pipeline.training import stages
+def _run_phase(phase: Phase, arguments: argparse.Namespace) -> CommandResult:
+    has_run = any(word.startswith("name=") or not is_option(word) for word in arguments.words)
+    if phase == "finetune" and not arguments.config and not has_run:
+        raise ConfigError(f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})")
+    options = options_from_arguments(arguments)
+    from pipeline.training import stages
 
-        with postponed_signals() as stop:
-            trained = stages.run_phase(phase, options, stop)
-        return CommandResult(stages.format_outcome(trained), asdict(trained))
-
-    return execute
+    with postponed_signals() as stop:
+        trained = stages.run_phase(phase, options, stop)
+    return CommandResult(stages.format_outcome(trained), asdict(trained))
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
@@ -323,7 +318,8 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(
         arguments.run, [write_override("runs_dir", arguments.runs_dir), *arguments.words], "neighbours"
     )
-    words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in _ASKED}
+    names = ("queries", "context", "after", "like", "minus", "plus")
+    words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in names}
     if arguments.file:
         lines = _read_query_file(arguments.file, "--file").splitlines()
         words["queries"] += [line for line in lines if line]
@@ -359,9 +355,6 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         if (drawn := plots.draw_neighbours(results)) and write_or_log(path, drawn):
             text += f"\n{path}"
     return CommandResult(text, [item.as_record() for item in results])
-
-
-_ASKED = ("queries", "context", "after", "like", "minus", "plus")
 
 
 def _read_query_file(name: str, option: str) -> bytes:
@@ -509,7 +502,7 @@ COMMANDS = (
         "Train phase one: predict chunk embeddings, which needs no decoder.",
         "haed pretrain --config quickstart pretrain.seconds=60",
         add_config_arguments,
-        _make_phase_runner("pretrain"),
+        partial(_run_phase, "pretrain"),
         GOES_ON,
     ),
     Command(
@@ -517,7 +510,7 @@ COMMANDS = (
         "Train phase two: decode more chunks, for the exact likelihood.",
         "haed finetune quickstart finetune.seconds=60",
         add_config_arguments,
-        _make_phase_runner("finetune"),
+        partial(_run_phase, "finetune"),
         GOES_ON,
     ),
     Command(
@@ -525,7 +518,7 @@ COMMANDS = (
         "Train end to end, without a phase one.",
         "haed train --config quickstart train.seconds=60",
         add_config_arguments,
-        _make_phase_runner("train"),
+        partial(_run_phase, "train"),
         GOES_ON,
     ),
     Command(
