@@ -189,15 +189,11 @@ class RunFolder:
             places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         corpora = [Corpus.open(place, options.loader) for place in places]
         if not corpora:
+            advice = f"make them again: {format_command('shard', '--config', self.path / 'config.yaml')}"
             if options.source.kind == "shards" and self.is_trained():
-                where = format_command(self.trained_phase(), self.path, "source.path=FOLDER")
-                raise FileNotFoundError(
-                    f"the shards of {self.path} are not at {location}. Put them back, or name their new place: {where}"
-                )
-            raise FileNotFoundError(
-                f"the shards of {self.path} are not at {location}. Put them back, or make them "
-                f"again: {format_command('shard', '--config', self.path / 'config.yaml')}"
-            )
+                again = format_command(self.trained_phase(), self.path, "source.path=FOLDER")
+                advice = f"name their new place: {again}"
+            raise FileNotFoundError(f"the shards of {self.path} are not at {location}. Put them back, or {advice}")
         for corpus in corpora:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
             if same and corpus.options == options.chunker:
