@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeGuard, cast
+from typing import Protocol, TypeGuard
 
 from data.filesystem import (
     MANY,
@@ -227,14 +227,13 @@ def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
         raise CorruptFileError(
             f"{where} is damaged or was edited: its crc32 does not match. Delete the line to continue without it"
         )
-    record = parse_json(begin + b"}", where)
-    values = record.values() if isinstance(record, dict) else ()
-    step = record.get("step") if isinstance(record, dict) else None
+    record: Record = parse_json(begin + b"}", where)  # JSON that ends with a brace is an object
+    step, values = record.get("step"), record.values()
     if not _is_number(step) or not 0 <= step < 2**63 or not all(value is None or _is_number(value) for value in values):
         raise CorruptFileError(
             f"{where} is damaged: it has no step or no figures. Delete the line to continue without it"
         )
-    return cast(Record, record)
+    return record
 
 
 def _is_number(value: object) -> TypeGuard[float]:
