@@ -8,6 +8,7 @@ import logging
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -118,7 +119,7 @@ def _score_documents(
 ) -> Evaluation:
     began = time.perf_counter()
     limits = run.options.evaluate
-    per_document: dict[int, tuple[float, int]] = {}
+    document_bits, tokens = defaultdict[int, float](float), 0  # in the order of documents
     sums, remembered = [], []
     for scored in run.score_documents(documents, run.stride, limits.sequences):
         if tally is not None:
@@ -127,11 +128,9 @@ def _score_documents(
             progress.add_done(int(scored.part.new.sum()))
         sums.append(scored.sum_parts())
         remembered.append(scored.sum_remembered())
-        lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
-        rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
-        for document, bits, tokens in rows:
-            before = per_document.get(document, (0.0, 0))
-            per_document[document] = (before[0] + bits, before[1] + tokens)
+        tokens += int(scored.part.windows.lengths[scored.part.new].sum())
+        for document, bits in zip(scored.part.document.tolist(), scored.per_window().tolist(), strict=True):
+            document_bits[document] += bits
     seconds = time.perf_counter() - began
     sizes, words, text = [], 0, 0
     for original in originals:
@@ -139,8 +138,8 @@ def _score_documents(
         words += 0 if run.of_values else count_words(original)
         text += int.from_bytes(hashlib.sha256(original).digest())
     score = Score(
-        bits=sum(bits for bits, _ in per_document.values()),
-        tokens=sum(tokens for _, tokens in per_document.values()),
+        bits=sum(document_bits.values()),
+        tokens=tokens,
         characters=sum(size[0] for size in sizes),
         bytes=sum(size[1] for size in sizes),
         parts=run.parts(sums),
@@ -161,9 +160,7 @@ def _score_documents(
         bits_per_byte=score.bits_per_byte,
         word_perplexity=compute_word_perplexity(score.bits, words),
         bits_per_dim=score.bits_per_token if run.of_values else None,
-        standard_error=_standard_error(
-            [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
-        ),
+        standard_error=_standard_error(list(document_bits.values()), [size for size, length in sizes if length]),
         context=run.options.batch.context,
         stride=run.stride,
         seconds=seconds,
@@ -172,7 +169,6 @@ def _score_documents(
         likelihood=requested_likelihood(run.options, run.phase),
         memory=memory,
         memory_parts=list(limits.parts) if memory else [],
-        iem=None,
         breakdown=tally.build_breakdown() if tally is not None else None,
         baselines=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
@@ -245,11 +241,10 @@ class Tally:
         new = scored.part.new
         tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
         decisions, bits = scored.decisions.numpy(), scored.bits.numpy()
-        reached = np.arange(decisions.shape[1]) < lengths[:, None] + self._decided
-        self._position += np.stack(
-            [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]
-        )
-        flat = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.uint8)
+        places, sizes = np.arange(decisions.shape[1]), lengths[:, None]
+        real, reached = places < sizes, places < sizes + self._decided
+        self._position += np.stack([reached.sum(0), real.sum(0), decisions.sum(0)])
+        flat = tokens[real[:, : tokens.shape[1]]].astype(np.uint8)
         seen = np.digitize(self._train.count_occurrences(flat, lengths), _FREQUENCIES) - 1
         _add_to_groups(self._length, lengths, lengths, bits)
         _add_to_groups(self._frequency, seen, lengths, bits)
