@@ -58,33 +58,27 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
             raise ValueError(f"{name} is empty, so there is nothing to score")
         content = _read_as_source(run, name, content)
         return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
-    corpus, split = run.folder.open_corpus(), options.evaluate.split
-    check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
+    corpus, limits, chunker = run.folder.open_corpus(), options.evaluate, run.chunker
+    split, chunks = limits.split, corpus.split_counts(limits.split).chunks
+    check_split(chunks, corpus.location, "evaluate.split", split)
     pictures = "height" in corpus.form
-    reference = _load_or_measure_baselines(corpus, split) if options.evaluate.baselines and not pictures else []
+    reference = _load_or_measure_baselines(corpus, split) if limits.baselines and not pictures else []
     release_memory()
-    limits = options.evaluate
     # A mixture is scored on the whole split, with the chunks known to training.
     has_iem = options.pretrain.iem_weight and run.phase != "train" and not max_known_chunks(options)
-    tally = (
-        Tally(run.chunker.k, Occurrences(corpus, "train", split), not run.chunker.fixed) if limits.breakdown else None
-    )
-    chunks = corpus.split_counts(split).chunks
+    tally = Tally(chunker.k, Occurrences(corpus, "train", split), not chunker.fixed) if limits.breakdown else None
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
     progress = ProgressCounter("evaluate", chunks, "chunks")
-    result = _score_documents(
-        run, split, corpus.iterate_documents(split), corpus.iterate_originals(split), reference, tally, progress
-    )
+    texts = (corpus.iterate_documents(split), corpus.iterate_originals(split))
+    result = _score_documents(run, split, *texts, reference, tally, progress)
     if has_iem and limits.closed_set:
         result.iem = score_closed_set(run, corpus, split)
     release_memory()
     path = run.folder.path / "evaluation.json"
     with suppress(OSError, ValueError):
         if (before := read_as(Evaluation, path)).split != split:
-            figure = f"{before.headline.value:.3f} {before.headline.unit}"
-            log.info(
-                "evaluation.json had %s of the %s split. It is replaced by the %s split's", figure, before.split, split
-            )
+            figure = f"{before.headline.value:.3f} {before.headline.unit} of the {before.split} split"
+            log.info("evaluation.json had %s. It is replaced by the %s split's", figure, split)
     if write_or_log(path, encode_checked_json(asdict(result))):
         publish_results(options)
     return result
@@ -187,9 +181,7 @@ def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
 
 @dataclass
 class _CachedBaselines:
-    """Cache file of baselines: digest of the corpus, and the baselines measured on it."""
-
-    corpus: str
+    corpus: str  # its digest
     baselines: list[Baseline]
 
 
@@ -373,6 +365,4 @@ def _format_breakdown(breakdown: Breakdown, remembers: bool) -> Iterator[str]:
     if mixed:
         lines = [MIXTURE_COLUMNS, *mixed]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        yield from (
-            f"    {'  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))}" for line in lines
-        )
+        yield from (f"    {'  '.join(map(str.rjust, line, widths))}" for line in lines)
