@@ -303,8 +303,7 @@ def open_shards(options: Options) -> Corpus:
             wanted, cut = asdict(options.chunker), asdict(corpus.options)
             key = next(key for key in wanted if wanted[key] != cut[key])
             raise ValueError(
-                f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}. "
-                f"Set chunker.{key}={cut[key]}"
+                f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}. Set chunker.{key}={cut[key]}"
             )
     else:
         corpora = _find_corpora(options)
@@ -314,8 +313,7 @@ def open_shards(options: Options) -> Corpus:
         if folder is None:
             check_corpus(options)  # a run of another corpus could not go on with these either
             raise FileNotFoundError(
-                f"{options.shards_dir} has no shards of this source and chunker. Run `haed shard` with the "
-                "same options first"
+                f"{options.shards_dir} has no shards of this source and chunker. Run `haed shard` with the same options first"
             )
         corpus = open_built_corpus(folder, options.chunker)
         if corpora.has_changed():
@@ -334,8 +332,7 @@ def _find_run_corpus(options: Options) -> Corpus | None:
     if not any(run.path.glob("*/checkpoints/step-*")):
         return None
     try:
-        then = run.load_options()
-        now, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, then))
+        now, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, run.load_options()))
         if now != was:
             return None
         corpus = run.open_corpus()
