@@ -156,8 +156,7 @@ _SYSTEM_ADVICE = {
         "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
     ),
     errno.EDQUOT: (
-        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or "
-        "TMPDIR"
+        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
     ),
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
     errno.EMFILE: "too many files are open. Raise the limit of open files (ulimit -n)",
