@@ -24,15 +24,7 @@ from pipeline.arguments import (
     parse_path,
     parse_port,
 )
-from pipeline.config import (
-    PHASES,
-    ConfigError,
-    Phase,
-    is_option,
-    load_options,
-    training_phases,
-    write_override,
-)
+from pipeline.config import PHASES, ConfigError, Phase, is_option, load_options, training_phases, write_override
 from pipeline.config.reference import comment_options, format_options, search_options
 from pipeline.run.files import describe_speed, write_or_log
 from pipeline.run.run_directory import RunFolder, describe_runs
@@ -315,9 +307,8 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if arguments.csv and arguments.json:
         raise ConfigError("--csv and --json exclude each other. Use one of them")
-    options = load_run_options(
-        arguments.run, [write_override("runs_dir", arguments.runs_dir), *arguments.words], "neighbours"
-    )
+    overrides = [write_override("runs_dir", arguments.runs_dir), *arguments.words]
+    options = load_run_options(arguments.run, overrides, "neighbours")
     names = ("queries", "context", "after", "like", "minus", "plus")
     words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in names}
     if arguments.file:
