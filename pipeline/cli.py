@@ -94,8 +94,7 @@ def _write_error(typed: list[str], message: str, kind: str, status: int) -> None
     if not is_first_rank():
         return
     with suppress(OSError, ValueError):  # the error cannot be reported
-        error = {"message": message, "type": kind, "exit": status}
-        print_stdout(_as_json({"error": error}))
+        print_stdout(_as_json({"error": {"message": message, "type": kind, "exit": status}}))
 
 
 def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
@@ -133,9 +132,8 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
             sys.excepthook = lambda *exception: console.print_stderr("".join(traceback.format_exception(*exception)))
             raise
         is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or console.is_out_of_memory(error)
-        console.print_stderr(
-            f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug prints the traceback)'}"
-        )
+        origin = "" if is_expected else f" ({type(error).__name__}; --debug prints the traceback)"
+        console.print_stderr(f"error: {message}{origin}")
         return status
     finally:
         logging.getLogger().removeHandler(lines)

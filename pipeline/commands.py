@@ -7,8 +7,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from pipeline import ROOT
@@ -24,15 +24,7 @@ from pipeline.arguments import (
     parse_path,
     parse_port,
 )
-from pipeline.config import (
-    PHASES,
-    ConfigError,
-    Phase,
-    is_option,
-    load_options,
-    training_phases,
-    write_override,
-)
+from pipeline.config import PHASES, ConfigError, Phase, is_option, load_options, training_phases, write_override
 from pipeline.config.reference import comment_options, format_options, search_options
 from pipeline.run.files import describe_speed, write_or_log
 from pipeline.run.run_directory import RunFolder, describe_runs
@@ -59,21 +51,16 @@ def _run_shard(arguments: argparse.Namespace) -> CommandResult:
     return CommandResult("\n".join(lines), value)
 
 
-def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandResult]:
-    def execute(arguments: argparse.Namespace) -> CommandResult:
-        has_run = any(word.startswith("name=") or not is_option(word) for word in arguments.words)
-        if phase == "finetune" and not arguments.config and not has_run:
-            raise ConfigError(
-                f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})"
-            )
-        options = options_from_arguments(arguments)
-        from pipeline.training import stages
+def _run_phase(phase: Phase, arguments: argparse.Namespace) -> CommandResult:
+    has_run = any(word.startswith("name=") or not is_option(word) for word in arguments.words)
+    if phase == "finetune" and not arguments.config and not has_run:
+        raise ConfigError(f"haed finetune needs a run with a phase one, as in haed finetune RUN ({describe_runs()})")
+    options = options_from_arguments(arguments)
+    from pipeline.training import stages
 
-        with postponed_signals() as stop:
-            trained = stages.run_phase(phase, options, stop)
-        return CommandResult(stages.format_outcome(trained), asdict(trained))
-
-    return execute
+    with postponed_signals() as stop:
+        trained = stages.run_phase(phase, options, stop)
+    return CommandResult(stages.format_outcome(trained), asdict(trained))
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
@@ -320,10 +307,10 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if arguments.csv and arguments.json:
         raise ConfigError("--csv and --json exclude each other. Use one of them")
-    options = load_run_options(
-        arguments.run, [write_override("runs_dir", arguments.runs_dir), *arguments.words], "neighbours"
-    )
-    words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in _ASKED}
+    overrides = [write_override("runs_dir", arguments.runs_dir), *arguments.words]
+    options = load_run_options(arguments.run, overrides, "neighbours")
+    names = ("queries", "context", "after", "like", "minus", "plus")
+    words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in names}
     if arguments.file:
         lines = _read_query_file(arguments.file, "--file").splitlines()
         words["queries"] += [line for line in lines if line]
@@ -359,9 +346,6 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         if (drawn := plots.draw_neighbours(results)) and write_or_log(path, drawn):
             text += f"\n{path}"
     return CommandResult(text, [item.as_record() for item in results])
-
-
-_ASKED = ("queries", "context", "after", "like", "minus", "plus")
 
 
 def _read_query_file(name: str, option: str) -> bytes:
@@ -509,7 +493,7 @@ COMMANDS = (
         "Train phase one: predict chunk embeddings, which needs no decoder.",
         "haed pretrain --config quickstart pretrain.seconds=60",
         add_config_arguments,
-        _make_phase_runner("pretrain"),
+        partial(_run_phase, "pretrain"),
         GOES_ON,
     ),
     Command(
@@ -517,7 +501,7 @@ COMMANDS = (
         "Train phase two: decode more chunks, for the exact likelihood.",
         "haed finetune quickstart finetune.seconds=60",
         add_config_arguments,
-        _make_phase_runner("finetune"),
+        partial(_run_phase, "finetune"),
         GOES_ON,
     ),
     Command(
@@ -525,7 +509,7 @@ COMMANDS = (
         "Train end to end, without a phase one.",
         "haed train --config quickstart train.seconds=60",
         add_config_arguments,
-        _make_phase_runner("train"),
+        partial(_run_phase, "train"),
         GOES_ON,
     ),
     Command(

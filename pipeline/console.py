@@ -6,6 +6,7 @@ standard streams may be closed, or their disk full.
 """
 
 import errno
+import html
 import logging
 import os
 import pwd
@@ -155,8 +156,7 @@ _SYSTEM_ADVICE = {
         "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
     ),
     errno.EDQUOT: (
-        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or "
-        "TMPDIR"
+        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
     ),
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
     errno.EMFILE: "too many files are open. Raise the limit of open files (ulimit -n)",
@@ -172,8 +172,8 @@ _SYSTEM_ADVICE = {
 _MEMORY_WORDS = (
     *("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread"),
     "could not create a primitive",  # oneDNN
+    *("out of memory", "_alloc_failed"),  # of GPUs; the latter of cuBLAS and cuDNN
 )
-_GPU_MEMORY_WORDS = ("out of memory", "_alloc_failed")  # the latter of cuBLAS and cuDNN
 _LESS_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces (model.kind=haed), or use a smaller model"
 _MEMORY_ADVICE = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _LESS_TRAINING) | {
     "shard": "Lower shard.workers or shard.megabytes",
@@ -189,9 +189,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory is exhausted. Libraries report this in different ways."""
     if isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and any(
-        each in str(error).lower() for each in _MEMORY_WORDS + _GPU_MEMORY_WORDS
-    )
+    return isinstance(error, RuntimeError) and any(each in str(error).lower() for each in _MEMORY_WORDS)
 
 
 def _memory_limit() -> str:
@@ -284,12 +282,8 @@ def _start_of_line() -> str:
 def markdown_text(text: str) -> str:
     """Escape text for use within a line of Markdown, so that it is shown unchanged."""
     line = " ".join(make_printable(text).split())
-    line = re.sub(
-        r"^([-+=]|\d+(?=[.)]))", lambda match: f"{match[0]}\0" if match[0].isdigit() else f"\0{match[0]}", line
-    )
-    return (
-        _MARKS.sub(r"\\\g<0>", line).replace("\0", "\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    )
+    line = re.sub(r"^(?:(?=[-+=])|(\d+)(?=[.)]))", "\\g<1>\0", line)  # before a sign, or after a number
+    return html.escape(_MARKS.sub(r"\\\g<0>", line).replace("\0", "\\"), quote=False)
 
 
 def markdown_code(text: str) -> str:

@@ -88,17 +88,13 @@ def _complete_pictures(run: "Run", samples: int) -> list[Sample]:
     shape = tuple(corpus.form[name] for name in ("height", "width", "channels"))
     chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
     upper = originals[:, : chunks // 2 * run.chunker.k]
-    lower = run.complete(upper.repeat(samples, 0), chunks - chunks // 2, sampling)[
-        :, : originals.shape[1] - upper.shape[1]
-    ]
-    completed = np.concatenate([upper.repeat(samples, 0), lower], 1).reshape(len(upper), samples, -1)
+    beginnings = upper.repeat(samples, 0)
+    lower = run.complete(beginnings, chunks - chunks // 2, sampling)[:, : originals.shape[1] - upper.shape[1]]
+    completed = np.concatenate([beginnings, lower], 1).reshape(len(upper), samples, -1)
     blank = np.concatenate([upper, np.full_like(originals[:, upper.shape[1] :], 255)], 1)
     rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)
-    picture = run.folder.path / "samples.png"
-    write_atomically(
-        picture,
-        plots.draw_pictures(rows.reshape(*rows.shape[:2], *shape), ["given", *["completed"] * samples, "original"]),
-    )
+    picture, titles = run.folder.path / "samples.png", ["given", *["completed"] * samples, "original"]
+    write_atomically(picture, plots.draw_pictures(rows.reshape(*rows.shape[:2], *shape), titles))
     log.info("%s", picture)
     return [Sample(f"lower half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]
 
@@ -209,9 +205,8 @@ def query_index(
             log.info("building the index: %s", str(error).partition(". ")[0])
             wanted = replace(options.index, space=space)
             for key, before in list_changed_options(folder, wanted).items():
-                log.warning(
-                    "index.%s was %s, and is now %s", key, format_value(before), format_value(getattr(wanted, key))
-                )
+                now = getattr(wanted, key)
+                log.warning("index.%s was %s, and is now %s", key, format_value(before), format_value(now))
             build_index(replace(options, index=wanted))
     if like or minus or plus:
         return probe.analogy(like, minus, plus, count, min_count)

@@ -42,20 +42,18 @@ def measure_baselines(train: bytes, held_out: bytes, orders: Iterable[int] = ORD
     size, length = len(held_out), len(held_out.decode("utf-8", errors="surrogateescape"))
     note = f" (first {TRAIN_LIMIT >> 20} MiB of train)" if len(train) > TRAIN_LIMIT else ""
     data, held = np.frombuffer(train[:TRAIN_LIMIT], np.uint8), np.frombuffer(held_out, np.uint8)
-    result = []
+    bits = dict[str, float]()
     probability = np.full(size, 1 / 256)
     for order in range(wanted[-1] + 1 if wanted else 0):
         probability = _interpolate_order(probability, data, held, order)
         if order in wanted:
-            bits = float(-np.log2(probability).sum())
             name = f"n-gram, {order} byte{'s' if order != 1 else ''} of context{note}"
-            result.append(Baseline(name, bits, bits / size, bits / length))
+            bits[name] = float(-np.log2(probability).sum())
     window = min(max(len(held_out), 1 << 12), 1 << 26)  # `xz -9` has a window of 64 MB, which is slow to clear;
     wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # a window longer than the text finds no more
-    bits = 8.0 * len(lzma.compress(held_out, filters=[wide]))
-    result.append(Baseline("xz -9", bits, bits / size, bits / length))
-    bits = 8.0 * _compress_after(train[:TRAIN_LIMIT], held_out)
-    return [*result, Baseline(f"PPMd, order {_PPMD_ORDER}, given train{note}", bits, bits / size, bits / length)]
+    bits["xz -9"] = 8.0 * len(lzma.compress(held_out, filters=[wide]))
+    bits[f"PPMd, order {_PPMD_ORDER}, given train{note}"] = 8.0 * _compress_after(train[:TRAIN_LIMIT], held_out)
+    return [Baseline(name, total, total / size, total / length) for name, total in bits.items()]
 
 
 def _compress_after(train: bytes, held_out: bytes) -> int:

@@ -8,6 +8,7 @@ import logging
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -57,33 +58,27 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
             raise ValueError(f"{name} is empty, so there is nothing to score")
         content = _read_as_source(run, name, content)
         return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
-    corpus, split = run.folder.open_corpus(), options.evaluate.split
-    check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
+    corpus, limits, chunker = run.folder.open_corpus(), options.evaluate, run.chunker
+    split, chunks = limits.split, corpus.split_counts(limits.split).chunks
+    check_split(chunks, corpus.location, "evaluate.split", split)
     pictures = "height" in corpus.form
-    reference = _load_or_measure_baselines(corpus, split) if options.evaluate.baselines and not pictures else []
+    reference = _load_or_measure_baselines(corpus, split) if limits.baselines and not pictures else []
     release_memory()
-    limits = options.evaluate
     # A mixture is scored on the whole split, with the chunks known to training.
     has_iem = options.pretrain.iem_weight and run.phase != "train" and not max_known_chunks(options)
-    tally = (
-        Tally(run.chunker.k, Occurrences(corpus, "train", split), not run.chunker.fixed) if limits.breakdown else None
-    )
-    chunks = corpus.split_counts(split).chunks
+    tally = Tally(chunker.k, Occurrences(corpus, "train", split), not chunker.fixed) if limits.breakdown else None
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
     progress = ProgressCounter("evaluate", chunks, "chunks")
-    result = _score_documents(
-        run, split, corpus.iterate_documents(split), corpus.iterate_originals(split), reference, tally, progress
-    )
+    texts = (corpus.iterate_documents(split), corpus.iterate_originals(split))
+    result = _score_documents(run, split, *texts, reference, tally, progress)
     if has_iem and limits.closed_set:
         result.iem = score_closed_set(run, corpus, split)
     release_memory()
     path = run.folder.path / "evaluation.json"
     with suppress(OSError, ValueError):
         if (before := read_as(Evaluation, path)).split != split:
-            figure = f"{before.headline.value:.3f} {before.headline.unit}"
-            log.info(
-                "evaluation.json had %s of the %s split. It is replaced by the %s split's", figure, before.split, split
-            )
+            figure = f"{before.headline.value:.3f} {before.headline.unit} of the {before.split} split"
+            log.info("evaluation.json had %s. It is replaced by the %s split's", figure, split)
     if write_or_log(path, encode_checked_json(asdict(result))):
         publish_results(options)
     return result
@@ -118,7 +113,7 @@ def _score_documents(
 ) -> Evaluation:
     began = time.perf_counter()
     limits = run.options.evaluate
-    per_document: dict[int, tuple[float, int]] = {}
+    document_bits, tokens = defaultdict[int, float](float), 0  # in the order of documents
     sums, remembered = [], []
     for scored in run.score_documents(documents, run.stride, limits.sequences):
         if tally is not None:
@@ -127,11 +122,9 @@ def _score_documents(
             progress.add_done(int(scored.part.new.sum()))
         sums.append(scored.sum_parts())
         remembered.append(scored.sum_remembered())
-        lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
-        rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
-        for document, bits, tokens in rows:
-            before = per_document.get(document, (0.0, 0))
-            per_document[document] = (before[0] + bits, before[1] + tokens)
+        tokens += int(scored.part.windows.lengths[scored.part.new].sum())
+        for document, bits in zip(scored.part.document.tolist(), scored.per_window().tolist(), strict=True):
+            document_bits[document] += bits
     seconds = time.perf_counter() - began
     sizes, words, text = [], 0, 0
     for original in originals:
@@ -139,8 +132,8 @@ def _score_documents(
         words += 0 if run.of_values else count_words(original)
         text += int.from_bytes(hashlib.sha256(original).digest())
     score = Score(
-        bits=sum(bits for bits, _ in per_document.values()),
-        tokens=sum(tokens for _, tokens in per_document.values()),
+        bits=sum(document_bits.values()),
+        tokens=tokens,
         characters=sum(size[0] for size in sizes),
         bytes=sum(size[1] for size in sizes),
         parts=run.parts(sums),
@@ -161,9 +154,7 @@ def _score_documents(
         bits_per_byte=score.bits_per_byte,
         word_perplexity=compute_word_perplexity(score.bits, words),
         bits_per_dim=score.bits_per_token if run.of_values else None,
-        standard_error=_standard_error(
-            [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
-        ),
+        standard_error=_standard_error(list(document_bits.values()), [size for size, length in sizes if length]),
         context=run.options.batch.context,
         stride=run.stride,
         seconds=seconds,
@@ -172,7 +163,6 @@ def _score_documents(
         likelihood=requested_likelihood(run.options, run.phase),
         memory=memory,
         memory_parts=list(limits.parts) if memory else [],
-        iem=None,
         breakdown=tally.build_breakdown() if tally is not None else None,
         baselines=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
@@ -191,9 +181,7 @@ def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
 
 @dataclass
 class _CachedBaselines:
-    """Cache file of baselines: digest of the corpus, and the baselines measured on it."""
-
-    corpus: str
+    corpus: str  # its digest
     baselines: list[Baseline]
 
 
@@ -245,11 +233,10 @@ class Tally:
         new = scored.part.new
         tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
         decisions, bits = scored.decisions.numpy(), scored.bits.numpy()
-        reached = np.arange(decisions.shape[1]) < lengths[:, None] + self._decided
-        self._position += np.stack(
-            [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]
-        )
-        flat = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.uint8)
+        places, sizes = np.arange(decisions.shape[1]), lengths[:, None]
+        real, reached = places < sizes, places < sizes + self._decided
+        self._position += np.stack([reached.sum(0), real.sum(0), decisions.sum(0)])
+        flat = tokens[real[:, : tokens.shape[1]]].astype(np.uint8)
         seen = np.digitize(self._train.count_occurrences(flat, lengths), _FREQUENCIES) - 1
         _add_to_groups(self._length, lengths, lengths, bits)
         _add_to_groups(self._frequency, seen, lengths, bits)
@@ -378,6 +365,4 @@ def _format_breakdown(breakdown: Breakdown, remembers: bool) -> Iterator[str]:
     if mixed:
         lines = [MIXTURE_COLUMNS, *mixed]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        yield from (
-            f"    {'  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))}" for line in lines
-        )
+        yield from (f"    {'  '.join(map(str.rjust, line, widths))}" for line in lines)

@@ -216,16 +216,12 @@ def make_identity(options: Options, corpus: str) -> Identity:
 def identity_differences(was: Identity, now: Identity) -> tuple[str, str] | None:
     """Return the first three options in which two identities differ, as text before and now; None if they are equal."""
     differences = list(diff_trees(was, now))
-    others = [each.key.removesuffix("kind") for each in differences if each.key.endswith(".kind")]
-    differences = [  # with another kind, the rest of its section follows from it
-        each
-        for each in differences
-        if each.key.endswith(".kind") or not any(each.key.startswith(section) for section in others)
-    ][:3]
+    # With another kind, the rest of its section follows from it.
+    others = tuple(each.key.removesuffix("kind") for each in differences if each.key.endswith(".kind"))
+    differences = [each for each in differences if each.key.endswith(".kind") or not each.key.startswith(others)][:3]
     if not differences:
         return None
-    before, after = zip(*((each.given_before, each.given_now) for each in differences), strict=True)
-    return ", ".join(before), ", ".join(after)
+    return ", ".join(each.given_before for each in differences), ", ".join(each.given_now for each in differences)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -353,8 +349,7 @@ def check_pointers(folder: Path) -> None:
     for pointer in ("latest", "best") if not list_checkpoints(folder) else ():
         if (named := resolve_pointer(folder, pointer)) is not None:
             raise CorruptCheckpointError(
-                f"{named} is missing, but {folder / pointer} names it. Restore it, or delete {pointer} to start "
-                "from the beginning"
+                f"{named} is missing, but {folder / pointer} names it. Restore it, or delete {pointer} to start from the beginning"
             )
 
 
@@ -621,13 +616,12 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
         PermissionError: a file may not be read.
     """
     state = read_verified_state(path, FILES if training else None, fresh=True)
-    evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
     with _explain_damage(path):
-        wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
-        tensors = {name: read_tensors(path / name) for name in wanted}
-        if training:
-            return Checkpoint(path, state, None, tensors[MODEL], tensors[TRAINING], tensors.get(AVERAGE))
-        return Checkpoint(path, state, None, tensors[evaluated])
+        if not training:
+            evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
+            return Checkpoint(path, state, None, read_tensors(path / evaluated))
+        tensors = {name: read_tensors(path / name) for name in FILES if name in state["sha256"]}
+        return Checkpoint(path, state, None, tensors[MODEL], tensors[TRAINING], tensors.get(AVERAGE))
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":

@@ -74,7 +74,6 @@ class _Deterministic:
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
-        self._before = _read_switches()
 
     def __enter__(self) -> None:
         with self._lock:
@@ -100,7 +99,6 @@ _memory: Any = torch.utils.deterministic
 
 
 def _read_switches() -> tuple[int, bool, bool, bool]:
-    """Return the current values of the settings that `_set_switches` sets."""
     cudnn = torch.backends.cudnn
     mode, fills = torch.get_deterministic_debug_mode(), _memory.fill_uninitialized_memory
     return mode, cudnn.deterministic, cudnn.benchmark, fills

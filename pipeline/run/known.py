@@ -92,9 +92,8 @@ def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
 
 
 def _as_vocabulary(columns: dict[str, Tensor]) -> ChunkVocabulary:
-    return ChunkVocabulary(
-        Chunks(columns["tokens"].long(), columns["lengths"].long()), columns["counts"], columns["documents"]
-    )
+    chunks = Chunks(columns["tokens"].long(), columns["lengths"].long())
+    return ChunkVocabulary(chunks, columns["counts"], columns["documents"])
 
 
 def read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
@@ -106,9 +105,8 @@ def read_cache(path: Path, wanted: dict[str, str]) -> dict[str, Tensor] | None:
     except (ValueError, OSError) as error:
         log.warning("%s. It is made again", error)
         return None
-    if others := [
-        f"{name} {metadata.get(name)}, now {now}" for name, now in wanted.items() if metadata.get(name) != now
-    ]:
+    others = [f"{name} {metadata.get(name)}, now {now}" for name, now in wanted.items() if metadata.get(name) != now]
+    if others:
         log.info("%s is stale: %s", path, "; ".join(others))
         return None
     if metadata.get("sha256") != _hash_tensors(tensors):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeGuard, cast
+from typing import Protocol, TypeGuard
 
 from data.filesystem import (
     MANY,
@@ -164,10 +164,8 @@ class Metrics:
         try:
             self._lines.flush()
         except OSError as error:
-            description = (
-                f"{self._lines.path}: metrics of step {record['step']:,} are kept in memory until they can be written"
-            )
-            log.warning("%s: %s", description, error.strerror or error)
+            kept = f"metrics of step {record['step']:,} are kept in memory until they can be written"
+            log.warning("%s: %s: %s", self._lines.path, kept, error.strerror or error)
         self._notify_listeners(record)
 
     def read_all(self) -> bytes:
@@ -222,19 +220,14 @@ def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
         CorruptFileError: the line is not as it was written.
     """
     where = f"{path}{'' if number is None else f', line {number}'}"
-    begin = line[:_CUT]
+    begin, advice = line[:_CUT], "Delete the line to continue without it"
     if line[_CUT:] != _END % zlib.crc32(begin):
-        raise CorruptFileError(
-            f"{where} is damaged or was edited: its crc32 does not match. Delete the line to continue without it"
-        )
-    record = parse_json(begin + b"}", where)
-    values = record.values() if isinstance(record, dict) else ()
-    step = record.get("step") if isinstance(record, dict) else None
+        raise CorruptFileError(f"{where} is damaged or was edited: its crc32 does not match. {advice}")
+    record: Record = parse_json(begin + b"}", where)  # JSON that ends with a brace is an object
+    step, values = record.get("step"), record.values()
     if not _is_number(step) or not 0 <= step < 2**63 or not all(value is None or _is_number(value) for value in values):
-        raise CorruptFileError(
-            f"{where} is damaged: it has no step or no figures. Delete the line to continue without it"
-        )
-    return cast(Record, record)
+        raise CorruptFileError(f"{where} is damaged: it has no step or no figures. {advice}")
+    return record
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -406,8 +399,7 @@ class ProgressCounter:
         """
         self._done += number
         share = min(1.0, self._done / max(1, self._total))
-        done = f"{self._done:,} of {self._total:,} {self._unit}"
-        line = [*self._pace(share), self._title, done]
+        line = [*self._pace(share), self._title, f"{self._done:,} of {self._total:,} {self._unit}"]
         self._status.show(lambda: " · ".join(line), share)
         if share == 1:
             self._status.close()

@@ -217,18 +217,16 @@ class Run:
                 "comes from random weights. Run `haed finetune` first",
                 self.folder.path,
             )
-        how, system = self.options, self.system
+        how, system, precision = self.options, self.system, self.compute.precision_name
         mixed = requested_likelihood(how, self.phase) == "mixture"
         if mixed and isinstance(system, HAED) and system.known is None:
             with torch.no_grad(), self.compute.use_precision():
                 system.known = embed_known_chunks(
-                    self.folder, system, max_known_chunks(how), self.checkpoint, self.compute.precision_name
+                    self.folder, system, max_known_chunks(how), self.checkpoint, precision
                 )
         if isinstance(system, HAED) and not self._has_memory and remembered_chunks(how, self.phase):
             with torch.no_grad(), self.compute.use_precision():
-                system.memory = load_memory(
-                    self.folder, system, how.evaluate, self.checkpoint, self.compute.precision_name, self.stride
-                )
+                system.memory = load_memory(self.folder, system, how.evaluate, self.checkpoint, precision, self.stride)
             self._has_memory = True
         return system
 
@@ -341,8 +339,7 @@ class Run:
         prompt = self._encode_document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
         closed, opened = self._split_prompt(prompt)
-        generator = torch.Generator().manual_seed(sampling.seed)
-        draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p, generator)
+        draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p, torch.Generator().manual_seed(sampling.seed))
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad(), self.compute.use_precision():
             sampler = make_sampler(system, closed, samples)
@@ -432,8 +429,7 @@ class Run:
         with torch.no_grad(), self.compute.use_precision():
             prompt = TokenBatch.from_chunks(tokens, torch.full(tokens.shape[:2], k))
             sampler = make_sampler(self.likelihood, prompt, len(tokens))
-            written = [sampler.draw_chunk(draw).tokens for _ in range(chunks)]
-        return torch.cat(written, 1).numpy().astype(np.uint8)
+            return torch.cat([sampler.draw_chunk(draw).tokens for _ in range(chunks)], 1).numpy().astype(np.uint8)
 
     def embed(self, chunks: Texts) -> np.ndarray:
         """Return embeddings (n, E) float32 of one or several chunks of at most K bytes, seen in training or not.
@@ -510,9 +506,8 @@ class Run:
         for name, value, least in (("layer", layer, 0), ("scale", scale, 1), ("seen", seen, 1)):
             if value is not None:
                 check_count(name, value, least)
-        return self._vector_after(
-            self._encode_document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen
-        )
+        document = self._encode_document(text, 'run.context("for i in ")')
+        return self._vector_after(document, "contexts", layer, scale, seen)
 
     def expected(self, text: Text) -> np.ndarray:
         """Return the predicted vector (E,) after a text in the space of chunk embeddings: ŷ as in the IEM loss.

@@ -127,10 +127,8 @@ def load_recall(corpus: Corpus) -> ChunkRecall:
             log.warning("%s is damaged (%s). It is made again", corpus.folder / RECALL, error)
     total = corpus.split_counts("train").chunks
     read = min(total, RECALLED)
-    sizes = 8e-6 * read, 133e-6 * read
-    log.info(
-        "sorting %s chunks of the train split for the recalled part: %.0f MB, %.0f MB meanwhile", f"{read:,}", *sizes
-    )
+    sizes = f"{8e-6 * read:.0f} MB, {133e-6 * read:.0f} MB meanwhile"
+    log.info("sorting %s chunks of the train split for the recalled part: %s", f"{read:,}", sizes)
     if read < total:
         log.warning("only the first %s of %s chunks of the train split are recalled", f"{read:,}", f"{total:,}")
     chunker = corpus.build_chunker()

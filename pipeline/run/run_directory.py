@@ -160,8 +160,7 @@ class RunFolder:
                 also = f". {key}= is for {', '.join(map(format_command, readers))}" if readers else ""
                 also = _TRAINED_IN if key == "precision" else also
                 raise ConfigError(
-                    f"{key}= cannot be changed in an existing run. {format_command(reader)} takes "
-                    f"{', '.join(takes)}{also}"
+                    f"{key}= cannot be changed in an existing run. {format_command(reader)} takes {', '.join(takes)}{also}"
                 )
         if "name" in keys:
             raise ConfigError(f"name= and {self.path} both name a run. Leave one of them out")
@@ -189,15 +188,11 @@ class RunFolder:
             places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         corpora = [Corpus.open(place, options.loader) for place in places]
         if not corpora:
+            advice = f"make them again: {format_command('shard', '--config', self.path / 'config.yaml')}"
             if options.source.kind == "shards" and self.is_trained():
-                where = format_command(self.trained_phase(), self.path, "source.path=FOLDER")
-                raise FileNotFoundError(
-                    f"the shards of {self.path} are not at {location}. Put them back, or name their new place: {where}"
-                )
-            raise FileNotFoundError(
-                f"the shards of {self.path} are not at {location}. Put them back, or make them "
-                f"again: {format_command('shard', '--config', self.path / 'config.yaml')}"
-            )
+                again = format_command(self.trained_phase(), self.path, "source.path=FOLDER")
+                advice = f"name their new place: {again}"
+            raise FileNotFoundError(f"the shards of {self.path} are not at {location}. Put them back, or {advice}")
         for corpus in corpora:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
             if same and corpus.options == options.chunker:
@@ -320,10 +315,9 @@ class RunFolder:
             This and `fallback`, a problem with the checkpoint itself, joined; None if nothing is wrong.
         """
         for later in LATEST_FIRST[: LATEST_FIRST.index(phase)]:
-            if os.path.isfile(path := self.phase_folder(later) / "metrics.jsonl") and os.path.getsize(path):
-                reason = warn_once(
-                    f"{self.phase_folder(later)} has metrics but no checkpoint; using that of {phase} instead"
-                )
+            folder = self.phase_folder(later)
+            if os.path.isfile(path := folder / "metrics.jsonl") and os.path.getsize(path):
+                reason = warn_once(f"{folder} has metrics but no checkpoint; using that of {phase} instead")
                 return "; ".join(filter(None, [reason, fallback]))
         return fallback
 
@@ -343,8 +337,7 @@ class RunFolder:
         if differences := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
             place = "corpus.json" if differences[0].startswith("corpus=") else "config.yaml"
             raise ValueError(
-                f"{of.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}. "
-                "Set it back"
+                f"{of.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}. Set it back"
             )
         if options is None:
             return

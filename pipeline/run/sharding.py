@@ -47,13 +47,9 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
         return open_shards(options)
     source, shards_dir = options.source, Path(options.shards_dir)
     if options.launcher.dask:  # whose workers may have another working directory
-        shards_dir = shards_dir.resolve()
-        if (
-            source.path
-            and not is_remote(source.path)
-            and (os.path.exists(source.path) or set("*?[{") & set(source.path))
-        ):
-            source = replace(source, path=os.path.abspath(source.path))
+        shards_dir, path = shards_dir.resolve(), source.path
+        if path and not is_remote(path) and (os.path.exists(path) or set("*?[{") & set(path)):
+            source = replace(source, path=os.path.abspath(path))
         mapper = mapper or partial(_map_on_dask, options.launcher.dask, options.shard.workers)
     status, is_done = StatusLine(time.monotonic()), False
 
@@ -67,15 +63,13 @@ def shard_source(options: Options, mapper: Mapper | None = None, listener: Liste
     try:
         with closing(status):
             return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, show_progress)
-    except EmptyInputError as error:
+    except (EmptyInputError, FileNotFoundError) as error:
         if (run_corpus := _find_run_corpus(options)) is None:
             raise
-        log.info("%s was empty, so the corpus that was piped in before is taken", error.source)
-        return run_corpus
-    except FileNotFoundError:
-        if (run_corpus := _find_run_corpus(options)) is None:
-            raise
-        log.info("source.path=%s is not there, seen from here, so the run's own corpus is taken", source.path)
+        if isinstance(error, EmptyInputError):
+            log.info("%s was empty, so the corpus that was piped in before is taken", error.source)
+        else:
+            log.info("source.path=%s is not there, seen from here, so the run's own corpus is taken", source.path)
         return run_corpus
 
 
@@ -305,7 +299,12 @@ def open_shards(options: Options) -> Corpus:
             example = "the folder or URL of a sharded corpus, such as source.path=shards/NAME"
             raise ValueError(f"source.kind=shards needs source.path=, {example}")
         corpus = Corpus.open(options.source.path, options.loader)
-        _check_chunker(corpus, options)
+        if corpus.options != options.chunker:
+            wanted, cut = asdict(options.chunker), asdict(corpus.options)
+            key = next(key for key in wanted if wanted[key] != cut[key])
+            raise ValueError(
+                f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}. Set chunker.{key}={cut[key]}"
+            )
     else:
         corpora = _find_corpora(options)
         folder = corpora.find_last_corpus()
@@ -314,8 +313,7 @@ def open_shards(options: Options) -> Corpus:
         if folder is None:
             check_corpus(options)  # a run of another corpus could not go on with these either
             raise FileNotFoundError(
-                f"{options.shards_dir} has no shards of this source and chunker. Run `haed shard` with the "
-                "same options first"
+                f"{options.shards_dir} has no shards of this source and chunker. Run `haed shard` with the same options first"
             )
         corpus = open_built_corpus(folder, options.chunker)
         if corpora.has_changed():
@@ -334,8 +332,7 @@ def _find_run_corpus(options: Options) -> Corpus | None:
     if not any(run.path.glob("*/checkpoints/step-*")):
         return None
     try:
-        then = run.load_options()
-        now, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, then))
+        now, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, run.load_options()))
         if now != was:
             return None
         corpus = run.open_corpus()
@@ -353,15 +350,6 @@ def _find_run_corpus(options: Options) -> Corpus | None:
             warn_on_first_rank("%s was changed or copied. %s keeps its corpus", corpora.source_name, run.path)
     log.info("corpus of %s: %s", run.path, corpus.location)
     return corpus
-
-
-def _check_chunker(corpus: Corpus, options: Options) -> None:
-    if corpus.options != options.chunker:
-        wanted, cut = asdict(options.chunker), asdict(corpus.options)
-        key = next(key for key in wanted if wanted[key] != cut[key])
-        raise ValueError(
-            f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}. Set chunker.{key}={cut[key]}"
-        )
 
 
 @dataclass

@@ -174,7 +174,8 @@ class MLflow:
         """Log options, final metrics, the checkpoint and the report. An option that changed becomes a tag."""
         from mlflow.entities import Param, RunTag
 
-        data = self._client.get_run(self._open()).data
+        run = self._open()
+        data = self._client.get_run(run).data
         options = {name: str(value)[:_LONGEST] for name, value in summary.options.items()}
         now = dict.fromkeys(data.params, "null") | options
         before = {name: data.tags.get(name, value) for name, value in data.params.items()}
@@ -182,14 +183,12 @@ class MLflow:
         tags |= {"checkpoint": summary.checkpoint} if summary.checkpoint else {}
         tags |= {"evaluated_checkpoint": summary.evaluated} if summary.evaluated else {}
         params = [Param(name, value) for name, value in options.items() if name not in data.params]
-        self._client.log_batch(self._open(), params=params, tags=[RunTag(*each) for each in tags.items()])
+        self._client.log_batch(run, params=params, tags=[RunTag(*each) for each in tags.items()])
         # MLflow shows the value of the largest step, and phase two may have fewer steps than phase one.
-        earlier = [
-            each.step for name in summary.metrics for each in self._client.get_metric_history(self._open(), name)
-        ]
+        earlier = [each.step for name in summary.metrics for each in self._client.get_metric_history(run, name)]
         self._log_metrics(summary.metrics, max(summary.step, *earlier, 0))
         if summary.report:
-            self._client.log_artifact(self._open(), str(summary.report))
+            self._client.log_artifact(run, str(summary.report))
 
     def close(self, finished: bool) -> None:
         """End MLflow's run; a later stage continues it."""
@@ -348,9 +347,8 @@ def summarise_run(options: Options, report: Path | None = None) -> RunSummary:
                 summary.metrics |= {name: value for name, value in record.items() if name.startswith("validation/")}
     with suppress(OSError, ValueError):
         kept = read_as(list[KeptSample], run.path / "samples.json")
-        summary.samples = [
-            code_fence(each.prompt + each.text) for each in kept if each.checkpoint == summary.checkpoint
-        ]
+        present = [each for each in kept if each.checkpoint == summary.checkpoint]
+        summary.samples = [code_fence(each.prompt + each.text) for each in present]
     with suppress(OSError, ValueError):
         evaluation = read_as(Evaluation, run.path / "evaluation.json")
         if evaluation.checkpoint == summary.checkpoint:

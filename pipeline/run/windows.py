@@ -259,9 +259,8 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
     if not windows:
         return None
     loader = Loader(corpus, split, context=context, sequences=1, seed=0)
-    subset = TokenBatch.concatenate_batches(
-        [as_windows(batch) for batch in islice(loader, min(windows, loader.windows_per_epoch))]
-    )
+    batches = islice(loader, min(windows, loader.windows_per_epoch))
+    subset = TokenBatch.concatenate_batches([as_windows(batch) for batch in batches])
     used = int(subset.chunk_mask.any(0).nonzero().max()) + 1  # memory follows the text, not the context
     return TokenBatch(subset.tokens[:, :used], subset.lengths[:, :used], subset.starts[:, :used])
 

@@ -130,18 +130,15 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
         config.write_text(dump_options(options), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={options.launcher.processes}", f"--log-dir={folder}", "-m", "pipeline", stage]
+        env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ | {_LAUNCHED: str(os.getpid())}
+        env["OMP_NUM_THREADS"] = str(max(1, available_threads() // options.launcher.processes))
         with subprocess.Popen(
             [*command, "--config", str(config), "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING}
-            | os.environ
-            | {
-                _LAUNCHED: str(os.getpid()),
-                "OMP_NUM_THREADS": str(max(1, available_threads() // options.launcher.processes)),
-            },
+            env=env,
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=die_with_parent,
         ) as process:
@@ -185,15 +182,12 @@ def _explain_stop(log_lines: list[str]) -> str:
 
 def _explain_failure(status: int, log_lines: list[str]) -> Exception:
     """Return the error that says why torchrun ended with a status other than 0, from the last lines that were logged."""
-    if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
-        number, rank = int(ended[1]), ended[2]
+    number, ended, others = -status, "torchrun", "all ranks with it"
+    if rank := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(log_lines)):
+        number, ended, others = int(rank[1]), f"rank {rank[2]}", "all other ranks were stopped"
+    if number > 0:
         return ChildProcessError(
-            f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and all other ranks "
-            "were stopped. Run the same command to resume from the last checkpoint"
-        )
-    if status < 0:
-        return ChildProcessError(
-            f"torchrun was ended by signal {-status} ({signal.strsignal(-status)}), and all ranks with it. "
+            f"{ended} was ended by signal {number} ({signal.strsignal(number)}), and {others}. "
             "Run the same command to resume from the last checkpoint"
         )
     if errors := [line.removeprefix("error: ") for line in log_lines if line.startswith("error: ")]:

@@ -154,8 +154,7 @@ def format_profile(profile: Profile) -> str:
     """Format a profile for people."""
     total, kept = sum(profile.milliseconds.values()), sum(profile.kept.values())
     lines = [
-        f"{profile.phase}: {total:.1f} ms per step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept "
-        "for the backward pass"
+        f"{profile.phase}: {total:.1f} ms per step, mean of {profile.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
     ]
     for part, spent in profile.milliseconds.items():
         if part == "loss" and BATCH[1] in profile.milliseconds:

@@ -38,8 +38,7 @@ def save_beside(
         else:
             run = _new_run(RunFolder.from_options(options).path)
             with run.lock():
-                renamed = replace(options, name=run.path.name)
-                RunFolder.create(renamed)
+                RunFolder.create(replace(options, name=run.path.name))
                 run.write_corpus_record(corpus)
                 if is_mixed(options, getattr(options, phase)):
                     store_known_chunks(run, corpus, max_known_chunks(options))
@@ -49,8 +48,7 @@ def save_beside(
     except OSError as error:
         return FolderLostError(
             f"{unsaved}; training stopped at step {unsaved.step:,}. The step could not be saved beside the "
-            f"run either: {error.strerror or error}. Put the folder back, or run the same command to start "
-            "from the beginning"
+            f"run either: {error.strerror or error}. Put the folder back, or run the same command to start from the beginning"
         )
     return FolderLostError(
         f"{unsaved}; training stopped, and step {unsaved.step:,} was saved in {run.path}. Run "

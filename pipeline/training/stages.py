@@ -119,13 +119,11 @@ def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Opti
         options, late = _restore_sections(trained, options, (other,))
         for each in late:
             again = format_command(other)
-            now = format_value(each.now)
-            log.info("config.yaml keeps %s until %s trains with %s", each.given_before, again, now)
+            log.info("config.yaml keeps %s until %s trains with %s", each.given_before, again, format_value(each.now))
     return options
 
 
 def _phase_progress(state: State) -> PhaseProgress:
-    """Return how far a checkpoint's phase is."""
     return PhaseProgress(Position(state["step"], **state["phase"]), stale=state["stale"])
 
 
@@ -248,8 +246,7 @@ def _warn_unused_phase_one(options: Options, is_begun: bool) -> None:
         )
     elif not is_begun and has_checkpoint(RunFolder.from_options(options).phase_folder("finetune") / "checkpoints"):
         log.warning(
-            "finetune of this run began with an earlier phase one, which is gone. It continues without this one, which "
-            "is trained anew"
+            "finetune of this run began with an earlier phase one, which is gone. It continues without this one, which is trained anew"
         )
 
 
@@ -332,15 +329,12 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             _log_resumed(phase, newest, trainer, options, done is not None)
         elif first is not None:
             log_start_checkpoint(first)
-        resumed = trainer.position.step
+        resumed, progress, metrics = trainer.position.step, Progress(phase, limits), None
         if ranks.is_first:
             warn_lost_steps(run.phase_folder(phase), resumed, done is not None)
-        progress, metrics = Progress(phase, limits), None
-        if ranks.is_first:
             listeners: list[Listener] = [print_record] if is_launched() else [progress, listener]
             trackers = held.enter_context(open_trackers(noted, phase, resumed))
-            validated = trainer.state.validated_at.step
-            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners, validated)
+            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners, trainer.state.validated_at.step)
         ranks.wait_for_all()  # with patience: others may begin with an exchange that has less of it
         try:
             position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
@@ -360,10 +354,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
     remark = explain_too_few_steps(checkpoints.folder)
     if remark and ranks.is_first and not done:
         log.warning("%s", remark)
-    newest_path = str(checkpoints.latest_path())
-    return TrainingResult(
-        str(run.path), phase, newest_path, position.step, position.seconds, position.epochs, resumed, remark
-    )
+    reached = (position.step, position.seconds, position.epochs)
+    return TrainingResult(str(run.path), phase, str(checkpoints.latest_path()), *reached, resumed, remark)
 
 
 # Phase one: encoder and main model by the IEM loss, with a share of the decoder.
@@ -581,10 +573,9 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
         )
         return
     restore_reading(trainer.learner, first)
-    log.info(
-        "finetune continues reading where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs_passed
-    )
-    trainer.learner.loader.restart_epoch_count()
+    loader = trainer.learner.loader
+    log.info("finetune continues reading where phase one stopped, after %.2f epochs", loader.epochs_passed)
+    loader.restart_epoch_count()
 
 
 def _check_resume(resume: str, folder: Path) -> None:

@@ -176,15 +176,15 @@ def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
     tables = {id(x) for group in learner.optimizer.param_groups if group["table"] for x in group["params"]}
     for name, parameter in system.named_parameters():
         keys = ("squares",) if id(parameter) in tables else ("step", "exp_avg", "exp_avg_sq")
-        moments = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
-        if parameter.requires_grad and all(x is not None for x in moments.values()):
+        names = {key: f"optimizer/{name}/{key}" for key in keys}
+        if parameter.requires_grad and training.keys() >= set(names.values()):
+            moments = {key: training[each] for key, each in names.items()}
             learner.optimizer.state[parameter] = {
                 # also the step: a fused update reads it where the weights are
                 key: x.to(parameter.device, copy=True)
                 if key == "step"
                 else shard_like(x.to(parameter.device, parameter.dtype, copy=True), parameter)
                 for key, x in moments.items()
-                if x is not None
             }
 
 
@@ -261,10 +261,8 @@ class Validation:
         real = self.windows.chunk_mask
         chunks = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
         prior = 0.0 if system.mixture is None else system.mixture.prior
-        lexicon = ChunkVocabulary(
-            chunks, None if self.lexicon is None else self.lexicon.counts_of(chunks)[0].clamp(min=1)
-        )
-        closed = system.embed_vocabulary(lexicon)
+        counts = None if self.lexicon is None else self.lexicon.counts_of(chunks)[0].clamp(min=1)
+        closed = system.embed_vocabulary(ChunkVocabulary(chunks, counts))
         for part in split_windows(self.windows):
             yield -system.closed_log_prob(part, closed, prior).double().sum(1).cpu()
 
@@ -333,7 +331,9 @@ class Trainer:
         )
         others = [x for group in system.parameter_groups() if group.role != "decoder" for x in group.parameters]
         self.others = [parameter for parameter in others if parameter.requires_grad]
-        self.tables = [x for group in self.learner.optimizer.param_groups if group["table"] for x in group["params"]]
+        groups = self.learner.optimizer.param_groups
+        self.tables = [x for group in groups if group["table"] for x in group["params"]]
+        self.dense = [x for group in groups if not group["table"] for x in group["params"]]
         self.module: Callable[[Any, bool], StepOutput] | None = None
         self.state = PhaseProgress()
         self.diagnosis: dict[str, Tensor] = {}
@@ -380,9 +380,8 @@ class Trainer:
                 seconds = self.position.seconds + time.perf_counter() - began
                 self.position.step += 1
                 self.position.epochs = self.learner.loader.epochs_passed
-                self.position.seconds, stopped = self.ranks.max_over_ranks(
-                    [seconds if self.ranks.is_first else 0.0, float(self._is_stop_due())]
-                )
+                figures = [seconds if self.ranks.is_first else 0.0, float(self._is_stop_due())]
+                self.position.seconds, stopped = self.ranks.max_over_ranks(figures)
                 if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
                     self._write_record(self._make_record())
                 if self.metrics is not None:
@@ -483,9 +482,8 @@ class Trainer:
         for step, batch in enumerate(self.learner.loader, self.position.step):
             extra = None
             if negatives is not None:
-                extra = TokenBatch.concatenate_batches(
-                    [as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)]
-                )
+                batches = [as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)]
+                extra = TokenBatch.concatenate_batches(batches)
             self.end_part("data")
             generator = torch.Generator().manual_seed(_derive_seed(self.options.seed, self.ranks.rank, step))
             with self.compute.use_algorithms():
@@ -525,16 +523,14 @@ class Trainer:
             self.end_part("backward")
             if diagnose:
                 self._record_diagnosis(losses)
-            self._add_sum("gradient_norm", self.update())
+            figures: dict[str, Tensor | float] = {"gradient_norm": self.update(), "steps": 1.0, "loss": losses.total}
             self.position.flops += self.objective.estimate_flops(batch)
-            self._add_sum("steps", 1.0)
-            self._add_sum("loss", losses.total)
-            for name, value in losses.figures.items():
-                self._add_sum(name, value)
-            self._add_sum("chunks", float(losses.chunks))
+            figures |= losses.figures | {"chunks": float(losses.chunks)}
             if losses.nats is not None:
-                self._add_sum("decoder_nats", losses.nats)
-                self._add_sum("decoded_tokens", losses.tokens)
+                figures |= {"decoder_nats": losses.nats, "decoded_tokens": losses.tokens}
+            for name, value in figures.items():
+                value = value.detach().double() if isinstance(value, Tensor) else value
+                self.state.sums[name] = self.state.sums.get(name, 0.0) + value
             self._is_updating = False
             self.end_part("optimizer")
 
@@ -545,9 +541,7 @@ class Trainer:
         """
         for parameter in self.others:
             parameter.requires_grad_(math.isfinite(self.decoder_alone))  # the largest step counts
-        optimizer = self.learner.optimizer
-        of_weights = [x for group in optimizer.param_groups if not group["table"] for x in group["params"]]
-        moments = 0 if optimizer.state else sum(8 * x.numel() for x in of_weights if x.requires_grad)
+        moments = 0 if self.learner.optimizer.state else sum(8 * x.numel() for x in self.dense if x.requires_grad)
         with self.compute.use_algorithms(), self.compute.use_precision():
             activations = count_activations(self.objective, to_device(batch, self.compute.device))
         return {MODEL_OPTIONS: moments, BATCH_OPTIONS: activations}
@@ -559,8 +553,7 @@ class Trainer:
             group["lr"] = group["peak"] * self.state.rate_share
         for table in self.tables:
             table.grad = self.ranks.average_sparse_gradient(table)
-        clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
-        norm = clip_gradients(clipped, self.options.optimizer.clip_norm)
+        norm = clip_gradients(self.dense, self.options.optimizer.clip_norm)
         self._is_updating = True
         self.learner.optimizer.step()
         self.learner.optimizer.zero_grad(set_to_none=True)
@@ -590,10 +583,6 @@ class Trainer:
             gradients = [x.grad for x in parameters if x.grad is not None and not x.grad.is_sparse]
             if gradients:
                 self.diagnosis[f"gradient_norm_{name}"] = total_norm(gradients)
-
-    def _add_sum(self, name: str, value: Tensor | float) -> None:
-        value = value.detach().double() if isinstance(value, Tensor) else value
-        self.state.sums[name] = self.state.sums.get(name, 0.0) + value
 
     def _is_recorded(self, step: int) -> bool:
         return step % self.options.log_steps == 0 or step in EARLY_RECORDS
@@ -650,9 +639,8 @@ class Trainer:
     def _validate_if_due(self) -> None:
         """Validate if the phase has passed another n-th of its limit, also of a raised limit."""
         times = self.options.validation.times
-        last, now = (
-            math.floor(x.progress(self.phase) * times + 1e-9) for x in (self.state.validated_at, self.position)
-        )
+        positions = (self.state.validated_at, self.position)
+        last, now = (math.floor(each.progress(self.phase) * times + 1e-9) for each in positions)
         if self.validation is None or now <= last:
             return
         record, score, is_undefined = {}, -math.inf, False
@@ -664,10 +652,9 @@ class Trainer:
             self._wait_for_checkpoint()
         best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
         is_interrupted = self.ranks.is_first and not record
-        score, undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(
-            [-math.inf if is_undefined else score, float(is_undefined), float(is_interrupted), best, stale]
-            + [float(self.stop())]
-        )
+        figures = [-math.inf if is_undefined else score, float(is_undefined), float(is_interrupted), best, stale]
+        figures.append(float(self.stop()))
+        score, undefined, interrupted, best, stale, stop_requested = self.ranks.max_over_ranks(figures)
         if interrupted:
             self._save_and_interrupt()
         if undefined:
@@ -696,9 +683,8 @@ class Trainer:
             if sharded is None:
                 return validation.score(system, self.compute, self._is_stop_due)
             together = lambda: bool(self.ranks.max_over_ranks([float(self._is_stop_due())])[0])  # noqa: E731
-            record: dict[str, float] = sharded.evaluate(
-                partial(validation.score, system, self.compute, together, False)
-            )
+            score = partial(validation.score, system, self.compute, together, False)
+            record: dict[str, float] = sharded.evaluate(score)
             return record
 
     def _is_save_due(self) -> bool:
@@ -713,10 +699,9 @@ class Trainer:
         """Wait for the pending checkpoint; if it was the best and is lost, restore the best validation before it."""
         try:
             self.checkpoints.wait_until_written()
-        except FolderLostError:  # the next save says so
-            self.state.best, self.state.stale = self._best_before
         except OSError as error:
-            log.warning("%s. Training continues", error)
+            if not isinstance(error, FolderLostError):  # the next save says so
+                log.warning("%s. Training continues", error)
             self.state.best, self.state.stale = self._best_before
 
     def _save_checkpoint(self, best_before: tuple[float, int] | None = None) -> None:
@@ -793,9 +778,7 @@ class Trainer:
         if learner.average is not None:
             files[AVERAGE] = learner.average.weights
         is_first = self.ranks.is_first
-        return {
-            file: {name: copy_to_cpu(value, is_first) for name, value in each.items()} for file, each in files.items()
-        }
+        return {file: {name: copy_to_cpu(x, is_first) for name, x in each.items()} for file, each in files.items()}
 
 
 def _derive_seed(*parts: int) -> int:

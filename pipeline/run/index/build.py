@@ -274,15 +274,12 @@ def _write_table(run: Run, space: Space, tables: "Iterable[pyarrow.Table]") -> N
     """Write the table of a space from parts of one schema."""
     import pyarrow.parquet
 
+    rest = iter(tables)
     with replace_atomically(unfinished_folder(run.folder, space) / TABLE) as file:
-        writer = None
-        try:
-            for table in tables:
-                writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema, compression="zstd")
+        first = next(rest)
+        with pyarrow.parquet.ParquetWriter(file, first.schema, compression="zstd") as writer:
+            for table in chain([first], rest):
                 writer.write_table(table)
-        finally:  # otherwise the garbage collector tries to finish it, and prints an error
-            if writer is not None:
-                writer.close()
 
 
 def _build_search(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: int, **more: Any) -> IndexMetadata:

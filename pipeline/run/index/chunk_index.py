@@ -10,6 +10,7 @@ from the query. It is not subtracted from a prediction, which the model compares
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import compress
 
 import numpy as np
 
@@ -65,9 +66,8 @@ class ChunkIndex:
     def __init__(self, folder: RunFolder, digest: str | None = None) -> None:
         files = IndexFiles(folder, "chunks", digest)
         of_mean = {"from_mean": "FLOAT"} if files.meta.metric == "centred" else {}
-        columns = files.read_columns(
-            tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT", **of_mean
-        )
+        numbers = {"length": "INT64", "count": "INT64", "norm": "FLOAT"} | of_mean
+        columns = files.read_columns(tokens="FIXED_LEN_BYTE_ARRAY", **numbers)
         tokens, lengths, counts = columns["tokens"], columns["length"], columns["count"]
         if not ((1 <= lengths) & (lengths <= tokens.shape[1])).all() or (np.diff(counts) > 0).any():
             raise ValueError(f"the index in {files.place} is damaged (lengths or counts). {files.again}")
@@ -120,10 +120,8 @@ class ChunkIndex:
         least = self.meta.floor if min_count is None else check_count("min_count", min_count)
         among = self.count_known(least)
         if not among:
-            raise ValueError(
-                f"no chunk of the index occurs {least:,} times: the most frequent occurs {self.chunks.counts[0]:,} "
-                "times"
-            )
+            most = self.chunks.counts[0]
+            raise ValueError(f"no chunk of the index occurs {least:,} times: the most frequent occurs {most:,} times")
         return among, least
 
     def find_neighbours(
@@ -166,9 +164,8 @@ class ChunkIndex:
             norms = self.norms[:among]
             scores, rows = search_uncentred(vectors, self.vectors, self.mean, self.distances[:among], norms, most)
         results = []
-        for (text, chunk), parts, left, near, near_scores in zip(
-            queries, without, excluded, rows.tolist(), scores.tolist(), strict=True
-        ):
+        columns = (queries, without, excluded, rows.tolist(), scores.tolist())
+        for (text, chunk), parts, left, near, near_scores in zip(*columns, strict=True):
             pairs = [(row, score) for row, score in zip(near, near_scores, strict=True) if row not in left][:wanted]
             note = None if count is None else self._shortage_note(count, len(pairs), among, least)
             is_chunk = list(parts) == [chunk]  # no sum of several, and no prediction
@@ -204,9 +201,7 @@ class ChunkIndex:
         tokens[0, : len(chunk)] = np.frombuffer(chunk, np.uint8)
         hashed_row = hash_rows(tokens, np.array([len(chunk)]), self.meta.rows)
         shared = hash_rows(self.chunks.tokens[rows], self.chunks.lengths[rows], self.meta.rows) == hashed_row
-        names = [
-            display_chunk(self.chunk_at(row), self.meta.chunker) for row, same in zip(rows, shared, strict=True) if same
-        ]
+        names = [display_chunk(self.chunk_at(row), self.meta.chunker) for row in compress(rows, shared)]
         if not names:
             return None
         listed = ", ".join(escape_control_characters(name) for name in names[:_NAMED])

@@ -153,9 +153,8 @@ class Probe:
             ValueError: a query is not a chunk of this run, or no chunk has this count.
         """
         texts = _flatten_texts(queries, 'run.probe.neighbours("return ")')
-        chunks = self._parse_chunks(texts, skip_invalid) or select_telling_chunks(
-            self.index.chunks, OWN_QUERIES, self._chunker
-        )
+        chunks = self._parse_chunks(texts, skip_invalid)
+        chunks = chunks or select_telling_chunks(self.index.chunks, OWN_QUERIES, self._chunker)
         labelled = [(self._display(chunk), chunk) for chunk in chunks]
         without = [[chunk] for chunk in chunks]
         return self.index.find_neighbours(labelled, self._embed_chunks(chunks), count, min_count, without)
@@ -188,10 +187,8 @@ class Probe:
         returns probabilities, which take the bias and the counts of chunks into account.
         """
         index, example = self.index, 'run.probe.expected("for i in ")'
-        split = index.meta.split
-        prefixes = [
-            parse_text(text, self._chunker, lambda: self._corpus, split) for text in _flatten_texts(texts, example)
-        ]
+        queries, split = _flatten_texts(texts, example), index.meta.split
+        prefixes = [parse_text(text, self._chunker, lambda: self._corpus, split) for text in queries]
         if not prefixes:
             raise ValueError(f"the query is empty. Use {example}.")
         model = self._open_model(index.meta.stage)
@@ -221,9 +218,8 @@ class Probe:
             text = query.decode(errors="surrogateescape")
             plain = unescape_query(text)
             if is_copied := plain != text and self.index.find_row(query) is None:
-                notes.append(
-                    f"{query.decode(errors='replace')} is read as {plain!r}: signs for white space are replaced"
-                )
+                shown = query.decode(errors="replace")
+                notes.append(f"{shown} is read as {plain!r}: signs for white space are replaced")
             try:
                 meant = plain.encode(errors="surrogateescape") if is_copied else query
                 chunk, note = parse_chunk(meant, self._chunker, lambda: self._corpus, self.index.meta.split)

@@ -273,8 +273,7 @@ class IndexFiles:
             if meta.checkpoint == present.digest:  # another phase was asked for
                 wanted = "the requested one"
             raise StaleIndexError(
-                f"the index in {place} belongs to another checkpoint ({meta.stage} step {meta.step:,}) than {wanted}. "
-                f"{again}"
+                f"the index in {place} belongs to another checkpoint ({meta.stage} step {meta.step:,}) than {wanted}. {again}"
             )
         with explain_damage(place, again):  # at last, as it may note what it found: what is refused changes nothing
             _check_mean(meta)
