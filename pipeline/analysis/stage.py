@@ -76,7 +76,7 @@ def _analyse_use(
     options: Options, dataset: AnalysisData, notes: list[str]
 ) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
     """Compute agreement by frequency band, class information and intrinsic checks, which all need contexts."""
-    size = len(dataset.chunks)
+    size, of_values = len(dataset.chunks), dataset.run.of_values
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
         return [], None, None
@@ -93,7 +93,7 @@ def _analyse_use(
             band,
             _QUERIES,
             _NEAREST,
-            dataset.run.of_values,
+            of_values,
         )
         for band in bands
     ]
@@ -101,7 +101,7 @@ def _analyse_use(
     classes = distributional.measure_class_information(
         dataset.stream, dataset.clusters, by_use, dataset.chunks, dataset.counts, options.seed
     )
-    if dataset.run.of_values:
+    if of_values:
         notes.append("intrinsic checks need words, so there are none for pictures and sound")
         return agreement, classes, None
     return agreement, classes, _run_intrinsic_checks(options, dataset, small, notes)
