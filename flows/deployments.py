@@ -245,11 +245,8 @@ def skip_missed(deployments: list[str]) -> int:
     """
     missed = {"state": {"type": {"any_": ["SCHEDULED"]}}, "next_scheduled_start_time": {"before_": datetime.now(UTC)}}
     with get_client(sync_client=True) as client:
-        due = client.read_flow_runs(
-            deployment_filter=_filter_by_names(deployments),
-            flow_run_filter=FlowRunFilter.model_validate(missed),
-            limit=200,
-        )
+        is_missed, of_these = FlowRunFilter.model_validate(missed), _filter_by_names(deployments)
+        due = client.read_flow_runs(deployment_filter=of_these, flow_run_filter=is_missed, limit=200)
         runs = [run for run in due if run.auto_scheduled and not run.run_count]  # else it is retried
         for run in runs:
             client.set_flow_run_state(

@@ -612,9 +612,8 @@ def detect_source_kind(path: str, usual: str) -> str:
     files = list(islice((each for each in named if each.is_file()), _LOOKED_AT))
     if usual == "datasets" or not (files or place.exists()):
         return usual
-    number, size = Counter[str](), Counter[str]()
+    number, size = Counter(map(_data_extension, files)), Counter[str]()
     for each in files:
-        number[_data_extension(each)] += 1
         size[_data_extension(each)] += each.stat().st_size
     shares = {
         family: sum(count[ending] / max(1, count.total()) for count in (number, size) for ending in endings)

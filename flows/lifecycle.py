@@ -313,14 +313,11 @@ def end_when_stopped(is_whole: bool = True) -> Iterator[None]:
 
 def _check_not_cancelled() -> None:
     """Raise TerminationSignal if this run was cancelled, whose signal is on its way; Prefect would refuse its end."""
-    run = _current_run()
-    cancelled = False
-    if run is not None:
-        with try_client("the server does not answer about this run") as client:
+    if (run := _current_run()) is not None:
+        with try_client("the server does not answer about this run") as client:  # TerminationSignal is no Exception
             state = client.read_flow_run(run.id).state
-            cancelled = state is not None and state.is_cancelling()
-    if cancelled:
-        raise TerminationSignal(signal=signal.SIGTERM)
+            if state is not None and state.is_cancelling():
+                raise TerminationSignal(signal=signal.SIGTERM)
 
 
 @contextmanager
@@ -727,15 +724,13 @@ def list_training_devices(options: Options) -> list[str]:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind != "cuda":
         return [kind]
-    count = options.launcher.processes
-    wanted = [int(number)] if number.isdigit() else list(range(count))
+    wanted = [int(number)] if number.isdigit() else range(options.launcher.processes)
     visible = [quote(name.strip(), safe="") for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return [f"cuda:{visible[n] if n < len(visible) and visible[n] else n}" for n in wanted]
 
 
 def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
     """Lock every device, or none if one is busy. Return who holds the busy one, or an empty string."""
-    busy = []
     with ExitStack() as taken:
         for name in names:
             files = [taken.enter_context(open(_lock_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
@@ -743,8 +738,8 @@ def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
             if lock is None:
                 for file in files:
                     file.seek(0)
-                    busy.append(file.read(400).strip())
-                return ", ".join(filter(None, busy)) or "another training"  # which has not written its name yet
+                holders = (file.read(400).strip() for file in files)
+                return ", ".join(filter(None, holders)) or "another training"  # which has not written its name yet
             lock.truncate(0)
             name = os.environ.get(FLOW_RUN, "a training")
             lock.write(f"{name} (since {datetime.now():%Y-%m-%d %H:%M}, process {os.getpid()})")

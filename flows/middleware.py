@@ -19,6 +19,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -172,10 +173,8 @@ class PlainErrorMiddleware:
                 return
             answer = body
             if start["status"] in (400, 409, 422) or scope["path"].endswith("/validate"):
-                try:
+                with suppress(ValueError):
                     answer = json.dumps(explain_errors(json.loads(body))).encode()
-                except ValueError:
-                    pass
             kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
             await send(start | {"headers": [*kept, (b"content-length", str(len(answer)).encode())]})
             await send({"type": "http.response.body", "body": answer})
