@@ -304,9 +304,8 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
     comparison = run_stage(runs, runs_dir, choose_output(runs_dir))
     picture = data_uri(read_bytes(comparison.picture, PICTURE))
-    places = "\n".join(
-        f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()
-    )
+    trained = [each for each in options if RunFolder.from_options(each).is_trained()]
+    places = "\n".join(f"- {markdown_text(describe_checkpoint(each))}" for each in trained)
     text = f"{format_markdown(comparison)}\n\n![curves]({picture})\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
@@ -353,9 +352,8 @@ def next_chunks(
 def _summarize_index(summary: IndexSummary) -> str:
     from pipeline.run.index.build import describe_index
 
-    return "; ".join(
-        [*describe_index(summary).splitlines(), f"of {summary.split}, {summary.stage} step {summary.step:,}"]
-    )
+    origin = f"of {summary.split}, {summary.stage} step {summary.step:,}"
+    return "; ".join([*describe_index(summary).splitlines(), origin])
 
 
 @stage_flow("index", _summarize_index)
@@ -474,8 +472,7 @@ def _note_query(item: QueryResult, index: ChunkIndex, chunker: Chunker) -> str:
     split = index.meta.split
     notes = [f"not in {split}" if row is None else f"{int(index.chunks.counts[row]):,} times in {split}"]
     if chunker.name != PIXELS:
-        pieces = chunker.cut_text(chunk)
-        if len(pieces) > 1:
+        if len(pieces := chunker.cut_text(chunk)) > 1:
             cut = ", ".join(escape_control_characters(piece.decode(errors="backslashreplace")) for piece in pieces)
             notes.append(f"{len(pieces)} chunks ({cut}), embedded as one")
     return "; ".join(notes)
