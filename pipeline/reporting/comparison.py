@@ -265,8 +265,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     If the run is not being trained, a phase counts only up to its newest checkpoint, since training would resume there.
     """
     where = folder.phase_history(options)
-    metrics = phase_metrics(folder, where)
-    if not metrics:
+    if not (metrics := phase_metrics(folder, where)):
         raise FileNotFoundError(f"{folder.path} is not trained, so it has no metrics to compare")
     # What phase one costs is known from the phase two that began with it, whatever became of its folder.
     first = read_phase_one_cost(where["finetune"] / "checkpoints")
@@ -451,14 +450,13 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
     for key in dict.fromkeys(key for each in flat.values() for key in each):
         section = key.split(".")[0]
         # A phase's options are those of the runs that trained it; "phases" tells who did.
-        compared = [
-            row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}
-        ]
         # So are those of a part of the model; "model.kind" and the kinds of parts tell who has it.
         compared = [
             row
-            for row in compared
-            if applies_to(key, options[row.run].model.kind) and not explain_no_effect(key, options[row.run])
+            for row in rows
+            if (section not in PHASES or section in {phase.split()[0] for phase in row.phases})
+            and applies_to(key, options[row.run].model.kind)
+            and not explain_no_effect(key, options[row.run])
         ]
         if key.startswith(_TOLD) and compared:
             differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in compared}))

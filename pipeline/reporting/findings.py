@@ -58,9 +58,8 @@ def describe_findings(result: Analysis) -> list[str]:
     for band in result.agreement:
         which = "most frequent chunks" if band.first == 1 else f"chunks from rank {band.first:,}"
         fewest, most = band.counts
-        often = (
-            f"{fewest:,} to {most:,} times" if fewest < most else "once each" if most == 1 else f"{most:,} times each"
-        )
+        if_equal = "once each" if most == 1 else f"{most:,} times each"
+        often = f"{fewest:,} to {most:,} times" if fewest < most else if_equal
         sentences.append(
             f"Neighbours of the {band.among:,} {which} ({often}): {band.verdict}. On a scale from chance "
             f"to the best possible, they reach {band.use.share:z.0%} in use and {band.spelling.share:z.0%} "
@@ -136,12 +135,8 @@ def format_analysis(result: Analysis) -> str:
     lines = [f"{result.run}, {result.stage} step {result.step:,}: {result.chunks:,} chunks of the {result.split} split"]
     lines += [f"- {sentence}" for sentence in result.findings]
     if result.intrinsic is not None:
-        lines += [
-            "",
-            "precision@10",
-            *(f"  {line}" for line in precision_table(result.intrinsic).to_text().splitlines()),
-            "",
-        ]
+        table = precision_table(result.intrinsic).to_text()
+        lines += ["", "precision@10", *(f"  {line}" for line in table.splitlines()), ""]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"{result.folder}/{name}" for name in result.files if not name.endswith(".png")]
     if (report := Path(result.folder).with_name("report.html")).exists():
