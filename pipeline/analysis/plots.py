@@ -32,8 +32,7 @@ def plot_agreement(bands: Sequence[Agreement]) -> bytes:
         for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
             span = max(kind.best - kind.chance, 1e-9)
             known = [(x, y) for x, y in zip(band.cosines, kind.by_cosine, strict=True) if y is not None]
-            points = [(x, (y - kind.chance) / span) for x, y in known]
-            if points:
+            if points := [(x, (y - kind.chance) / span) for x, y in known]:
                 axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=name)
             axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
         axes.plot([], [], "--", color="#57606a", linewidth=0.9, label=f"the {band.neighbours} nearest")

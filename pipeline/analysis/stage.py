@@ -154,8 +154,7 @@ def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer |
     if not limits.passages:
         return None
     log.info("comparing passages, layer by layer")
-    places = passages.sample_places(run, limits.split, limits.passages, options.seed)
-    if places is None:
+    if (places := passages.sample_places(run, limits.split, limits.passages, options.seed)) is None:
         notes.append(
             "passages by layer are left out: fewer than two windows of the split were drawn. Raise analyse.passages"
         )
@@ -325,7 +324,6 @@ def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, 
 
 
 def _export_projector(dataset: AnalysisData, options: Options) -> None:
-    """Write the export for TensorBoard's projector."""
     top = slice(options.analyse.projector)
     chunks = dataset.every.chunks[top]
     map.export_projector(
