@@ -254,8 +254,7 @@ def _load_kinds_of_section(key: str, values_by_key: Mapping[str, Any], origin: C
     installed = entry_points(group=table.group)
     if isinstance(kind, str) and kind not in table and kind not in installed.names:
         raise ConfigError(
-            f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is "
-            "unknown. Install its package"
+            f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is unknown. Install its package"
         )
     for entry in installed:
         with suppress(ValueError):  # a package that cannot be loaded is not in use here
@@ -578,8 +577,7 @@ def _check_locations(options: Options) -> None:
         raise ConfigError(str(error)) from None
     if source.path and is_remote(source.path) and source.kind in SOURCES and source.kind != "shards":
         raise ConfigError(
-            f"source.path={source.path} is a URL, which only source.kind=shards reads. Download the files "
-            f"for source.kind={source.kind}"
+            f"source.path={source.path} is a URL, which only source.kind=shards reads. Download the files for source.kind={source.kind}"
         )
     if (start := options.finetune.start_from) and is_remote(start):
         raise ConfigError(f"finetune.start_from={show_url(start)} is a URL. Use a run on this machine")

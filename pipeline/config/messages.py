@@ -140,8 +140,7 @@ _ELSEWHERE = {
         "`haed serve` starts TensorBoard, which shows all runs. `tracking=mlflow` or `tracking=wandb` adds a tracker"
     ),
     "vocab_size vocab tokenizer tokenizer_path tokenizer_name bpe vocab_file sentencepiece": (
-        "tokens are bytes, so there is no vocabulary. Set how bytes form chunks with `chunker.kind=words` "
-        "and `chunker.k=12`"
+        "tokens are bytes, so there is no vocabulary. Set how bytes form chunks with `chunker.kind=words` and `chunker.k=12`"
     ),
     "beta1 adam_beta1 momentum": "it is fixed. Of Adam's two only `optimizer.beta2=0.95` can be set",
     "optim optimizer_name optimizer_type optimiser adamw adam sgd use_adamw": (
@@ -394,10 +393,7 @@ def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     close = [meant] if meant in known else difflib.get_close_matches(name, known, 1, 0.6)
     if not close and "=" in word:
         return f"{word} is an option, and the command comes first. Use haed train --config quickstart {word}"
-    return (
-        f"there is no command {word}. {f'Did you mean haed {close[0]}? ' if close else ''}haed --help "
-        "lists the commands"
-    )
+    return f"there is no command {word}. {f'Did you mean haed {close[0]}? ' if close else ''}haed --help lists the commands"
 
 
 def explain_inapplicable_option(key: str, kind: str) -> str:

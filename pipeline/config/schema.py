@@ -117,8 +117,7 @@ class PhaseOptions:
     seconds: Annotated[
         OptionalSeconds,
         Field(
-            description="Maximum time spent in training steps. Start-up, validation and saving are not counted. Null: no "
-            "limit."
+            description="Maximum time spent in training steps. Start-up, validation and saving are not counted. Null: no limit."
         ),
     ] = None
     epochs: Annotated[
@@ -143,8 +142,7 @@ class PhaseOptions:
         Field(
             gt=0,
             le=1,
-            description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the "
-            "same rate.",
+            description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the same rate.",
         ),
     ] = field(default=1.0, metadata={"needs": ("model.kind", ("haed",))})
     patience: Annotated[
@@ -264,8 +262,7 @@ class EvaluateOptions:
     stage: Annotated[
         Phase | None,
         Field(
-            description="Phase whose checkpoint is evaluated, sampled from and indexed. Null: finetune, else train, else "
-            "pretrain."
+            description="Phase whose checkpoint is evaluated, sampled from and indexed. Null: finetune, else train, else pretrain."
         ),
     ] = None
     likelihood: Annotated[
@@ -382,15 +379,13 @@ class IndexOptions:
         Literal["auto", "centred", "cosine", "ip", "l2"],
         Field(
             description="Similarity of vectors. centred: cosine after subtracting the mean embedding, for chunks only. "
-            "cosine: cosine. ip: inner product. l2: Euclidean distance. auto: centred for chunks, cosine for "
-            "contexts."
+            "cosine: cosine. ip: inner product. l2: Euclidean distance. auto: centred for chunks, cosine for contexts."
         ),
     ] = "auto"
     recall: Annotated[
         PositiveShare,
         Field(
-            description="Share of the exact ten nearest vectors that an approximate index must find. Its search is tuned to "
-            "this."
+            description="Share of the exact ten nearest vectors that an approximate index must find. Its search is tuned to this."
         ),
     ] = 0.99
     split: Annotated[Split, Field(description="Split whose distinct chunks or contexts are indexed.")] = "train"
@@ -424,8 +419,7 @@ class IndexOptions:
         Field(
             ge=0,
             le=1000,
-            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the model's "
-            "output.",
+            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the model's output.",
         ),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     scale: Annotated[
@@ -451,8 +445,7 @@ class AnalyseOptions:
     min_count: Annotated[
         MinCount,
         Field(
-            description="Minimum number of occurrences of an analysed chunk. Null: 10 if at least 1,000 chunks occur as "
-            "often, else 1."
+            description="Minimum number of occurrences of an analysed chunk. Null: 10 if at least 1,000 chunks occur as often, else 1."
         ),
     ] = None
     max_chunks: Annotated[
@@ -480,8 +473,7 @@ class AnalyseOptions:
     map: Annotated[
         Literal["auto", "pca", "umap", "tsne"],
         Field(
-            description="Map that is drawn in addition to PCA. auto: UMAP or t-SNE, if one is installed (pip install "
-            "'haed[maps]')."
+            description="Map that is drawn in addition to PCA. auto: UMAP or t-SNE, if one is installed (pip install 'haed[maps]')."
         ),
     ] = "auto"
     passages: Annotated[
@@ -531,8 +523,7 @@ class Options:
         Field(
             ge=1,
             le=1024,
-            description="CPU threads. Null: as many as the process may use, by its affinity, its container's quota and "
-            "OMP_NUM_THREADS.",
+            description="CPU threads. Null: as many as the process may use, by its affinity, its container's quota and OMP_NUM_THREADS.",
         ),
         Unit("threads"),
     ] = None
@@ -546,8 +537,7 @@ class Options:
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
         Field(
-            description="Precision of training and of the validation within it. auto: bf16 where the processor multiplies it "
-            "fast."
+            description="Precision of training and of the validation within it. auto: bf16 where the processor multiplies it fast."
         ),
     ] = "auto"
     compile: Annotated[
@@ -646,8 +636,7 @@ def load_kind(key: str, kind: str) -> None:
     matches = list(entry_points(group=table.group, name=kind))
     if len({entry.value for entry in matches}) > 1:
         raise ValueError(
-            f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}. Uninstall "
-            "one of them"
+            f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}. Uninstall one of them"
         )
     if not matches:
         return

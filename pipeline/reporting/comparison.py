@@ -353,8 +353,7 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     if not (alike or same):
         of_values = any(row.unit == "bits/dim" for row in rows)  # such as pictures, which `--text` does not read
         return (
-            "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
-            "bits are not comparable."
+            "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their bits are not comparable."
             + ("" if of_values else " To compare them, score one file with each: `haed evaluate RUN --text FILE`.")
         )
     if _ranking_bits(rows[0]) == float("inf"):
@@ -372,19 +371,12 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     if not same and len({row.split for row in rows}) > 1:
         return "The runs were evaluated on different splits. Compare the validation, or evaluate them on one split."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
-        return (
-            f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture. Run `haed evaluate` "
-            "again to compare."
-        )
+        return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture. Run `haed evaluate` again to compare."
     if stale := [row.run for row in rows if row.stale]:
-        return (
-            f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` "
-            "again to compare."
-        )
+        return f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` again to compare."
     if len({row.scoring for row in rows if row.scoring}) > 1:
         each = "; ".join(
-            f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, "
-            f"{row.scoring[2]}"
+            f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, {row.scoring[2]}"
             for row in rows
             if row.scoring
         )

@@ -342,8 +342,7 @@ def _explain_stale_evaluation(
     return (
         f"The likelihood belongs to checkpoint {evaluation.checkpoint[:12]} ({evaluation.stage} step "
         f"{evaluation.step:,}). The run's present checkpoint is {present.digest[:12]} ({present.phase} "
-        f"step {present.step:,}). Run {format_command('evaluate', folder.path, *stage_overrides(stage))} "
-        "again."
+        f"step {present.step:,}). Run {format_command('evaluate', folder.path, *stage_overrides(stage))} again."
     )
 
 
