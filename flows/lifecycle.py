@@ -469,7 +469,7 @@ def read_states(client: SyncPrefectClient, ids: Iterable[UUID]) -> dict[UUID, St
     return {id: run.state for id, run in read_flow_runs(client, ids).items() if run.state is not None}
 
 
-def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool = False) -> None:
+def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool) -> None:
     """Report how a flow run ended whose process has ended without doing so: in its state and in its log.
 
     Args:

@@ -39,7 +39,7 @@ def drawable_label(label: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def add_panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
+def add_panel(figure: Figure, position: int, columns: int, title: str, unit: str) -> Any:
     """Add axes in the common style, at a position in a row of `columns`."""
     axes = figure.add_subplot(1, columns, position)
     axes.set_title(title, fontsize=10, loc="left")
