@@ -218,6 +218,5 @@ class _PipelineStatus:
     def line(self) -> str:
         phase = self._phases.get(self._stage)
         share, *left = self._pace(self.progress())
-        return " · ".join(
-            [f"{share} of training", *left, phase.format_metrics() if phase else f"{self._name}: {self._stage}"]
-        )
+        stage = phase.format_metrics() if phase else f"{self._name}: {self._stage}"
+        return " · ".join([f"{share} of training", *left, stage])

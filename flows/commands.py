@@ -146,16 +146,14 @@ def _check_server(instead: str = "") -> None:
     with get_client(sync_client=True) as client:
         if trouble := client.api_healthcheck():  # which needs no password
             raise ConnectionError(
-                f"no Prefect server answers at {client.api_url} ({trouble}). Start it, or set PREFECT_API_URL "
-                f"to another server{instead}"
+                f"no Prefect server answers at {client.api_url} ({trouble}). Start it, or set PREFECT_API_URL to another server{instead}"
             )
         try:
             with explain_refusal(str(client.api_url)):
                 client.read_flows(limit=1)
         except (ValueError, PrefectHTTPStatusError) as error:
             raise ConnectionError(
-                f"{client.api_url} answers, but not as the API of a Prefect server, whose address ends in /api "
-                f"({type(error).__name__})"
+                f"{client.api_url} answers, but not as the API of a Prefect server, whose address ends in /api ({type(error).__name__})"
             ) from error
 
 
@@ -175,8 +173,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-server",
         action="store_true",
-        help="Use the server that PREFECT_API_URL names. A server on another machine is used anyway, unless --port is "
-        "given.",
+        help="Use the server that PREFECT_API_URL names. A server on another machine is used anyway, unless --port is given.",
     )
     parser.add_argument(
         "--tensorboard-port",

@@ -68,8 +68,7 @@ def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
             add_run_choices(schema.properties, runs)
             # Else a mistyped field of a form's JSON would end the flow before it begins.
             strict = schema.model_dump(exclude_unset=True) | {"additionalProperties": False}
-            form = DeploymentUpdate(parameter_openapi_schema=strict)
-            client.update_deployment(deployments[flow.name], form)
+            client.update_deployment(deployments[flow.name], DeploymentUpdate(parameter_openapi_schema=strict))
 
 
 def keep_offering_runs(deployments: Mapping[str, UUID]) -> None:
@@ -202,18 +201,18 @@ def cron_schedule(line: str) -> Any:
     Raises:
         ConfigError: it is not a cron line.
     """
+    zone = local_timezone()
     try:
-        ZoneInfo(local_timezone())
+        ZoneInfo(zone)
     except (ValueError, OSError) as error:
         raise ConfigError(
-            f"TZ={local_timezone()} is not the name of a time zone, which --cron needs. Set one such as TZ=Europe/Berlin"
+            f"TZ={zone} is not the name of a time zone, which --cron needs. Set one such as TZ=Europe/Berlin"
         ) from error
     try:
-        return CronSchedule(cron=line, timezone=local_timezone())
+        return CronSchedule(cron=line, timezone=zone)
     except ValueError as error:
-        raise ConfigError(
-            f"--cron {line!r} is not a cron line. Use one such as '0 2 * * *' (time zone {local_timezone()})"
-        ) from error
+        usage = f"Use one such as '0 2 * * *' (time zone {zone})"
+        raise ConfigError(f"--cron {line!r} is not a cron line. {usage}") from error
 
 
 def add_schedule(deployment: UUID, wanted: Any, parameters: dict[str, Any]) -> None:
@@ -222,9 +221,8 @@ def add_schedule(deployment: UUID, wanted: Any, parameters: dict[str, Any]) -> N
         for known in client.read_deployment_schedules(deployment):
             if getattr(known.schedule, "cron", None) == wanted.cron and known.parameters == parameters:
                 return
-        client.create_deployment_schedules(
-            deployment, [DeploymentScheduleCreate(schedule=wanted, parameters=parameters)]
-        )
+        new = DeploymentScheduleCreate(schedule=wanted, parameters=parameters)
+        client.create_deployment_schedules(deployment, [new])
 
 
 def describe_schedules(deployments: list[str]) -> list[str]:
@@ -245,11 +243,8 @@ def skip_missed(deployments: list[str]) -> int:
     """
     missed = {"state": {"type": {"any_": ["SCHEDULED"]}}, "next_scheduled_start_time": {"before_": datetime.now(UTC)}}
     with get_client(sync_client=True) as client:
-        due = client.read_flow_runs(
-            deployment_filter=_filter_by_names(deployments),
-            flow_run_filter=FlowRunFilter.model_validate(missed),
-            limit=200,
-        )
+        is_missed, of_these = FlowRunFilter.model_validate(missed), _filter_by_names(deployments)
+        due = client.read_flow_runs(deployment_filter=of_these, flow_run_filter=is_missed, limit=200)
         runs = [run for run in due if run.auto_scheduled and not run.run_count]  # else it is retried
         for run in runs:
             client.set_flow_run_state(

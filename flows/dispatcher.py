@@ -179,8 +179,7 @@ class FlowDispatcher:
         try:
             self._running[id] = FlowProcess(flow, _start_engine(id))
         except OSError as error:
-            message = f"its process could not be started: {error}"
-            client.set_flow_run_state(id, Crashed(message=message), force=True)
+            client.set_flow_run_state(id, Crashed(message=f"its process could not be started: {error}"), force=True)
         self._told.pop(id, None)
 
     def _end_cancelled(self, client: SyncPrefectClient) -> None:
@@ -197,8 +196,7 @@ class FlowDispatcher:
         for id, each in list(self._running.items()):
             now = time.monotonic()
             is_late = each.kill_at is not None and now > each.kill_at
-            status = each.process.poll()
-            if status is None:
+            if (status := each.process.poll()) is None:
                 if is_late:
                     each.process.kill()
                 continue

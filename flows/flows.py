@@ -127,11 +127,8 @@ def post_report(options: Options) -> None:
         if (address := served_page_url(folder))
         else ""
     )
-    post_markdown(
-        f"{summarise_report(options)}\n\n{markdown_text(origin)}{page}\n",
-        run_artifact_key("report", options),
-        f"report of {origin}",
-    )
+    text = f"{summarise_report(options)}\n\n{markdown_text(origin)}{page}\n"
+    post_markdown(text, run_artifact_key("report", options), f"report of {origin}")
 
 
 @dataclass
@@ -167,9 +164,8 @@ def _train_phase(phase: Phase, form: FormSubmission) -> "TrainingResult":
     options = form.options
     check_run(phase, options)
     os.environ[FLOW_RUN] = str(flow_run.name)
-    live_artifact = LiveArtifact(
-        f"{run_artifact_key('live', options)}-{phase}", PhaseStatus(f"{options.name}: {phase}", getattr(options, phase))
-    )
+    status = PhaseStatus(f"{options.name}: {phase}", getattr(options, phase))
+    live_artifact = LiveArtifact(f"{run_artifact_key('live', options)}-{phase}", status)
     with ExitStack() as held:
         if not is_inner():  # the outer flow has the run and its devices
             held.enter_context(RunFolder.from_options(options).reserve())
@@ -240,12 +236,8 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
         {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}
         for row in [rows[0], *sorted(rows[1:], key=lambda row: row[metric.unit])]
     ]
-    post_table(
-        table,
-        run_artifact_key("evaluation", options),
-        f"{format_headline_metric(evaluation)}. {evaluation.likelihood_note}",
-        origin,
-    )
+    headline = f"{format_headline_metric(evaluation)}. {evaluation.likelihood_note}"
+    post_table(table, run_artifact_key("evaluation", options), headline, origin)
     return evaluation
 
 
@@ -288,11 +280,8 @@ def sample(
     if written and written[0].text == str(grid):
         text = f"![held-out pictures, completed]({data_uri(read_bytes(grid, PICTURE))})"
     drawn = f"temperature {options.sample.temperature:g}, seed {options.sample.seed}"
-    post_markdown(
-        f"{text}\n\n{markdown_text(f'{drawn}; {origin}')}",
-        run_artifact_key("samples", options),
-        f"samples, {drawn}, of {origin}",
-    )
+    text += f"\n\n{markdown_text(f'{drawn}; {origin}')}"
+    post_markdown(text, run_artifact_key("samples", options), f"samples, {drawn}, of {origin}")
     return written
 
 
@@ -315,9 +304,8 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     options = [load_run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
     comparison = run_stage(runs, runs_dir, choose_output(runs_dir))
     picture = data_uri(read_bytes(comparison.picture, PICTURE))
-    places = "\n".join(
-        f"- {markdown_text(describe_checkpoint(each))}" for each in options if RunFolder.from_options(each).is_trained()
-    )
+    trained = [each for each in options if RunFolder.from_options(each).is_trained()]
+    places = "\n".join(f"- {markdown_text(describe_checkpoint(each))}" for each in trained)
     text = f"{format_markdown(comparison)}\n\n![curves]({picture})\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
@@ -364,9 +352,8 @@ def next_chunks(
 def _summarize_index(summary: IndexSummary) -> str:
     from pipeline.run.index.build import describe_index
 
-    return "; ".join(
-        [*describe_index(summary).splitlines(), f"of {summary.split}, {summary.stage} step {summary.step:,}"]
-    )
+    origin = f"of {summary.split}, {summary.stage} step {summary.step:,}"
+    return "; ".join([*describe_index(summary).splitlines(), origin])
 
 
 @stage_flow("index", _summarize_index)
@@ -431,12 +418,8 @@ def neighbours(
     ]
     post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {description}")
     if picture := plots.draw_neighbours(results):
-        text = f"![queries and their neighbours, with scores]({data_uri(picture)})"
-        post_markdown(
-            f"{text}\n\n{markdown_text(description)}",
-            run_artifact_key("neighbours-drawn", options),
-            f"neighbours: {description}",
-        )
+        text = f"![queries and their neighbours, with scores]({data_uri(picture)})\n\n{markdown_text(description)}"
+        post_markdown(text, run_artifact_key("neighbours-drawn", options), f"neighbours: {description}")
     return list(results)
 
 
@@ -489,8 +472,7 @@ def _note_query(item: QueryResult, index: ChunkIndex, chunker: Chunker) -> str:
     split = index.meta.split
     notes = [f"not in {split}" if row is None else f"{int(index.chunks.counts[row]):,} times in {split}"]
     if chunker.name != PIXELS:
-        pieces = chunker.cut_text(chunk)
-        if len(pieces) > 1:
+        if len(pieces := chunker.cut_text(chunk)) > 1:
             cut = ", ".join(escape_control_characters(piece.decode(errors="backslashreplace")) for piece in pieces)
             notes.append(f"{len(pieces)} chunks ({cut}), embedded as one")
     return "; ".join(notes)
@@ -605,11 +587,8 @@ class StageLog:
 
 def format_budget(limits: PhaseOptions) -> str:
     """Return the limits of a phase as text. The first limit reached ends the phase."""
-    texts = [
-        *([f"{limits.seconds:g} s"] if limits.seconds else []),
-        *([f"{limits.steps:,} steps"] if limits.steps else []),
-        *([f"{limits.epochs:g} epochs"] if limits.epochs else []),
-    ]
+    formats = {"seconds": "{:g} s", "steps": "{:,} steps", "epochs": "{:g} epochs"}
+    texts = [text.format(limit) for name, text in formats.items() if (limit := getattr(limits, name))]
     return " or ".join(texts) or "without a limit"
 
 

@@ -44,22 +44,6 @@ from flows.middleware import VALUES
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
 from pipeline.arguments import describe_runs, load_run_options
-from pipeline.config import (
-    BatchOptions,
-    CheckpointOptions,
-    FinetuneOptions,
-    LauncherOptions,
-    OptimizerOptions,
-    Options,
-    PretrainOptions,
-    TrainOptions,
-    ValidationOptions,
-    applies_to,
-    check_training,
-    check_windows,
-    phases_to_train,
-    write_override,
-)
 from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder, list_runs
 from pipeline.run.sharding import check_corpus
@@ -149,7 +133,7 @@ Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, _Optional
 Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, _Optional]
 _MOST_LETTERS = 300  # of a flow run's name
 _TIMED = ("pretrain", "finetune")  # phases with a field of their own for their seconds
-PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
+PHASES = {"pretrain": config.PretrainOptions, "finetune": config.FinetuneOptions, "train": config.TrainOptions}
 
 
 @dataclass(frozen=True)
@@ -202,13 +186,13 @@ GROUPS = {
     "sources": FormField(SourceOptions, "Kind of the source, and how it is split."),
     "chunker": FormField(ChunkerOptions, "How documents are cut into chunks."),
     "sharding": FormField(ShardOptions, "Size of the shards, and number of processes."),
-    "batch": FormField(BatchOptions, "Windows of a training step."),
+    "batch": FormField(config.BatchOptions, "Windows of a training step."),
     "model": FormField(ModelOptions, "Kind of model, and its parts. Phase two needs the model of phase one."),
     "iem": FormField(IEMOptions, "The IEM loss, in phases that give it a weight."),
-    "optimizer": FormField(OptimizerOptions, "Learning rates and other options of the optimizer."),
-    "validation": FormField(ValidationOptions, "How often the model is validated, and on how many windows."),
-    "checkpoint": FormField(CheckpointOptions, "When checkpoints are saved."),
-    "launcher": FormField(LauncherOptions, "Processes that train together, and a Dask cluster for sharding."),
+    "optimizer": FormField(config.OptimizerOptions, "Learning rates and other options of the optimizer."),
+    "validation": FormField(config.ValidationOptions, "How often the model is validated, and on how many windows."),
+    "checkpoint": FormField(config.CheckpointOptions, "When checkpoints are saved."),
+    "launcher": FormField(config.LauncherOptions, "Processes that train together, and a Dask cluster for sharding."),
 }
 
 
@@ -218,11 +202,11 @@ class FormSubmission:
 
     preset: str
     overrides: list[str]
-    options: Options
+    options: config.Options
     fields: dict[str, Any]
 
 
-def check_all_stages(options: Options) -> None:
+def check_all_stages(options: config.Options) -> None:
     """Check what all stages of a run need, before the corpus is sharded.
 
     Raises:
@@ -233,9 +217,9 @@ def check_all_stages(options: Options) -> None:
     from pipeline.run.system import check_system
     from pipeline.training.stages import check_identity
 
-    for phase in phases_to_train(options):
-        check_training(phase, options)
-        check_windows(getattr(options, phase), options, options.launcher.processes)
+    for phase in config.phases_to_train(options):
+        config.check_training(phase, options)
+        config.check_windows(getattr(options, phase), options, options.launcher.processes)
     check_system(options)
     check_device(options.device)
     if (digest := check_corpus(options)) is not None:
@@ -289,17 +273,12 @@ def config_flow(
     known = PLAIN | GROUPS | {"phase": FormField(PHASES.get(stage), "Limits and weights of the phase.")}
     known["preset"] = replace(known["preset"], default=preset)
     form_fields = {name: known[name] for name in fields.split()}
-    form = Signature(
-        [
-            Parameter(
-                name,
-                Parameter.POSITIONAL_OR_KEYWORD,
-                default=list(each.default) if isinstance(each.default, tuple) else each.default,
-                annotation=each.kind if name in PLAIN else optional_copy(each.kind) | Preset,
-            )
-            for name, each in form_fields.items()
-        ]
-    )
+    parameters = []
+    for name, each in form_fields.items():
+        default = list(each.default) if isinstance(each.default, tuple) else each.default
+        annotation = each.kind if name in PLAIN else optional_copy(each.kind) | Preset
+        parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation))
+    form = Signature(parameters)
 
     def decorate(function: Callable[[FormSubmission], Any]) -> Any:
         def run_form(*arguments: Any, **named: Any) -> Any:
@@ -323,7 +302,7 @@ def config_flow(
 
 def join_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> list[str]:
     """Return the values of a form as overrides, and the overrides, which take precedence."""
-    return [*(write_override(key, value) for key, value in values.items()), *overrides]
+    return [*(config.write_override(key, value) for key, value in values.items()), *overrides]
 
 
 def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
@@ -389,12 +368,12 @@ def _divide_seconds(
     return budget | {f"{phase}.{other}": None for phase in limits for other in ("steps", "epochs")}
 
 
-def _phases_to_train(stage: str, options: Options) -> tuple[str, ...]:
+def _phases_to_train(stage: str, options: config.Options) -> tuple[str, ...]:
     """Return the phase that a stage trains or, for a stage that trains none itself, all phases of such a run."""
     return (stage,) if stage in PHASES else config.phases_to_train(options)
 
 
-def divide_training_time(options: Options, phases: Iterable[str]) -> dict[str, float]:
+def divide_training_time(options: config.Options, phases: Iterable[str]) -> dict[str, float]:
     """Return the share of training time of each phase: in proportion to its seconds, or equal shares."""
     limits = {phase: getattr(options, phase).seconds or 0.0 for phase in phases}
     total = sum(limits.values())
@@ -416,10 +395,9 @@ def optional_copy(group: Any) -> Any:
             kind, *checks = get_args(hint)
             (info,) = (check for check in checks if isinstance(check, FieldInfo))
             checks = [*info.metadata, *(check for check in checks if check is not info)]
-            description = " ".join(
-                [info.description or "", *(f"Unit: {each.unit}." for each in checks if isinstance(each, Unit))]
-            )
-            description += " For null, use overrides." if NoneType in get_args(kind) else ""
+            units = [f"Unit: {each.unit}." for each in checks if isinstance(each, Unit)]
+            advice = ["For null, use overrides."] if NoneType in get_args(kind) else []
+            description = " ".join([info.description or "", *units, *advice])
             extra = info.json_schema_extra
             if kind in (str, str | None):
                 checks = [Field(max_length=LONGEST), *checks]
@@ -441,7 +419,7 @@ def _fill_in_date(word: str) -> str:
     return word.replace("{date}", str(flow_run.scheduled_start_time.astimezone().date()))
 
 
-def load_form_options(preset: str, overrides: list[str], values: dict[str, Any]) -> Options:
+def load_form_options(preset: str, overrides: list[str], values: dict[str, Any]) -> config.Options:
     """Return the options that a form asks for, and log how they differ from the preset.
 
     Raises:
@@ -451,7 +429,7 @@ def load_form_options(preset: str, overrides: list[str], values: dict[str, Any])
     if not is_inner():
         kind = options.model.kind
         changed = config.diff_trees(asdict(config.load_options(preset)), asdict(options))
-        texts = [f"{x.given_now} (was {config.format_value(x.was)})" for x in changed if applies_to(x.key, kind)]
+        texts = [f"{x.given_now} (was {config.format_value(x.was)})" for x in changed if config.applies_to(x.key, kind)]
         changes = ", ".join(texts)
         log.info("preset %s %s", preset, f"with {changes}" if changes else "as it is")
     return options
@@ -488,13 +466,13 @@ def run_name(stage: str) -> Callable[[], str]:
     return name_flow_run
 
 
-def load_tagged_options(run: str, overrides: list[str], reader: str, **values: object) -> Options:
+def load_tagged_options(run: str, overrides: list[str], reader: str, **values: object) -> config.Options:
     """Return the options of a run with the form's changes, and tag the flow run with the run's name."""
     if not unlabel_run(run):
         raise config.ConfigError(f"no run is named. Choose one of the list, or type its name; {describe_runs()}")
-    fields = [write_override(key.replace("__", "."), value) for key, value in values.items() if value is not None]
+    fields = {key.replace("__", "."): value for key, value in values.items() if value is not None}
     try:
-        options = load_run_options(unlabel_run(run), [*fields, *filter(None, overrides)], reader)
+        options = load_run_options(unlabel_run(run), join_overrides(fields, filter(None, overrides)), reader)
     except Exception:
         places = [word.removeprefix("runs_dir=") for word in overrides if word.startswith("runs_dir=")]
         tag_with_runs([unlabel_run(run)], (places or ["runs"])[-1])
@@ -549,14 +527,12 @@ def add_run_choices(properties: dict[str, Any], runs: list[str]) -> None:
         return
     listed = {"type": "string", "enum": runs}
     for name, other in (("run", "another folder"), ("name", "another name")):
-        if name in properties and "enum" not in properties[name]:
-            shown = properties[name]
+        if (shown := properties.get(name)) and "enum" not in shown:
             text = {key: shown.pop(key) for key in _CHECKS if key in shown}
             shown["anyOf"] = [text | {"title": other}, listed | {"title": "an existing run"}]
     if "run" in properties:
         properties["run"]["default"] = runs[0]  # for who looks at the form; who submits none is refused
-    if "runs" in properties:
-        shown = properties["runs"]
+    if shown := properties.get("runs"):
         several = {key: shown.pop(key) for key in _CHECKS if key in shown}
         shown["anyOf"] = [several | {"items": listed, "title": "existing runs"}, several | {"title": "other folders"}]
         shown["default"] = runs[:2]
@@ -612,9 +588,8 @@ def detect_source_kind(path: str, usual: str) -> str:
     files = list(islice((each for each in named if each.is_file()), _LOOKED_AT))
     if usual == "datasets" or not (files or place.exists()):
         return usual
-    number, size = Counter[str](), Counter[str]()
+    number, size = Counter(map(_data_extension, files)), Counter[str]()
     for each in files:
-        number[_data_extension(each)] += 1
         size[_data_extension(each)] += each.stat().st_size
     shares = {
         family: sum(count[ending] / max(1, count.total()) for count in (number, size) for ending in endings)

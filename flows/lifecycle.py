@@ -36,14 +36,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowFilter,
-    FlowRunFilter,
-    FlowRunFilterId,
-    TaskRunFilter,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowFilter, FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, ObjectNotFound, ParameterTypeError, Pause, TerminationSignal
@@ -153,8 +146,7 @@ def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
         runs: names of the runs.
         folder: folder of the run that is trained, to find its last checkpoint if the process is killed.
     """
-    current = _current_run()
-    if current is None:
+    if (current := _current_run()) is None:
         return
     tags = list(dict.fromkeys([*current.tags, *(f"run:{run}" for run in runs)]))
     with try_client("no tags") as client:
@@ -178,7 +170,7 @@ def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
         The names of the runs marked now.
     """
     ours = FlowFilter.model_validate({"name": {"any_": flows}})
-    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
+    of_these = DeploymentFilter.model_validate({"name": {"any_": deployments}})
     with get_client(sync_client=True) as client:
         unfinished = _read_all_flow_runs(client, flow_run_filter=FlowRunFilter.model_validate(_STATE), flow_filter=ours)
         served = {each.id for each in client.read_deployments(deployment_filter=of_these)} if deployments else set()
@@ -262,12 +254,10 @@ def is_alive(labels: dict[str, Any]) -> bool:
 
 def process_start_ticks(process: int) -> str | None:
     """Return the start time of a process of this machine, in ticks since boot; None if it has ended."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            state, *rest = file.read().rsplit(")", 1)[1].split()
+    with suppress(OSError), open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        state, *rest = file.read().rsplit(")", 1)[1].split()
         return None if state in "ZX" else rest[18]
-    except OSError:
-        return None
+    return None
 
 
 _is_training = False  # within `stop_on_signals`, which takes the signals
@@ -313,14 +303,11 @@ def end_when_stopped(is_whole: bool = True) -> Iterator[None]:
 
 def _check_not_cancelled() -> None:
     """Raise TerminationSignal if this run was cancelled, whose signal is on its way; Prefect would refuse its end."""
-    run = _current_run()
-    cancelled = False
-    if run is not None:
-        with try_client("the server does not answer about this run") as client:
+    if (run := _current_run()) is not None:
+        with try_client("the server does not answer about this run") as client:  # TerminationSignal is no Exception
             state = client.read_flow_run(run.id).state
-            cancelled = state is not None and state.is_cancelling()
-    if cancelled:
-        raise TerminationSignal(signal=signal.SIGTERM)
+            if state is not None and state.is_cancelling():
+                raise TerminationSignal(signal=signal.SIGTERM)
 
 
 @contextmanager
@@ -473,7 +460,7 @@ class FlowRunWatcher:
 
 def read_flow_runs(client: SyncPrefectClient, ids: Iterable[UUID]) -> dict[UUID, FlowRun]:
     """Return these runs by ID, without those that the server does not have."""
-    selected = FlowRunFilter(id=FlowRunFilterId(any_=list(ids)))
+    selected = FlowRunFilter.model_validate({"id": {"any_": list(ids)}})
     return {run.id: run for run in _read_all_flow_runs(client, flow_run_filter=selected)}
 
 
@@ -482,7 +469,7 @@ def read_states(client: SyncPrefectClient, ids: Iterable[UUID]) -> dict[UUID, St
     return {id: run.state for id, run in read_flow_runs(client, ids).items() if run.state is not None}
 
 
-def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool = False) -> None:
+def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool) -> None:
     """Report how a flow run ended whose process has ended without doing so: in its state and in its log.
 
     Args:
@@ -649,8 +636,7 @@ def _finish_stopped_run(error: TerminationSignal) -> None:
     saved = str(error.__cause__ or "stopped")
     message = f"{saved}; Retry {'resumes from there' if saved.startswith('saved') else 'does the rest'}"
     log.info("%s", message)
-    run = _current_run()
-    if run is None:
+    if (run := _current_run()) is None:
         return
     with try_client("the state of a stopped run could not be set") as client:
         outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(run.id))).state
@@ -672,8 +658,7 @@ def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]
     limit = int(os.environ.get(TRAININGS) or 0)
     names = list_training_devices(options) if limit else []
     with ExitStack() as held:
-        others = _try_acquire(names, limit, held)
-        if others:
+        if others := _try_acquire(names, limit, held):
             run = RunFolder.from_options(options)
             if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
                 with run.lock():
@@ -727,15 +712,13 @@ def list_training_devices(options: Options) -> list[str]:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind != "cuda":
         return [kind]
-    count = options.launcher.processes
-    wanted = [int(number)] if number.isdigit() else list(range(count))
+    wanted = [int(number)] if number.isdigit() else range(options.launcher.processes)
     visible = [quote(name.strip(), safe="") for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return [f"cuda:{visible[n] if n < len(visible) and visible[n] else n}" for n in wanted]
 
 
 def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
     """Lock every device, or none if one is busy. Return who holds the busy one, or an empty string."""
-    busy = []
     with ExitStack() as taken:
         for name in names:
             files = [taken.enter_context(open(_lock_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
@@ -743,8 +726,8 @@ def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
             if lock is None:
                 for file in files:
                     file.seek(0)
-                    busy.append(file.read(400).strip())
-                return ", ".join(filter(None, busy)) or "another training"  # which has not written its name yet
+                holders = (file.read(400).strip() for file in files)
+                return ", ".join(filter(None, holders)) or "another training"  # which has not written its name yet
             lock.truncate(0)
             name = os.environ.get(FLOW_RUN, "a training")
             lock.write(f"{name} (since {datetime.now():%Y-%m-%d %H:%M}, process {os.getpid()})")
@@ -754,11 +737,10 @@ def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
 
 
 def _try_lock_file(file: Any) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _lock_folder() -> Path:

@@ -19,6 +19,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -134,8 +135,7 @@ def explain_errors(value: Any) -> Any:
         return value
     for pattern, words in WORDS.items():
         if (end := f" does not match {pattern!r}") in value:
-            before = value.partition(end)[0]
-            where, reason, _ = before.partition("Failure reason: ")
+            where, reason, _ = value.partition(end)[0].partition("Failure reason: ")
             return f"{where}{words}" if reason else words
     if value.startswith("{") and value.endswith(
         _OF_NO_KIND
@@ -172,10 +172,8 @@ class PlainErrorMiddleware:
                 return
             answer = body
             if start["status"] in (400, 409, 422) or scope["path"].endswith("/validate"):
-                try:
+                with suppress(ValueError):
                     answer = json.dumps(explain_errors(json.loads(body))).encode()
-                except ValueError:
-                    pass
             kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
             await send(start | {"headers": [*kept, (b"content-length", str(len(answer)).encode())]})
             await send({"type": "http.response.body", "body": answer})
@@ -267,8 +265,7 @@ class RunPagesMiddleware:
         """Return the newest flow runs of a run, without stages of others."""
         of_it = {"tags": {"all_": [f"run:{run}"]}, "parent_task_run_id": {"is_null_": True}}
         wanted = {"flow_runs": of_it, "sort": "START_TIME_DESC", "limit": _LISTED}
-        flow_runs = await self._ask_prefect("/api/flow_runs/filter", wanted, scope)
-        if flow_runs is None:
+        if (flow_runs := await self._ask_prefect("/api/flow_runs/filter", wanted, scope)) is None:
             return PlainTextResponse("Prefect does not answer. Its log says why\n", 502)
         rows = [
             {
@@ -326,10 +323,9 @@ class RunPagesMiddleware:
 
     def _has_password(self, headers: Mapping[str, str]) -> bool:
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        try:
+        with suppress(ValueError):
             return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(credentials), self._secret)
-        except ValueError:
-            return False
+        return False
 
     def _has_cookie(self, cookies: Mapping[str, str]) -> bool:
         return hmac.compare_digest(cookies.get(COOKIE, "").encode(), self._token.encode())

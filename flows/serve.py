@@ -20,15 +20,15 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 def serve_flows(
-    host: str = "127.0.0.1",
-    port: int = 4200,
-    server: bool = True,
-    board_port: int = 6006,
-    cron: str = "",
-    preset: str = "quickstart",
-    overrides: Sequence[str] = (),
-    allowed_hosts: Sequence[str] = (),
-    password: bool = False,
+    host: str,
+    port: int,
+    server: bool,
+    board_port: int,
+    cron: str,
+    preset: str,
+    overrides: Sequence[str],
+    allowed_hosts: Sequence[str],
+    password: bool,
 ) -> None:
     """Serve all flows in the foreground. Start a server on `host`:`port` if none answers there.
 

@@ -57,8 +57,7 @@ def explain_refusal(address: str) -> Iterator[None]:
             raise PermissionError(f"{address} does not take the key in PREFECT_API_KEY. Set another") from None
         which = "another" if os.environ.get("PREFECT_API_AUTH_STRING") else "a"
         raise PermissionError(
-            f"{address} asks for {which} password. Set PREFECT_API_AUTH_STRING to it. `haed serve` keeps its own in "
-            ".prefect/password"
+            f"{address} asks for {which} password. Set PREFECT_API_AUTH_STRING to it. `haed serve` keeps its own in .prefect/password"
         ) from None
 
 

@@ -20,8 +20,8 @@ from flows.artifacts import artifact_key, post_markdown
 from flows.forms import FormSubmission, check_all_stages, config_flow, join_overrides, read_form
 from pipeline.config import (
     ConfigError,
-    applies_to,
     dump_options,
+    flatten_options,
     flatten_tree,
     list_presets,
     load_options,
@@ -77,8 +77,7 @@ def list_runs_to_try(name: str, words: Sequence[str]) -> list[SweptRun]:
         values = dict(zip(choices, chosen, strict=True))
         tail = re.sub(r"[^\w.+]+", "-", "-".join(f"{short[key]}-{value}" for key, value in values.items())).strip("-")
         runs.append(SweptRun(f"{name}-{tail}", [f"{key}={value}" for key, value in values.items()]))
-    twice = [each for each, count in Counter(run.name for run in runs).items() if count > 1]
-    if twice:
+    if twice := [each for each, count in Counter(run.name for run in runs).items() if count > 1]:
         raise ConfigError(f"values: two runs would have the name {twice[0]}. Leave one of their values out")
     return runs
 
@@ -90,10 +89,8 @@ def fix_options(preset: str, overrides: list[str]) -> tuple[str, list[str]]:
     """
     if preset in list_presets():
         return preset, overrides
-    options = load_options(preset, overrides)
-    wanted, usual = (dict(flatten_tree(asdict(each))) for each in (options, load_options(_BASE)))
-    changed = {key: value for key, value in wanted.items() if usual.get(key, usual) != value}
-    return _BASE, [write_override(*each) for each in changed.items() if applies_to(each[0], options.model.kind)]
+    wanted, usual = flatten_options(load_options(preset, overrides)), dict(flatten_tree(asdict(load_options(_BASE))))
+    return _BASE, [write_override(key, value) for key, value in wanted.items() if usual.get(key, usual) != value]
 
 
 def plan_runs(form: FormSubmission) -> list[SweptRun]:

@@ -108,8 +108,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
             f"contexts are counted in the first {(rows >= 0).sum():,} known chunks of the split "
             f"(analyse.corpus_chunks={limits.corpus_chunks})"
         )
-    mean = _mean_of_index(run)
-    if mean is None:
+    if (mean := _mean_of_index(run)) is None:
         mean = vectors[every.counts >= known_count_threshold(every.counts)].mean(0)
     return AnalysisData(
         run=run,

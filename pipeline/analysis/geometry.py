@@ -13,6 +13,7 @@ from pipeline.run.index.faiss_search import prepare_vectors
 _CLUSTER_ROUNDS = 20
 _ROUNDING = 1e-6  # of float32 embeddings, relative
 _MOVED = 12  # chunks that are named: the most and the least moved
+_QUERIES = 1000  # chunks whose neighbours are compared, spread evenly over the frequency ranks
 
 
 def normalise_rows(vectors: np.ndarray) -> np.ndarray:
@@ -93,9 +94,8 @@ def cluster_directions(vectors: np.ndarray, number: int, seed: int) -> np.ndarra
     units = normalise_rows(vectors)
     number = max(1, min(number, len(units) // 4))
     settings = dict(niter=_CLUSTER_ROUNDS, seed=seed % (1 << 31), spherical=True)
-    kmeans = faiss.Kmeans(
-        units.shape[1], number, **settings, min_points_per_centroid=1, max_points_per_centroid=1 << 20
-    )
+    limits = dict(min_points_per_centroid=1, max_points_per_centroid=1 << 20)
+    kmeans = faiss.Kmeans(units.shape[1], number, **settings, **limits)
     kmeans.train(units)
     _, nearest_one = kmeans.index.search(units, 1)
     return np.asarray(nearest_one[:, 0])
@@ -139,7 +139,6 @@ def measure_drift(
     labels: list[str],
     before: str,
     after: str,
-    queries: int = 1000,
     frequent: int = 2000,
     count: int = 10,
     seed: int = 0,
@@ -155,7 +154,6 @@ def measure_drift(
         labels: the displayed chunks.
         before: name of the first checkpoint.
         after: name of the second checkpoint.
-        queries: number of chunks whose neighbours are compared, spread evenly over the frequency ranks.
         frequent: number of the most frequent chunks from which the most and least moved are chosen.
         count: neighbours of each chunk.
         seed: seed of the permutation.
@@ -167,7 +165,7 @@ def measure_drift(
     cosines = _row_cosines(moved, onto)
     permuted, still, distance_chance = align_procrustes(np.random.default_rng(seed).permutation(source), target)
     centred = [centre_vectors(each) for each in (source, target)]
-    rows = np.unique(np.linspace(0, len(source) - 1, min(queries, len(source))).astype(int))
+    rows = np.unique(np.linspace(0, len(source) - 1, min(_QUERIES, len(source))).astype(int))
     count = min(count, len(source) - 1)
     first, second = (find_nearest(each, rows, count) for each in centred)
     order = np.argsort(cosines[:frequent], kind="stable")

@@ -57,20 +57,13 @@ def measure_precision(words: list[str], chunks: list[bytes], spaces: dict[str, n
     lists = {name: find_nearest(vectors, queries, AT) for name, vectors in spaces.items()}
     lists[SPELLED] = highest_columns(spelling_similarity(chunks, queries), queries[:, None] == np.arange(size), AT)
     checks = [_check_set(each, places, queries, lists) for each in chosen]
-    used_alike = [check for check in checks if check.use]
+    used_alike, spelled_alike = [check for check in checks if check.use], [check for check in checks if not check.use]
     others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]
     difference = {
         name: _mean_difference([check.precision[MODEL] - check.precision[name] for check in used_alike])
         for name in (others if used_alike else ())
     }
-    return Intrinsic(
-        size,
-        checks,
-        left_out,
-        _mean_precision(used_alike),
-        _mean_precision([check for check in checks if not check.use]),
-        difference,
-    )
+    return Intrinsic(size, checks, left_out, _mean_precision(used_alike), _mean_precision(spelled_alike), difference)
 
 
 def _select_sets(places: dict[str, int]) -> tuple[list[WordSet], list[str]]:
@@ -137,17 +130,8 @@ def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarra
     names = [str(row) for row in range(rows)]
     sentences = [[names[row] for row in known[at : at + _SENTENCE].tolist()] for at in range(0, len(known), _SENTENCE)]
     log.info("skip-gram of %s chunks, %d times", f"{len(known):,}", _EPOCHS)
-    model = Word2Vec(
-        sentences,
-        vector_size=width,
-        window=_WINDOW,
-        min_count=1,
-        sg=1,
-        negative=5,
-        epochs=_EPOCHS,
-        workers=1,
-        seed=seed % (1 << 31),
-    )
+    settings = dict(window=_WINDOW, min_count=1, sg=1, negative=5, epochs=_EPOCHS, workers=1, seed=seed % (1 << 31))
+    model = Word2Vec(sentences, vector_size=width, **settings)
     vectors = np.zeros((rows, width), np.float32)
     for row, name in enumerate(names):
         if name in model.wv:

@@ -53,11 +53,9 @@ def export_projector(
     """
     make_folders(folder, within=folder.parent)
     write_atomically(folder / VECTORS, normalise_rows(vectors).astype("<f4").tobytes())
-    rows = zip(labels, *(column.tolist() for column in columns.values()), strict=True)
-    lines = [
-        "\t".join(("chunk", *columns)),
-        *("\t".join((escape_control_characters(first), *map(str, rest))) for first, *rest in rows),
-    ]
+    values = (map(str, column.tolist()) for column in columns.values())
+    rows = zip(map(escape_control_characters, labels), *values, strict=True)
+    lines = map("\t".join, [("chunk", *columns), *rows])
     write_atomically(folder / METADATA, ("\n".join(lines) + "\n").encode())
     shown = [f'metadata_path: "{METADATA}"']
     if chunks:
@@ -195,8 +193,7 @@ def render_map_page(title: str, description: str, checkpoint: str, points: MapPo
     places = {name: _to_integer_coordinates(xy) for name, xy in points.places.items()}
     values = vars(points) | {"places": places}
     content = json.dumps(values, separators=(",", ":"), default=np.ndarray.tolist).replace("<", "\\u003c")
-    page = (Path(__file__).parent / "map.html").read_text(encoding="utf-8")
-    before, rest = page.split("@POINTS@")
+    before, rest = (Path(__file__).parent / "map.html").read_text(encoding="utf-8").split("@POINTS@")
     named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": description, "@TITLE@": title}
     return re.sub("|".join(named), lambda match: escape(named[match[0]]), before) + content + rest
 

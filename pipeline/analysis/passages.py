@@ -77,15 +77,15 @@ def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
 
     # The windows are counted first: how many there are depends on the lengths of the documents.
     total, number = sum(1 for _ in iterate_windows()), itertools.count()
-    size = min(-(-most // OF_WINDOW), total)
-    picked = set(np.random.default_rng(seed).choice(total, size, replace=False).tolist()) if size else set()
+    if (size := min(-(-most // OF_WINDOW), total)) < 2:
+        return None
+    picked = set(np.random.default_rng(seed).choice(total, size, replace=False).tolist())
     drawn = itertools.islice((each for place, each in enumerate(iterate_windows()) if place in picked), size)
     places: list[tuple[int, int, bytes, bytes, str]] = []
     states: list[list[np.ndarray]] = []
     while batch := list(itertools.islice(drawn, _AT_ONCE)):
         chosen = [np.unique(np.linspace(-(-each.size // 2), each.size - 1, OF_WINDOW).astype(int)) for each in batch]
-        for each, chunks in zip(batch, chosen, strict=True):
-            window_number = next(number)
+        for each, chunks, window_number in zip(batch, chosen, number, strict=False):
             places += [
                 (window_number, each.document, *_read_surroundings(each, each.begin + chunk, run))
                 for chunk in chunks.tolist()
@@ -96,8 +96,6 @@ def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
         with torch.no_grad(), run.compute.use_precision():
             layers_of_batch = system.layer_states(TokenBatch.from_chunks(stacked.tokens, stacked.lengths))
         states.append([layer.float().cpu().numpy()[rows] for layer in layers_of_batch])
-    if next(number) < 2:
-        return None
     window, document, last, following, texts = zip(*places, strict=True)
     layers = [np.concatenate(parts) for parts in zip(*states, strict=True)]
     return Places(layers, np.array(window), np.array(document), list(last), list(following), list(texts))
@@ -117,16 +115,11 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
     size = len(places.window)
     queries = np.sort(np.random.default_rng(seed).permutation(size)[:QUERIES])
     elsewhere = places.window[queries, None] != places.window
-    count = min(NEAREST, int(elsewhere.sum(1).min()))
     others = elsewhere.sum(1)
-    same = {
-        name: (values[queries, None] == values) & elsewhere
-        for name, values in (
-            ("last", _number_chunks(places.last)),
-            ("following", _number_chunks(places.following)),
-            ("document", places.document),
-        )
-    }
+    count = min(NEAREST, int(others.min()))
+    groups = {"last": _number_chunks(places.last), "following": _number_chunks(places.following)}
+    groups["document"] = places.document
+    same = {name: (values[queries, None] == values) & elsewhere for name, values in groups.items()}
     units = [normalise_rows(states - states.mean(0)) for states in places.states]
     near = [highest_columns(each[queries] @ each.T, ~elsewhere, count) for each in units]
     names = [*(f"layer {number}" for number in range(len(near) - 1)), "ŷ"]
@@ -137,6 +130,11 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
         layers.append(Layer(name, overlap, **shares))
     by_chance = {group: float((values.sum(1) / others).mean()) for group, values in same.items()}
     shown = np.linspace(0, len(queries) - 1, min(_EXAMPLES, len(queries))).astype(int).tolist()
+
+    def list_nearest(row: int) -> dict[str, list[str]]:
+        columns = zip(names, near, strict=True)
+        return {name: [places.texts[place] for place in nearest[row, :_SHOWN]] for name, nearest in columns}
+
     return ByLayer(
         places=size,
         windows=len(np.unique(places.window)),
@@ -144,16 +142,7 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
         neighbours=count,
         chance=Layer("chance", float((count / others).mean()), **by_chance),
         layers=layers,
-        examples=[
-            SimilarPassages(
-                places.texts[queries[row]],
-                {
-                    name: [places.texts[place] for place in nearest[row, :_SHOWN]]
-                    for name, nearest in zip(names, near, strict=True)
-                },
-            )
-            for row in shown
-        ],
+        examples=[SimilarPassages(places.texts[queries[row]], list_nearest(row)) for row in shown],
     )
 
 

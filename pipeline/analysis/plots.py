@@ -31,12 +31,8 @@ def plot_agreement(bands: Sequence[Agreement]) -> bytes:
         axes = add_panel(figure, position, len(bands), title, "centred cosine of embeddings, minimum")
         for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
             span = max(kind.best - kind.chance, 1e-9)
-            points = [
-                (x, (y - kind.chance) / span)
-                for x, y in zip(band.cosines, kind.by_cosine, strict=True)
-                if y is not None
-            ]
-            if points:
+            known = [(x, y) for x, y in zip(band.cosines, kind.by_cosine, strict=True) if y is not None]
+            if points := [(x, (y - kind.chance) / span) for x, y in known]:
                 axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=name)
             axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
         axes.plot([], [], "--", color="#57606a", linewidth=0.9, label=f"the {band.neighbours} nearest")
@@ -95,12 +91,8 @@ def plot_drift(drift: Drift) -> bytes:
         places = np.arange(len(moved))[::-1]
         bars = axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.bar_label(bars, fmt="{:z.3f}", fontsize=7, padding=2)
-        axes.set_yticks(
-            places,
-            [drawable_label(cut_middle(each.chunk, _LONGEST_LABEL)) for each in moved],
-            fontsize=8,
-            family="monospace",
-        )
+        labels = [drawable_label(cut_middle(each.chunk, _LONGEST_LABEL)) for each in moved]
+        axes.set_yticks(places, labels, fontsize=8, family="monospace")
         axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1.12)  # room for the values
     return encode_png(figure)
 
@@ -119,14 +111,8 @@ def plot_passages(passages: ByLayer) -> bytes:
         ("chunk behind", "following", MODEL),
         ("document", "document", COLOURS["train"]),
     ):
-        shared.plot(
-            places,
-            [100 * getattr(each, shares) for each in passages.layers],
-            "o-",
-            color=colour,
-            markersize=4,
-            label=name,
-        )
+        values = [100 * getattr(each, shares) for each in passages.layers]
+        shared.plot(places, values, "o-", color=colour, markersize=4, label=name)
         shared.axhline(100 * getattr(passages.chance, shares), color=colour, linewidth=0.9, linestyle="--")
     shared.set_ylim(bottom=0)
     shared.legend(fontsize=8, frameon=False)

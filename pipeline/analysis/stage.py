@@ -76,7 +76,7 @@ def _analyse_use(
     options: Options, dataset: AnalysisData, notes: list[str]
 ) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
     """Compute agreement by frequency band, class information and intrinsic checks, which all need contexts."""
-    size = len(dataset.chunks)
+    size, of_values = len(dataset.chunks), dataset.run.of_values
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
         return [], None, None
@@ -93,7 +93,7 @@ def _analyse_use(
             band,
             _QUERIES,
             _NEAREST,
-            dataset.run.of_values,
+            of_values,
         )
         for band in bands
     ]
@@ -101,7 +101,7 @@ def _analyse_use(
     classes = distributional.measure_class_information(
         dataset.stream, dataset.clusters, by_use, dataset.chunks, dataset.counts, options.seed
     )
-    if dataset.run.of_values:
+    if of_values:
         notes.append("intrinsic checks need words, so there are none for pictures and sound")
         return agreement, classes, None
     return agreement, classes, _run_intrinsic_checks(options, dataset, small, notes)
@@ -154,8 +154,7 @@ def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer |
     if not limits.passages:
         return None
     log.info("comparing passages, layer by layer")
-    places = passages.sample_places(run, limits.split, limits.passages, options.seed)
-    if places is None:
+    if (places := passages.sample_places(run, limits.split, limits.passages, options.seed)) is None:
         notes.append(
             "passages by layer are left out: fewer than two windows of the split were drawn. Raise analyse.passages"
         )
@@ -325,7 +324,6 @@ def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, 
 
 
 def _export_projector(dataset: AnalysisData, options: Options) -> None:
-    """Write the export for TensorBoard's projector."""
     top = slice(options.analyse.projector)
     chunks = dataset.every.chunks[top]
     map.export_projector(

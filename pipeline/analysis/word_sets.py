@@ -40,11 +40,9 @@ _TEXT = {
     "ordinals": "first second third fourth fifth sixth seventh eighth ninth tenth",
     "years": " ".join(map(str, range(1990, 2016))),
     "countries": "England Scotland Ireland France Germany Italy Spain Portugal Poland Russia China Japan India Australia "
-    "Canada Mexico Brazil Egypt Greece Turkey Sweden Norway Denmark Finland Netherlands Belgium Austria Hungary "
-    "Iran Iraq Israel Pakistan",
+    "Canada Mexico Brazil Egypt Greece Turkey Sweden Norway Denmark Finland Netherlands Belgium Austria Hungary Iran Iraq Israel Pakistan",
     "capitals": "London Paris Berlin Rome Madrid Lisbon Warsaw Moscow Beijing Tokyo Delhi Canberra Ottawa Cairo Athens "
-    "Ankara Stockholm Oslo Copenhagen Helsinki Amsterdam Brussels Vienna Budapest Dublin Edinburgh Washington "
-    "Jerusalem Baghdad Tehran",
+    "Ankara Stockholm Oslo Copenhagen Helsinki Amsterdam Brussels Vienna Budapest Dublin Edinburgh Washington Jerusalem Baghdad Tehran",
     "colours": "red blue green yellow black white brown grey gray orange pink purple golden silver",
     "pronouns": "he she it they we you I who him her them us me",
     "possessives": "his her its their our your my whose",

@@ -107,10 +107,8 @@ def find_config_file(config: str) -> Path:
     if not path.is_file():
         if Path("runs", config, "config.yaml").is_file():
             raise ConfigError(f"{config!r} is a run, not a preset. Name it without `--config`")
-        hint = suggest_name(config, list_presets())
-        raise ConfigError(
-            f"there is no preset {config!r}. {hint}Presets are {describe_presets()}. A .yaml file is allowed too"
-        )
+        hint = f"{suggest_name(config, list_presets())}Presets are {describe_presets()}. A .yaml file is allowed too"
+        raise ConfigError(f"there is no preset {config!r}. {hint}")
     return path
 
 
@@ -167,9 +165,8 @@ def load_options(
                 values_by_key[key] = text = os.path.expanduser(text)  # a shell does not expand `~` after `=`
             is_path = key != "name" and len(text) < 4096  # longer ones are none, and a pattern would take minutes
             if "${" in text and not (is_path and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))):
-                raise ConfigError(
-                    f"{origin(key)}{key}={shorten_text(text)}: ${{…}} is not expanded. Write its value instead"
-                )
+                shown = f"{origin(key)}{key}={shorten_text(text)}"
+                raise ConfigError(f"{shown}: ${{…}} is not expanded. Write its value instead")
     try:
         options = validate_options(values_by_key)
     except InvalidOptionsError as error:
@@ -257,8 +254,7 @@ def _load_kinds_of_section(key: str, values_by_key: Mapping[str, Any], origin: C
     installed = entry_points(group=table.group)
     if isinstance(kind, str) and kind not in table and kind not in installed.names:
         raise ConfigError(
-            f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is "
-            "unknown. Install its package"
+            f"{origin(choice)}{choice}={kind} is not installed (entry points {table.group}), so {key} is unknown. Install its package"
         )
     for entry in installed:
         with suppress(ValueError):  # a package that cannot be loaded is not in use here
@@ -402,7 +398,6 @@ def parse_override(word: str) -> tuple[str, Any]:
 
 
 def _strip_quotes(typed: str) -> str:
-    """Return text without surrounding quotes."""
     with suppress(yaml.YAMLError, ValueError):
         if typed[:1] in ("'", '"'):
             check_tree(typed, "", fast=False)
@@ -463,10 +458,9 @@ def _check_rules(options: Options) -> None:
                 raise ConfigError(f"{key}={text!r}: a NUL character is not allowed")
             if isinstance(text, str) and text != text.encode(errors="ignore").decode():
                 raise ConfigError(f"{key}={text!r}: half of a surrogate pair is not allowed")
-    if not all(0 <= place < 2**62 for place in options.source.offsets):
-        raise ConfigError(
-            f"source.offsets={shorten_value(options.source.offsets)} must be two byte positions in a file"
-        )
+    offsets = options.source.offsets
+    if not all(0 <= place < 2**62 for place in offsets):
+        raise ConfigError(f"source.offsets={shorten_value(offsets)} must be two byte positions in a file")
     for phase in PHASES:
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
@@ -486,8 +480,7 @@ def check_name(name: str) -> str:
         ConfigError: the name is blank, is not a single folder's name, is too long for one, or holds control or invisible
             characters.
     """
-    bare = name.strip()
-    if not bare:
+    if not (bare := name.strip()):
         raise ConfigError(f"name={name!r} is blank. Use name=my-run.")
     if bare.startswith(".") or "/" in bare:
         raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes or a dot at its beginning")
@@ -572,12 +565,10 @@ def check_output_folder(folder: str | Path, option: str) -> None:
 
 
 def _check_locations(options: Options) -> None:
-    """Check the paths and addresses of the options before they are used."""
     source = options.source
-    check_output_folder(options.shards_dir, "shards_dir")
-    check_output_folder(options.runs_dir, "runs_dir")
-    check_output_folder(options.loader.cache_dir, "loader.cache_dir")
     try:
+        for option in ("shards_dir", "runs_dir", "loader.cache_dir"):
+            check_folder(get_option(options, option), option)
         if options.launcher.dask:
             check_scheduler(options.launcher.dask)
         if source.path and is_remote(source.path):
@@ -586,13 +577,10 @@ def _check_locations(options: Options) -> None:
         raise ConfigError(str(error)) from None
     if source.path and is_remote(source.path) and source.kind in SOURCES and source.kind != "shards":
         raise ConfigError(
-            f"source.path={source.path} is a URL, which only source.kind=shards reads. Download the files "
-            f"for source.kind={source.kind}"
+            f"source.path={source.path} is a URL, which only source.kind=shards reads. Download the files for source.kind={source.kind}"
         )
-    if options.finetune.start_from and is_remote(options.finetune.start_from):
-        raise ConfigError(
-            f"finetune.start_from={show_url(options.finetune.start_from)} is a URL. Use a run on this machine"
-        )
+    if (start := options.finetune.start_from) and is_remote(start):
+        raise ConfigError(f"finetune.start_from={show_url(start)} is a URL. Use a run on this machine")
 
 
 class _Dumper(yaml.SafeDumper):

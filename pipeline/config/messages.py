@@ -140,8 +140,7 @@ _ELSEWHERE = {
         "`haed serve` starts TensorBoard, which shows all runs. `tracking=mlflow` or `tracking=wandb` adds a tracker"
     ),
     "vocab_size vocab tokenizer tokenizer_path tokenizer_name bpe vocab_file sentencepiece": (
-        "tokens are bytes, so there is no vocabulary. Set how bytes form chunks with `chunker.kind=words` "
-        "and `chunker.k=12`"
+        "tokens are bytes, so there is no vocabulary. Set how bytes form chunks with `chunker.kind=words` and `chunker.k=12`"
     ),
     "beta1 adam_beta1 momentum": "it is fixed. Of Adam's two only `optimizer.beta2=0.95` can be set",
     "optim optimizer_name optimizer_type optimiser adamw adam sgd use_adamw": (
@@ -325,8 +324,7 @@ def suggest_option(name: str, value: Any = None) -> str:
     last = _join_foreign_name(name.strip("-").replace("-", "_").lower()).rpartition(".")[2]
     if last in _ADVICE and last not in _OPTION_OF:
         return _ADVICE[last]
-    keys = find_similar_keys(name)[:4]
-    if not keys:
+    if not (keys := find_similar_keys(name)[:4]):
         return ""
     if len(keys) > 1:
         return f"did you mean {' or '.join(f'{key}=' for key in keys)}?"
@@ -362,9 +360,8 @@ def _example_value(key: str, name: str, value: Any) -> str:
     if isinstance(value, str) and (meant := _guess_value(key, type_of(key), value)):
         return meant
     usual = schema_options()[key].default
-    return str(
-        {"source.path": "my-texts", "finetune.start_from": "RUN"}.get(key, 100 if usual is None else usual)
-    ).lower()
+    examples = {"source.path": "my-texts", "finetune.start_from": "RUN"}
+    return str(examples.get(key, 100 if usual is None else usual)).lower()
 
 
 def explain_malformed_override(word: str) -> str:
@@ -396,10 +393,7 @@ def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     close = [meant] if meant in known else difflib.get_close_matches(name, known, 1, 0.6)
     if not close and "=" in word:
         return f"{word} is an option, and the command comes first. Use haed train --config quickstart {word}"
-    return (
-        f"there is no command {word}. {f'Did you mean haed {close[0]}? ' if close else ''}haed --help "
-        "lists the commands"
-    )
+    return f"there is no command {word}. {f'Did you mean haed {close[0]}? ' if close else ''}haed --help lists the commands"
 
 
 def explain_inapplicable_option(key: str, kind: str) -> str:
@@ -409,17 +403,15 @@ def explain_inapplicable_option(key: str, kind: str) -> str:
     if key.startswith("model."):
         instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
     hint = f"set {' or '.join(instead)}" if any(instead) else "leave it out"
-    return (
-        f"{key} belongs to {', '.join(owners)}, and this is model.kind={kind}: {hint}, or set {owners[0]} for a new run"
-    )
+    mismatch = f"{key} belongs to {', '.join(owners)}, and this is model.kind={kind}"
+    return f"{mismatch}: {hint}, or set {owners[0]} for a new run"
 
 
 def explain_unknown_option(key: str, value: Any) -> str:
     """Return the error message for a key that is no option, with the option that was probably meant."""
     hint = suggest_option(key, value)
-    return f"there is no option {shorten_text(key)}" + (
-        f"{'; ' if hint.startswith('did') else ': '}{hint}" if hint else ""
-    )
+    sign = "; " if hint.startswith("did") else ": " if hint else ""
+    return f"there is no option {shorten_text(key)}{sign}{hint}"
 
 
 def explain_section_value(key: str, value: Any) -> str:
@@ -428,8 +420,7 @@ def explain_section_value(key: str, value: Any) -> str:
         return f"{key}=null: {key} is a section of options. Leave it out, or set one option of it"
     message = f"{key}={shorten_text(value)}: {key} is a section of options. Set one option of it"
     choice = f"{key}.kind"
-    known = type_of(choice)
-    if known is not None and isinstance(value, str):
+    if (known := type_of(choice)) is not None and isinstance(value, str):
         names = SYSTEMS if choice == "model.kind" else KINDS.get(choice, get_args(known))
         if value in names or value in _VALUES.get(choice, {}):
             return f"{message}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
@@ -454,6 +445,7 @@ def _accepts_value(key: str, value: str) -> bool:
 
 
 _PARSING = {"int": "is not a whole number", "float": "is not a number", "bool": "expected true or false"}
+_PLAIN = {"finite_number": "must be a finite number", "int_parsing_size": "has too many digits"}
 
 
 def explain_validation_error(key: str, item: Any) -> str:
@@ -464,14 +456,11 @@ def explain_validation_error(key: str, item: Any) -> str:
         item: an entry of the error's list.
     """
     value, code, kind, inner = item["input"], item["type"], type_of(key), item["loc"][-1]
-    optional = NoneType in get_args(kind)
-    if optional:
+    if optional := NoneType in get_args(kind):
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     if code == "unexpected_keyword_argument":
-        section = key.rpartition(".")[0]
-        return (
-            f"{key} belongs to {section}.kind={', '.join(schema_options()[key].kinds)}. Leave it out, or set that kind"
-        )
+        section, kinds = key.rpartition(".")[0], ", ".join(schema_options()[key].kinds)
+        return f"{key} belongs to {section}.kind={kinds}. Leave it out, or set that kind"
     if value is None:
         return f"{key}[{inner}] must not be null" if isinstance(inner, int) else f"{key}=null: expected a value"
     if code == "list_type":
@@ -491,9 +480,8 @@ def explain_validation_error(key: str, item: Any) -> str:
         if key == "model.kind" and value in list_presets():
             message += f"; {value} is a preset: `--config {value}`"
         elif key in KINDS and meant is None:
-            message += (
-                f". For a kind of your own, install the package that names it as an entry point of {KINDS[key].group}"
-            )
+            group = KINDS[key].group
+            message += f". For a kind of your own, install the package that names it as an entry point of {group}"
     elif code == "string_pattern_mismatch" and key == "device":
         message = "expected auto (a GPU if there is one), cpu, cuda, or cuda:1 for the second GPU"
         numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", value.lower())
@@ -502,10 +490,8 @@ def explain_validation_error(key: str, item: Any) -> str:
     elif code == "literal_error":
         message = f"expected one of {', '.join(map(str, get_args(kind)))}"
         meant = _guess_value(key, kind, str(value))
-    elif code == "finite_number":
-        message = "must be a finite number"
-    elif code == "int_parsing_size":
-        message = "has too many digits"
+    elif code in _PLAIN:
+        message = _PLAIN[code]
     elif (name := code.partition("_")[0]) in _PARSING:
         message = _PARSING[name]
         meant = _guess_value(key, kind, str(value), optional)

@@ -80,10 +80,8 @@ def describe_range(annotated: Any, bounds: dict[str, Any] | None = None) -> str:
         inner, *metadata = arguments
         for info in [each for each in metadata if isinstance(each, FieldInfo)]:
             if isinstance(info.json_schema_extra, dict):
-                extra = info.json_schema_extra
-                bounds |= {
-                    name: extra[keyword] for name, keyword in (("ge", "minimum"), ("le", "maximum")) if keyword in extra
-                }
+                extra, keywords = info.json_schema_extra, {"ge": "minimum", "le": "maximum"}
+                bounds |= {name: extra[keyword] for name, keyword in keywords.items() if keyword in extra}
             metadata += info.metadata
         bounds |= {name: getattr(each, name) for each in metadata for name in _BOUNDS if hasattr(each, name)}
         return describe_range(inner, bounds)

@@ -32,6 +32,8 @@ LossWeight = Annotated[float, Ge(0), Le(1e6)]
 Share = Annotated[float, Ge(0), Le(1), Unit("share")]
 PositiveShare = Annotated[float, Gt(0), Le(1), Unit("share")]
 Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
+Chunks = Annotated[int, Unit("chunks")]
+OptionalChunks = Annotated[int | None, Unit("chunks")]
 Windows = Annotated[int, Ge(1), Le(65_536), Unit("windows")]
 Validations = Annotated[int, Ge(0), Le(10**6), Unit("validations")]
 Steps = Annotated[int, Ge(1), Le(10**12), Unit("steps")]
@@ -46,9 +48,7 @@ class BatchOptions:
 
     sequences: Annotated[Windows, Field(description="Windows per training step and process (B).")] = 4
     context: Annotated[
-        int,
-        Field(ge=1, le=65_536, description="Chunks per window (T). This is also the model's context."),
-        Unit("chunks"),
+        Chunks, Field(ge=1, le=65_536, description="Chunks per window (T). This is also the model's context.")
     ] = 128
     pieces: Annotated[
         int,
@@ -117,8 +117,7 @@ class PhaseOptions:
     seconds: Annotated[
         OptionalSeconds,
         Field(
-            description="Maximum time spent in training steps. Start-up, validation and saving are not counted. Null: no "
-            "limit."
+            description="Maximum time spent in training steps. Start-up, validation and saving are not counted. Null: no limit."
         ),
     ] = None
     epochs: Annotated[
@@ -143,8 +142,7 @@ class PhaseOptions:
         Field(
             gt=0,
             le=1,
-            description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the "
-            "same rate.",
+            description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the same rate.",
         ),
     ] = field(default=1.0, metadata={"needs": ("model.kind", ("haed",))})
     patience: Annotated[
@@ -258,15 +256,13 @@ class EvaluateOptions:
 
     split: Annotated[Split, Field(description="Split that is scored.")] = "test"
     stride: Annotated[
-        int | None,
+        OptionalChunks,
         Field(ge=1, le=65_536, description="Chunks that each window scores anew. Null: half of its context."),
-        Unit("chunks"),
     ] = None
     stage: Annotated[
         Phase | None,
         Field(
-            description="Phase whose checkpoint is evaluated, sampled from and indexed. Null: finetune, else train, else "
-            "pretrain."
+            description="Phase whose checkpoint is evaluated, sampled from and indexed. Null: finetune, else train, else pretrain."
         ),
     ] = None
     likelihood: Annotated[
@@ -277,7 +273,7 @@ class EvaluateOptions:
         ),
     ] = field(default="mixture", metadata=CHUNKS_ONLY)
     memory: Annotated[
-        int,
+        Chunks,
         Field(
             ge=0,
             le=65_536,
@@ -285,7 +281,6 @@ class EvaluateOptions:
             "likelihood, see evaluate.parts. 0: the model alone. It costs a product with as many states for each "
             "chunk, and 8 bytes for each chunk of the train split.",
         ),
-        Unit("chunks"),
     ] = field(default=4096, metadata=CHUNKS_ONLY)
     parts: Annotated[
         list[Literal["copied", "repeated", "recalled", "words"]],
@@ -298,14 +293,13 @@ class EvaluateOptions:
         ),
     ] = field(default_factory=lambda: ["copied", "repeated", "recalled", "words"], metadata=CHUNKS_ONLY)
     closed_set: Annotated[
-        int,
+        Chunks,
         Field(
             ge=0,
             le=10**8,
             description="Maximum number of distinct chunks over which IEM scores are normalised. With more chunks this "
             "likelihood is not computed. 0: never.",
         ),
-        Unit("chunks"),
     ] = field(default=200_000, metadata=CHUNKS_ONLY)
     breakdown: Annotated[
         bool,
@@ -335,7 +329,7 @@ class SampleOptions:
         Field(ge=1, le=10_000, description="Held-out pictures whose lower half a model of pictures completes."),
         Unit("pictures"),
     ] = 8
-    chunks: Annotated[int, Field(ge=1, le=10**7, description="Length of a sample."), Unit("chunks")] = 60
+    chunks: Annotated[Chunks, Field(ge=1, le=10**7, description="Length of a sample.")] = 60
     temperature: Annotated[
         float,
         Field(
@@ -385,15 +379,13 @@ class IndexOptions:
         Literal["auto", "centred", "cosine", "ip", "l2"],
         Field(
             description="Similarity of vectors. centred: cosine after subtracting the mean embedding, for chunks only. "
-            "cosine: cosine. ip: inner product. l2: Euclidean distance. auto: centred for chunks, cosine for "
-            "contexts."
+            "cosine: cosine. ip: inner product. l2: Euclidean distance. auto: centred for chunks, cosine for contexts."
         ),
     ] = "auto"
     recall: Annotated[
         PositiveShare,
         Field(
-            description="Share of the exact ten nearest vectors that an approximate index must find. Its search is tuned to "
-            "this."
+            description="Share of the exact ten nearest vectors that an approximate index must find. Its search is tuned to this."
         ),
     ] = 0.99
     split: Annotated[Split, Field(description="Split whose distinct chunks or contexts are indexed.")] = "train"
@@ -405,14 +397,13 @@ class IndexOptions:
         ),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     max_chunks: Annotated[
-        int | None,
+        OptionalChunks,
         Field(
             ge=1,
             le=10**9,
             description="Maximum number of chunks in the index. The most frequent are indexed, and each vector takes 4 · "
             "model.encoder.width bytes on disk. Null: all.",
         ),
-        Unit("chunks"),
     ] = field(default=1_000_000, metadata=CHUNKS_ONLY)
     max_contexts: Annotated[
         int | None,
@@ -428,8 +419,7 @@ class IndexOptions:
         Field(
             ge=0,
             le=1000,
-            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the model's "
-            "output.",
+            description="Layer of the main model whose outputs are the contexts, counted from 0. Null: the model's output.",
         ),
     ] = field(default=None, metadata=CHUNKS_ONLY)
     scale: Annotated[
@@ -455,24 +445,21 @@ class AnalyseOptions:
     min_count: Annotated[
         MinCount,
         Field(
-            description="Minimum number of occurrences of an analysed chunk. Null: 10 if at least 1,000 chunks occur as "
-            "often, else 1."
+            description="Minimum number of occurrences of an analysed chunk. Null: 10 if at least 1,000 chunks occur as often, else 1."
         ),
     ] = None
     max_chunks: Annotated[
-        int,
+        Chunks,
         Field(
             ge=3,
             le=100_000,
             description="Maximum number of chunks in the analyses and the map. The most frequent are analysed, and time grows "
             "with the square of the number.",
         ),
-        Unit("chunks"),
     ] = 20_000
     corpus_chunks: Annotated[
-        int,
+        Chunks,
         Field(ge=1, le=10**10, description="Maximum number of chunks of the split in which contexts are counted."),
-        Unit("chunks"),
     ] = 5_000_000
     against: Annotated[
         str | None,
@@ -486,8 +473,7 @@ class AnalyseOptions:
     map: Annotated[
         Literal["auto", "pca", "umap", "tsne"],
         Field(
-            description="Map that is drawn in addition to PCA. auto: UMAP or t-SNE, if one is installed (pip install "
-            "'haed[maps]')."
+            description="Map that is drawn in addition to PCA. auto: UMAP or t-SNE, if one is installed (pip install 'haed[maps]')."
         ),
     ] = "auto"
     passages: Annotated[
@@ -537,8 +523,7 @@ class Options:
         Field(
             ge=1,
             le=1024,
-            description="CPU threads. Null: as many as the process may use, by its affinity, its container's quota and "
-            "OMP_NUM_THREADS.",
+            description="CPU threads. Null: as many as the process may use, by its affinity, its container's quota and OMP_NUM_THREADS.",
         ),
         Unit("threads"),
     ] = None
@@ -552,8 +537,7 @@ class Options:
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
         Field(
-            description="Precision of training and of the validation within it. auto: bf16 where the processor multiplies it "
-            "fast."
+            description="Precision of training and of the validation within it. auto: bf16 where the processor multiplies it fast."
         ),
     ] = "auto"
     compile: Annotated[
@@ -652,8 +636,7 @@ def load_kind(key: str, kind: str) -> None:
     matches = list(entry_points(group=table.group, name=kind))
     if len({entry.value for entry in matches}) > 1:
         raise ValueError(
-            f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}. Uninstall "
-            "one of them"
+            f"{key}={kind} is in more than one package: {', '.join(map(describe_entry, matches))}. Uninstall one of them"
         )
     if not matches:
         return
@@ -707,9 +690,8 @@ def schema_options() -> dict[str, Option]:
                 collect(kind, f"{key}.", options[key])
                 continue
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            options[key] = Option(
-                kind, annotated[each.name], default, models, instead, users, each.metadata.get("needs")
-            )
+            needs = each.metadata.get("needs")
+            options[key] = Option(kind, annotated[each.name], default, models, instead, users, needs)
 
     collect(Options, "", Option(Options))
     for (key, name), options_class in option_classes.items():
@@ -813,14 +795,12 @@ def nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def models_with_option(key: str) -> list[str]:
     """Return the kinds of models that use an option or section."""
-    option, section = schema_options().get(key), key.split(".")[1] if "." in key else ""
-    models = option.models if option else ""
-    if models:
-        return [kind for kind, family in SYSTEMS.items() if family.chunks == (models == "chunks")]
+    if (option := schema_options().get(key)) and option.models:
+        return [kind for kind, family in SYSTEMS.items() if family.chunks == (option.models == "chunks")]
+    owners = []
     if key.startswith("model."):
-        owners = [kind for kind, family in SYSTEMS.items() if section in family.sections]
-        return owners or list(SYSTEMS)
-    return list(SYSTEMS)
+        owners = [kind for kind, family in SYSTEMS.items() if key.split(".")[1] in family.sections]
+    return owners or list(SYSTEMS)
 
 
 def applies_to(key: str, kind: str) -> bool:

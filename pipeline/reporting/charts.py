@@ -42,8 +42,7 @@ def draw_curves(phases: Mapping[str, list[Record]]) -> str:
     charts = (("bits per token", "bits_per_token"), ("IEM loss, nats per chunk", "iem"))
     drawn = []
     for title, metric in charts:
-        lines = [line for line in _curve_lines(phases, metric) if line.points]
-        if lines:
+        if lines := [line for line in _curve_lines(phases, metric) if line.points]:
             right = max(x for line in lines for x, _ in line.points) or 1.0
             trained = sorted(y for line in lines if not line.dots for _, y in line.points)
             values = sorted(y for line in lines if line.dots for _, y in line.points)
@@ -64,24 +63,14 @@ def list_series(phases: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
         ends = {name: max((record.get(name, 0.0) for record in records), default=0.0) for name in _POSITIONS}
         names = dict.fromkeys(name for record in records for name in record if name not in (*_POSITIONS, "epoch"))
         for name in names:
-            points = [
-                (
-                    *(offsets[key] + record.get(key, 0.0) for key in _POSITIONS),
-                    record[name],
-                    record["step"] / (ends["step"] or 1),
-                )
-                for record in records
-                if name in record
-            ]
-            columns = zip(
-                (*_POSITIONS, "value", "share"), zip(*_thin_points(points, 2 * _MOST), strict=True), strict=True
-            )
-            descriptions = {
-                "phase": phase,
-                "metric": name.removeprefix("validation/"),
-                "validation": name.startswith("validation/"),
-            }
-            series.append(descriptions | {key: list(values) for key, values in columns})
+            measured = [record for record in records if name in record]
+            columns = {key: [offsets[key] + record.get(key, 0.0) for record in measured] for key in _POSITIONS}
+            columns["value"] = [record[name] for record in measured]
+            columns["share"] = [record["step"] / (ends["step"] or 1) for record in measured]
+            thinned = zip(*_thin_points([*zip(*columns.values(), strict=True)], 2 * _MOST), strict=True)
+            line = {key: list(values) for key, values in zip(columns, thinned, strict=True)}
+            metric, is_validation = name.removeprefix("validation/"), name.startswith("validation/")
+            series.append({"phase": phase, "metric": metric, "validation": is_validation} | line)
         offsets = {name: offsets[name] + ends[name] for name in _POSITIONS}
     return series
 
@@ -98,16 +87,10 @@ def draw_corpus(statistics: Summary) -> str:
     documents: Points = [(log10(start), count) for start, count in histogram if start]
     if sum(count for _, count in histogram) < _FEWEST_DOCUMENTS:
         documents = []
-    approximately = "" if statistics.distinct_chunks_exact else "about "
+    distinct = f"{'' if statistics.distinct_chunks_exact else 'about '}{statistics.distinct_chunks:,}"
     charts = (
         ("% of the chunks, by length", "tokens", lengths, False, False),
-        (
-            f"count of each chunk, by rank ({approximately}{statistics.distinct_chunks:,} distinct)",
-            "rank",
-            ranks,
-            True,
-            True,
-        ),
+        (f"count of each chunk, by rank ({distinct} distinct)", "rank", ranks, True, True),
         ("number of documents, by length", "tokens", documents, True, False),
     )
     drawn = []
@@ -191,9 +174,8 @@ def _draw_chart(
     phases = list(dict.fromkeys(line.phase.split()[0] for line in lines))
     for number, phase in enumerate(phases if len(phases) > 1 or unit.startswith("seconds") else ()):
         x = _WIDTH - _RIGHT - 70 * (len(phases) - number) + 8
-        parts.append(
-            f"<circle cx='{x}' cy='10' r='3.5' class='{escape(phase)}'/><text x='{x + 7}' y='14'>{escape(phase)}</text>"
-        )
+        parts.append(f"<circle cx='{x}' cy='10' r='3.5' class='{escape(phase)}'/>")
+        parts.append(f"<text x='{x + 7}' y='14'>{escape(phase)}</text>")
     return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='{escape(title)}'>{''.join(parts)}</svg>"
 
 

@@ -265,8 +265,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     If the run is not being trained, a phase counts only up to its newest checkpoint, since training would resume there.
     """
     where = folder.phase_history(options)
-    metrics = phase_metrics(folder, where)
-    if not metrics:
+    if not (metrics := phase_metrics(folder, where)):
         raise FileNotFoundError(f"{folder.path} is not trained, so it has no metrics to compare")
     # What phase one costs is known from the phase two that began with it, whatever became of its folder.
     first = read_phase_one_cost(where["finetune"] / "checkpoints")
@@ -354,8 +353,7 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     if not (alike or same):
         of_values = any(row.unit == "bits/dim" for row in rows)  # such as pictures, which `--text` does not read
         return (
-            "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their "
-            "bits are not comparable."
+            "The runs have different corpora or chunkers, and were not evaluated on the same bytes. Their bits are not comparable."
             + ("" if of_values else " To compare them, score one file with each: `haed evaluate RUN --text FILE`.")
         )
     if _ranking_bits(rows[0]) == float("inf"):
@@ -373,19 +371,12 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
     if not same and len({row.split for row in rows}) > 1:
         return "The runs were evaluated on different splits. Compare the validation, or evaluate them on one split."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
-        return (
-            f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture. Run `haed evaluate` "
-            "again to compare."
-        )
+        return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture. Run `haed evaluate` again to compare."
     if stale := [row.run for row in rows if row.stale]:
-        return (
-            f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` "
-            "again to compare."
-        )
+        return f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` again to compare."
     if len({row.scoring for row in rows if row.scoring}) > 1:
         each = "; ".join(
-            f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, "
-            f"{row.scoring[2]}"
+            f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, {row.scoring[2]}"
             for row in rows
             if row.scoring
         )
@@ -451,14 +442,13 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
     for key in dict.fromkeys(key for each in flat.values() for key in each):
         section = key.split(".")[0]
         # A phase's options are those of the runs that trained it; "phases" tells who did.
-        compared = [
-            row for row in rows if section not in PHASES or section in {phase.split()[0] for phase in row.phases}
-        ]
         # So are those of a part of the model; "model.kind" and the kinds of parts tell who has it.
         compared = [
             row
-            for row in compared
-            if applies_to(key, options[row.run].model.kind) and not explain_no_effect(key, options[row.run])
+            for row in rows
+            if (section not in PHASES or section in {phase.split()[0] for phase in row.phases})
+            and applies_to(key, options[row.run].model.kind)
+            and not explain_no_effect(key, options[row.run])
         ]
         if key.startswith(_TOLD) and compared:
             differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in compared}))

@@ -41,8 +41,7 @@ PICTURES = {
     "drift.png": (
         "Drift",
         "Embeddings of the same chunks by two checkpoints. Both are centred and scaled. The first is then rotated and "
-        "reflected to match the second (orthogonal Procrustes). The remaining difference is not due to the choice "
-        "of coordinates.",
+        "reflected to match the second (orthogonal Procrustes). The remaining difference is not due to the choice of coordinates.",
     ),
     "passages.png": (
         "Passages by layer",
@@ -58,26 +57,22 @@ def describe_findings(result: Analysis) -> list[str]:
     for band in result.agreement:
         which = "most frequent chunks" if band.first == 1 else f"chunks from rank {band.first:,}"
         fewest, most = band.counts
-        often = (
-            f"{fewest:,} to {most:,} times" if fewest < most else "once each" if most == 1 else f"{most:,} times each"
-        )
+        if_equal = "once each" if most == 1 else f"{most:,} times each"
+        often = f"{fewest:,} to {most:,} times" if fewest < most else if_equal
         sentences.append(
             f"Neighbours of the {band.among:,} {which} ({often}): {band.verdict}. On a scale from chance "
-            f"to the best possible, they reach {band.use.share:z.0%} in use and {band.spelling.share:z.0%} "
-            "in spelling."
+            f"to the best possible, they reach {band.use.share:z.0%} in use and {band.spelling.share:z.0%} in spelling."
         )
     if (each := result.classes) is not None:
         sentences.append(
             f"The cluster of a chunk (one of {each.classes}) gives {each.embedding:.2f} bits of information "
             f"on the next chunk's cluster, of which {each.bias:z.2f} are the bias of small counts. Clusters by context "
-            f"give {each.use:.2f}, by spelling {each.spelling:.2f}, random classes {each.random:.2f} ± "
-            f"{each.random_deviation:.2g}."
+            f"give {each.use:.2f}, by spelling {each.spelling:.2f}, random classes {each.random:.2f} ± {each.random_deviation:.2g}."
         )
     if (checks := result.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
         sentences.append(
-            f"Mean precision@10 of words of one kind: {values}. By centred cosine, the default of index.metric, "
-            f"{checks.verdict}."
+            f"Mean precision@10 of words of one kind: {values}. By centred cosine, the default of index.metric, {checks.verdict}."
         )
     if result.loss:
         bits, tokens = (sum(getattr(part, name) for part in result.loss) for name in ("bits", "tokens"))
@@ -136,12 +131,8 @@ def format_analysis(result: Analysis) -> str:
     lines = [f"{result.run}, {result.stage} step {result.step:,}: {result.chunks:,} chunks of the {result.split} split"]
     lines += [f"- {sentence}" for sentence in result.findings]
     if result.intrinsic is not None:
-        lines += [
-            "",
-            "precision@10",
-            *(f"  {line}" for line in precision_table(result.intrinsic).to_text().splitlines()),
-            "",
-        ]
+        table = precision_table(result.intrinsic).to_text()
+        lines += ["", "precision@10", *(f"  {line}" for line in table.splitlines()), ""]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"{result.folder}/{name}" for name in result.files if not name.endswith(".png")]
     if (report := Path(result.folder).with_name("report.html")).exists():

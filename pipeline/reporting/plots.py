@@ -39,7 +39,7 @@ def drawable_label(label: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def add_panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
+def add_panel(figure: Figure, position: int, columns: int, title: str, unit: str) -> Any:
     """Add axes in the common style, at a position in a row of `columns`."""
     axes = figure.add_subplot(1, columns, position)
     axes.set_title(title, fontsize=10, loc="left")
@@ -71,8 +71,7 @@ def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
     for position, (name, unit) in enumerate(units, 1):
         axes = add_panel(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
         for number, (run, points) in enumerate(curves.items()):
-            shown = [(getattr(point, name), point.bits) for point in points]
-            if shown:
+            if shown := [(getattr(point, name), point.bits) for point in points]:
                 style = {"color": f"C{number % 10}", "markersize": 3, "linewidth": 1.1}
                 style["linestyle"] = ("-", "--", ":")[number // 10 % 3]
                 above = " (above the axis)" if min(bits for _, bits in shown) > high else ""
@@ -86,8 +85,7 @@ def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
 
 def fit_axis(curves: dict[str, list[Point]]) -> tuple[float, float]:
     """Return the range of bits of the best run, without the first tenth of its steps, and of ends up to twice that."""
-    runs = [points for points in curves.values() if points]
-    if not runs:
+    if not (runs := [points for points in curves.values() if points]):
         return 0.0, 1.0
     best = min(runs, key=lambda points: points[-1].bits)
     late = [point.bits for point in best if point.step > 0.1 * best[-1].step]

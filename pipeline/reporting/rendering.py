@@ -51,8 +51,7 @@ class Column:
 
     def format_cell(self, row: Any) -> str:
         """Return the text of a row's cell."""
-        value = self.value(row)
-        if value is None:
+        if (value := self.value(row)) is None:
             return "–"
         return self.format(value) if callable(self.format) else (self.format or "{}").format(value)
 
@@ -100,25 +99,20 @@ class Table:
 
     def split_columns(self, most: int) -> "list[Table]":
         """Return tables of at most so many columns, each with the first one, for places that do not scroll."""
-        parts = [
-            [0, *range(first, min(first + most - 1, len(self.titles)))]
-            for first in range(1, len(self.titles), most - 1)
-        ]
-        lines = [self.titles, *self.rows, self.numeric]
-        picked = [[[line[number] for number in part] for line in lines] for part in parts]
-        return [Table(titles, rows, numeric) for titles, *rows, numeric in picked]
+        lines: list[Sequence[Any]] = [self.titles, *self.rows, self.numeric]
+        starts = range(1, len(self.titles), most - 1)
+        parts = [[[line[0], *line[start : start + most - 1]] for line in lines] for start in starts]
+        return [Table(titles, rows, numeric) for titles, *rows, numeric in parts]
 
     def to_text(self) -> str:
         """Return the table for a terminal, each column as wide as its widest cell."""
         lines = [self.titles, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if number else cell.ljust(width)
-                for cell, width, number in zip(line, widths, self.numeric, strict=True)
-            ).rstrip()
-            for line in lines
-        )
+        aligned = [str.rjust if number else str.ljust for number in self.numeric]
+        padded = [
+            [align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)] for line in lines
+        ]
+        return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 class _TemplateLoader(PackageLoader):
@@ -143,7 +137,7 @@ def make_environment(**names: Any) -> Environment:
     environment = Environment(
         loader=_TemplateLoader("pipeline.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {"terms": TERMS, "command": format_command}
+    environment.globals |= {"terms": TERMS, "command": format_command} | names
     environment.filters |= {
         "visible": escape_control_characters,
         "signs": show_white_space,
@@ -154,7 +148,6 @@ def make_environment(**names: Any) -> Environment:
         "option": format_value,
         "probability": format_probability,
     }
-    environment.globals |= names
     return environment
 
 

@@ -159,9 +159,8 @@ class RunReport:
         Args:
             addresses: addresses of pictures, and of the map, by their names in the run's folder.
         """
-        within = {
-            name.rpartition("/")[2]: place for name, place in addresses.items() if name.startswith(f"{ANALYSIS}/")
-        }
+        folder = f"{ANALYSIS}/"
+        within = {name.rpartition("/")[2]: place for name, place in addresses.items() if name.startswith(folder)}
         precision = self.analysis.intrinsic if self.analysis else None
         preset, changed = find_nearest_preset(self.options) if self.options else ("", [])
         computed = ("training", "corpus", "known_share", "mixture", "ranking")
@@ -219,12 +218,9 @@ def summarise_report(options: Options) -> str:
         metric = evaluation.headline
         lines.append(f"**{metric.value:.3f} {metric.unit}** on the {markdown_text(evaluation.split)} split")
         if evaluation.remembered is not None:
-            lines.append(
-                f"{evaluation.alone.value:.3f} {metric.unit} by the model alone. Share of the text by part: "
-                f"{evaluation.remembered}."
-            )
-        notes = (evaluation.perplexity_note, evaluation.likelihood_note)
-        lines += [markdown_text(note) for note in notes if note]
+            shares = f"Share of the text by part: {evaluation.remembered}."
+            lines.append(f"{evaluation.alone.value:.3f} {metric.unit} by the model alone. {shares}")
+        lines += [markdown_text(note) for note in (evaluation.perplexity_note, evaluation.likelihood_note) if note]
     if report.ranking:
         lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())
     if report.mixture:
@@ -275,10 +271,8 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
             f"The analysis belongs to another checkpoint ({analysis.stage} step {analysis.step:,}), so "
             f"it is not shown. Run {format_command('analyse', folder.path, *stage_overrides(stage))} again."
         )
-    names = [
-        "samples.png",
-        *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis and name in report.analysis.files),
-    ]
+    drawn = report.analysis.files if report.analysis else []
+    names = ["samples.png", *(f"{ANALYSIS}/{name}" for name in PICTURES if name in drawn)]
     report.pictures = {name: folder.path / name for name in names if os.path.lexists(folder.path / name)}
     return report
 
@@ -320,8 +314,7 @@ def _find_neighbours(folder: RunFolder, options: Options) -> SearchResults:
 
         return Run(folder, replace(options, evaluate=replace(options.evaluate, stage=stage)))
 
-    probe = Probe(folder, None, open_model)
-    return probe.neighbours(*options.index.queries, skip_invalid=True)
+    return Probe(folder, None, open_model).neighbours(*options.index.queries, skip_invalid=True)
 
 
 def _collect_warnings(folder: RunFolder, options: Options | None, present: Checkpoint, report: RunReport) -> list[str]:
@@ -349,8 +342,7 @@ def _explain_stale_evaluation(
     return (
         f"The likelihood belongs to checkpoint {evaluation.checkpoint[:12]} ({evaluation.stage} step "
         f"{evaluation.step:,}). The run's present checkpoint is {present.digest[:12]} ({present.phase} "
-        f"step {present.step:,}). Run {format_command('evaluate', folder.path, *stage_overrides(stage))} "
-        "again."
+        f"step {present.step:,}). Run {format_command('evaluate', folder.path, *stage_overrides(stage))} again."
     )
 
 

@@ -121,10 +121,9 @@ def _share_done(folder: RunFolder, phase: Phase, last: Record) -> float:
 
 def status_of(path: Path) -> os.stat_result | None:
     """Return the status of a file; None: it does not exist or cannot be accessed."""
-    try:
+    with suppress(OSError):
         return path.stat()
-    except OSError:
-        return None
+    return None
 
 
 def _newest_metrics(path: Path, most: float) -> Record:
@@ -215,11 +214,10 @@ def _read_records(path: Path, changed: int, size: int) -> list[Record]:
 
 def count_parameters(folder: RunFolder) -> int | None:
     """Count the parameters of the present checkpoint; return None if it cannot be read."""
-    try:
+    with suppress(OSError, ValueError):
         shapes = read_shapes(folder.select_checkpoint().path / "model.safetensors")
         return sum(math.prod(shape) for shape in shapes.values())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def read_history(folder: RunFolder) -> dict[str, Path] | None:

@@ -130,9 +130,8 @@ def _neighbours_url(name: str, hexadecimal: str, pictures: bool, **more: Any) ->
         text = ""
     plain = text and unescape_query(escape_control_characters(text)) == text
     question = {"query": escape_control_characters(text)} if plain else {"hex": hexadecimal}
-    return run_page_url(
-        name, "neighbours", **question, **{key: value for key, value in more.items() if value is not None}
-    )
+    question |= {key: value for key, value in more.items() if value is not None}
+    return run_page_url(name, "neighbours", **question)
 
 
 T = TypeVar("T")
@@ -195,8 +194,6 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
 
 
 class _Pages:
-    """The pages, one method each."""
-
     def __init__(self, runs_of: ServedRuns, warm: ModelCache, links: dict[str, str]) -> None:
         self._runs, self._warm, self._listing = runs_of, warm, RunListing(runs_of)
         self._templates = make_templates(links)
@@ -373,9 +370,8 @@ class _Pages:
             return await run_in_threadpool(_csv_response, metrics[phase], f"{phase}-metrics.csv")
         for file in list_served_files(folder):
             if file.name == name:
-                disposition = (
-                    "inline" if file.path.suffix in _SHOWN and "download" not in request.query_params else "attachment"
-                )
+                is_shown = file.path.suffix in _SHOWN and "download" not in request.query_params
+                disposition = "inline" if is_shown else "attachment"
                 saved_as = f"{folder.path.name}-{name.replace('/', '-')}"
                 policy = {"Content-Security-Policy": _THEIRS}
                 return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=disposition)
@@ -434,22 +430,18 @@ class _Pages:
             raise ValueError("this run's model predicts tokens, so it has no map. Choose another page")
         digest = await run_in_threadpool(self._warm.present_digest, folder)
         making = self._maps.get(folder.path)
-        finished = (
-            making if making is not None and making.done() else None
-        )  # first: one that is ready later is not made again
+        is_done = making is not None and making.done()  # first: one that is ready later is not made again
         there = [file.path for file in list_served_files(folder) if file.name == _MAP]
         if there and read_map_checkpoint(there[0]) == digest:
             return RedirectResponse(run_page_url(folder.path.name, f"files/{_MAP}"), 303)
-        if finished is not None:
+        if making is not None and is_done:
             if request.method != "HEAD":  # by which the page asks whether it is made
                 del self._maps[folder.path]
-            finished.result()
+            making.result()
             making = None
         if making is None:
-            if os.path.islink(folder.path / ANALYSIS):
-                raise ValueError(
-                    f"{folder.path / ANALYSIS} is a link, so its files are not served. Replace it by a folder"
-                )
+            if os.path.islink(place := folder.path / ANALYSIS):
+                raise ValueError(f"{place} is a link, so its files are not served. Replace it by a folder")
             self._maps[folder.path] = self._warm.start_work(folder, _draw_map)
         return self._render_page("map.html", 202, name=folder.path.name, tool="map", tools=_tools_of(folder))
 
@@ -459,16 +451,14 @@ class _Pages:
         message = error.detail if isinstance(error, HTTPException) else format_error(error)
         if request.query_params.get("format") == "json":
             return _json_response({"error": message}, status)
-        return self._render_page(
-            "error.html", status, error=message, title="Not found" if status == 404 else "Not possible"
-        )
+        title = "Not found" if status == 404 else "Not possible"
+        return self._render_page("error.html", status, error=message, title=title)
 
     def _find_run(self, request: Request) -> RunFolder:
         return self._runs.find_folder(request.path_params["name"])
 
 
 def _status_of(error: Exception) -> int:
-    """Return the status of the answer to a request that ended in an error."""
     if isinstance(error, HTTPException):
         return error.status_code
     kinds = {NotFoundError: 404, ServerBusyError: 503, OSError: 409}
@@ -497,9 +487,8 @@ def _wants_json(request: Request, *others: str) -> bool:
     """Return if an address asks for JSON; raise ValueError if it asks for a format that the page does not have."""
     chosen = request.query_params.get("format", "")
     if chosen not in ("", "json", *others):
-        raise ValueError(
-            f"format={escape_control_characters(chosen[:50])}: this page has no such format. Use format=json"
-        )
+        shown = escape_control_characters(chosen[:50])
+        raise ValueError(f"format={shown}: this page has no such format. Use format=json")
     return chosen == "json"
 
 

@@ -97,8 +97,7 @@ def rename_run(runs: ServedRuns, folder: RunFolder, name: str) -> RunFolder:
         name = check_name(name)
     except ConfigError as error:
         raise RefusedChangeError(str(error), "name") from None
-    target = folder.path.with_name(name)
-    if os.path.lexists(target):
+    if os.path.lexists(target := folder.path.with_name(name)):
         raise RefusedChangeError(f"{name} exists already. Choose another name.", "name")
     _check_unused(runs, folder)
     try:
@@ -166,7 +165,6 @@ def _check_unused(runs: ServedRuns, folder: RunFolder) -> None:
 
 def read_or_empty(folder: RunFolder) -> RunNotes:
     """Return the notes of a run, empty if they are damaged and will be replaced."""
-    try:
+    with suppress(ValueError):
         return read_notes(folder.path)
-    except ValueError:
-        return RunNotes()
+    return RunNotes()

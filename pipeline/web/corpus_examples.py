@@ -49,13 +49,9 @@ class ExampleFinder:
     def from_split(cls, corpus: Corpus, split: str) -> Self:
         """Read the first 4 MB of a split. Corpora of pictures and corpora at a URL are not read."""
         if corpus.is_remote or corpus.options.kind == PIXELS:
-            return cls(
-                "none, because the shards are behind a URL" if corpus.is_remote else "not of pictures", [], [], []
-            )
-        texts: list[bytes] = []
-        lengths: list[np.ndarray] = []
-        begins: list[int] = []
-        size = 0
+            why = "none, because the shards are behind a URL" if corpus.is_remote else "not of pictures"
+            return cls(why, [], [], [])
+        texts, lengths, begins, size = list[bytes](), list[np.ndarray](), list[int](), 0
         for piece in corpus.iterate_slices(split):
             if size >= MOST_BYTES:
                 break
@@ -66,14 +62,12 @@ class ExampleFinder:
                 begins.append(size)
             size += len(texts[-1])
         whole = size >= corpus.split_counts(split).tokens
-        return cls(
-            f"{'the' if whole else f'the first {size / 1e6:.1f} MB of the'} {split} split", texts, lengths, begins
-        )
+        where = f"{'the' if whole else f'the first {size / 1e6:.1f} MB of the'} {split} split"
+        return cls(where, texts, lengths, begins)
 
     def find_examples(self, chunk: bytes, most: int = 3) -> list[Example]:
         """Return up to `most` occurrences of a chunk, in different documents if possible."""
-        positions = list(islice(self._find_positions(chunk, apart=True), most))
-        if positions:
+        if positions := list(islice(self._find_positions(chunk, apart=True), most)):
             others = (place for place in self._find_positions(chunk) if place not in positions)
             positions += islice(others, most - len(positions))
         return [self._make_example(place, len(chunk)) for place in positions]

@@ -86,8 +86,6 @@ class QueryResult(Generic[T]):
 
 
 class _WarningCollector(logging.Handler):
-    """A log handler that collects the warnings of one thread."""
-
     def __init__(self, thread: int) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -239,8 +237,7 @@ class ModelCache:
             self.opened += 1
             self._said.lines.clear()
             warn_once.cache_clear()  # what was said of another run, or of this one before
-            run = Run(folder, self._load_options(folder))
-            kept = LoadedRun(run, stamp, list(self._said.lines))
+            kept = LoadedRun(Run(folder, self._load_options(folder)), stamp, list(self._said.lines))
         self._kept[folder.path] = kept
         return kept
 

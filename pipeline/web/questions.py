@@ -174,12 +174,9 @@ def parse_question(kind: Any, parameters: QueryParams) -> Any:
     bounds = describe_bounds(kind)
     troubles = {name: _explain_value(name, each, bounds[name]) for name, each in wrong.items()}
     for name, value in typed.items():
-        if isinstance(value, str | list) and (
-            control := _UNTYPEABLE.search("\n".join([value] if isinstance(value, str) else value))
-        ):
-            troubles.setdefault(
-                name, f"{name} has the control character {escape_control_characters(control[0])}. Remove it"
-            )
+        if control := _UNTYPEABLE.search("\n".join([value] if isinstance(value, str) else value)):
+            shown = escape_control_characters(control[0])
+            troubles.setdefault(name, f"{name} has the control character {shown}. Remove it")
     if troubles:
         raise InvalidQuestionError(troubles, SimpleNamespace(**vars(default) | typed))
     if isinstance(question, PromptQuestion):
@@ -195,7 +192,6 @@ def describe_bounds(kind: Any) -> dict[str, dict[str, Any]]:
 
 
 def _explain_value(name: str, wrong: Any, bounds: dict[str, Any]) -> str:
-    """Return a sentence on a wrong value and on what is possible."""
     if bounds["type"] == "array" and wrong["type"] == "too_long":
         return f"{len(wrong['input'])} chunks were given. Ask for at most {bounds['maxItems']} at once"
     if "max_length" in wrong.get("ctx", {}):

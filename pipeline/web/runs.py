@@ -34,14 +34,11 @@ class ServedRuns:
         for name in sorted(os.listdir(self.place) if self.place.is_dir() else []):
             if name.startswith(".") or not os.path.lexists(f"{self.place}/{name}/config.yaml"):
                 continue
-            folder = self.place / name
-            if name != (shown := name.encode(errors="replace").decode()):
-                elsewhere.append(shown)
-                continue
-            if not folder.is_symlink() or folder.resolve().parent == self.place:
+            folder, shown = self.place / name, name.encode(errors="replace").decode()
+            if name == shown and (not folder.is_symlink() or folder.resolve().parent == self.place):
                 folders.append(RunFolder(folder))
             else:
-                elsewhere.append(name)
+                elsewhere.append(shown)
         return folders, elsewhere
 
     def find_folder(self, name: str) -> RunFolder:
