@@ -69,7 +69,7 @@ class AllowedHosts:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             named = f"this is not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
-            return f"{named}. Use the one that was printed. The server's option --allowed-host NAME lets in that of a proxy"
+            return f"{named}. Use the one that was printed. The server's option allowed-host lets in that of a proxy"
         same_origin = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in same_origin | self._origins]:
             return f"requests from other sites are refused: Origin {', '.join(foreign)}"[:200]
