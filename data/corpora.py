@@ -132,7 +132,8 @@ class Corpora:
         ):
             return None  # or only times changed, as files were copied or linked
         name = min(different).partition("\0")[0]
-        return name if name == self.source_name else f"{name} in {self.source_name}"
+        is_alone = name == os.path.basename(self.source_name)  # the source is this file
+        return self.source_name if is_alone else f"{name} in {self.source_name}"
 
     def remember_corpus(self, folder: Path) -> None:
         """Record that this corpus, the one at `folder`, was the last one made or found finished."""

@@ -264,8 +264,8 @@ def waiting_transactions() -> Iterator[None]:
     101 of 107 flow runs were refused by Prefect 3.9.1, and none of 193 here. No setting of Prefect changes this.
 
     They wait for a lock of asyncio. Suppose they waited in SQLite, and the client went away, such as a run that is
-    deleted. Then the statement would be reset in the thread of all requests, behind the one that waits. So nothing would be answered, and
-    the holder could not end, until SQLite gives up after 60 s.
+    deleted. Then the statement would be reset in the thread of all requests, behind the one that waits. So nothing
+    would be answered, and the holder could not end, until SQLite gives up after 60 s.
     """
     from prefect.server.database.configurations import AioSqliteConfiguration
     from prefect.server.database.dependencies import temporary_database_config

@@ -439,12 +439,12 @@ def check_options(options: Options) -> Options:
     return checked
 
 
-def _check_loaded_rules(options: Options, path: Path | None, values_by_key: Set[str], typed: Set[str]) -> None:
+def _check_loaded_rules(options: Options, path: Path | None, keys: Set[str], typed: Set[str]) -> None:
     """Check the rules. An error names the file if all given options that it names are from there."""
     try:
         _check_rules(options)
     except ConfigError as error:
-        named = values_by_key & set(re.findall(r"[\w.]+", str(error)))
+        named = keys & set(re.findall(r"[\w.]+", str(error)))
         if path and named and not named & typed:
             raise ConfigError(f"{path}: {error}") from error
         raise

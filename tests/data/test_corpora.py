@@ -102,6 +102,13 @@ def test_a_source_is_unchanged_however_its_path_is_written(texts: Path, here: Pa
     assert asked("texts", Path("shards")).has_changed()
 
 
+def test_a_copy_of_a_source_has_the_same_digest(texts: Path, tmp_path: Path) -> None:
+    """Other places and times, the same contents."""
+    corpus = sharded(texts, tmp_path / "shards")
+    shutil.copytree(texts, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert asked(tmp_path / "copy", tmp_path / "shards").folder.name == f"copy-{corpus.digest}"
+
+
 def test_a_relative_path_in_another_folder_is_another_source(
     texts: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,17 @@ def test_a_file_that_changes_while_sharding_is_named_and_nothing_is_kept(
         assert found == [each.read_bytes() for each in sorted(texts.iterdir())]
 
 
+def test_a_single_file_that_changes_while_sharding_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(TEXT)
+
+    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        rewritten(path, TEXT[::-1])
+
+    with pytest.raises(ValueError, match=f"^{path} changed or was removed"):
+        sharded(path, tmp_path / "shards", mapper=mapper)
+
+
 def test_files_that_are_only_touched_are_the_same(texts: Path, tmp_path: Path) -> None:
     def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
         for part in parts:

@@ -108,6 +108,8 @@ def test_a_password_is_asked_for_once(secret: str = "haed:sesam öffne") -> None
     assert "localStorage" in client.get("/enter").text and not client.cookies
     shown = client.get("/runs/?search=a", headers={"Accept": "text/html,*/*"})  # by which that page can be entered
     assert shown.status_code == 401 and shown.text == client.get("/enter").text
+    told = client.post("/runs/.change", headers={"Accept": "text/html"})  # what was sent cannot be shown after it
+    assert told.status_code == 401 and told.text.startswith("haed serve has a password")
     told = client.post("/enter", headers=basic(secret))
     assert told.status_code == 204
     cookie = told.headers["set-cookie"]

@@ -139,6 +139,13 @@ def test_a_refused_command_changes_no_byte_in_many_processes(run: Path, haed: Co
     assert digest(run) == before
 
 
+def test_a_new_run_that_is_refused_leaves_no_folder_above_it_either(whole: Path, tmp_path: Path) -> None:
+    options = load_options(whole / "runs/run/config.yaml", [f"runs_dir={tmp_path}/a/b", "name=new", "device=cuda:99"])
+    with pytest.raises(ValueError, match="not available"):
+        train(options)
+    assert not list(tmp_path.iterdir())
+
+
 def remembers(**changes: Any) -> Callable[[Path], None]:
     """corpus.json with other entries."""
 
