@@ -530,9 +530,9 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
     remove_folder(work.folder / "parts")
 
 
-def _move_shard(shard: Path, path: Path) -> None:
+def _move_shard(file: Path, path: Path) -> None:
     try:
-        os.replace(shard, path)
+        os.replace(file, path)
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder, where a shard belongs. Remove it") from None
 

@@ -219,8 +219,8 @@ def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
     if plan.overrides:
         has_packages = any(variant.package for variant in experiment.variants)
         shared = [word for word in plan.overrides if not has_packages or word.startswith(PACKAGE_OPTIONS)]
-        own_models = [word for word in plan.overrides if word not in shared]
-        for models, words in (("models", shared), ("models of this project, not packages", own_models)):
+        others = [word for word in plan.overrides if word not in shared]
+        for models, words in (("models", shared), ("models of this project, not packages", others)):
             notes += [f"for all {models}: {' '.join(words)}"] if words else []
     return notes
 
