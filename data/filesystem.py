@@ -520,14 +520,11 @@ def write_lock_holder(path: Path, file: IO[bytes]) -> None:
 
 def read_lock_holder(path: Path) -> str | None:
     """Return the holder's description of itself in a lock file; None if nobody holds it, or it cannot be read."""
-    try:
-        with open_file(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others wait for this moment; see `acquire_lock`
-            except BlockingIOError:
-                return file.read(1000).decode(errors="replace")
-    except (OSError, CorruptFileError):
-        pass
+    with suppress(OSError, CorruptFileError), open_file(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others wait for this moment; see `acquire_lock`
+        except BlockingIOError:
+            return file.read(1000).decode(errors="replace")
     return None
 
 
@@ -543,14 +540,11 @@ def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] 
     `before` is called with each file just before it is removed, while it is locked.
     """
     for path in paths:
-        try:
-            with open_file(path) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_still(path, file.fileno()):
-                    before(path)
-                    path.unlink()
-        except (OSError, CorruptFileError):
-            continue
+        with suppress(OSError, CorruptFileError), open_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_still(path, file.fileno()):
+                before(path)
+                path.unlink()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
