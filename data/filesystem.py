@@ -374,11 +374,9 @@ class Guard:
             place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
             return None
-        if place == self.folder or not is_still(place, self.descriptor):
-            return None
-        if self.lock is not None and not is_still(place / self.lock[0].name, self.lock[1].fileno()):
-            return None
-        return place
+        is_moved = place != self.folder and is_still(place, self.descriptor)
+        has_lock = self.lock is None or is_still(place / self.lock[0].name, self.lock[1].fileno())
+        return place if is_moved and has_lock else None
 
 
 _guards: list[Guard] = []  # of this process
