@@ -440,12 +440,9 @@ class _DecompressedStream(io.RawIOBase):
 
 def read_blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
     """Yield the next `size` bytes of a stream (None: all) in blocks of at most a megabyte."""
-    left = size
-    while left is None or left > 0:
-        block = stream.read(BLOCK if left is None else min(BLOCK, left))
-        if not block:
-            return
-        left = None if left is None else left - len(block)
+    left = sys.maxsize if size is None else size
+    while left > 0 and (block := stream.read(min(BLOCK, left))):
+        left -= len(block)
         yield block
 
 
