@@ -100,7 +100,6 @@ _FORMATS = [  # beginnings of files; those of plain letters may begin a text as 
     (rb"GGUF[\x01-\x09]\x00", "a model", _LEAVE),
     (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", _LEAVE),
 ]
-_BEGINNINGS = [(re.compile(pattern, re.DOTALL), what, advice) for pattern, what, advice in _FORMATS]
 _ANY_BEGINNING = re.compile(b"|".join(pattern for pattern, _, _ in _FORMATS), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # in the header of a tar
 _KEPT = 100  # maximum names of a kind that a part keeps
@@ -117,7 +116,7 @@ _NOTES = {
 def detect_foreign_format(head: bytes) -> tuple[str, str] | None:
     """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if _ANY_BEGINNING.match(head):  # of most files none does
-        return next((what, advice) for pattern, what, advice in _BEGINNINGS if pattern.match(head))
+        return next((what, advice) for pattern, what, advice in _FORMATS if re.match(pattern, head, re.DOTALL))
     if not head[_CHECKSUM].strip(b" \0").isdigit():
         return None
     try:
@@ -173,12 +172,8 @@ def _decode_head(head: bytes, encoding: str) -> str:
 
 
 def _is_utf8(head: bytes) -> bool:
-    if head.isascii():
-        return True
     try:
-        if len(head) < HEAD:
-            return bool(head.decode())
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a longer text is cut here
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # a longer text is cut here
     except UnicodeDecodeError:
         return False
     return True
