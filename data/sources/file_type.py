@@ -24,7 +24,7 @@ _NAME = f"rename it with the suffix of its compression ({', '.join(SUFFIXES)}), 
 _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
 TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
-_OWN, _LEAVE = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out with source.pattern="
+_OWN, LEAVE_OUT = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out with source.pattern="
 HEAD = 8192  # bytes of a file or member that are checked
 _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),
@@ -93,12 +93,12 @@ _FORMATS = [  # beginnings of files; those of plain letters may begin a text as 
     (rb"caff\x00", "an Apple recording (CAF)", _TO_WAV),
     (rb"FORM....AIF[FC]", "AIFF", _TO_WAV),
     (rb"\.snd\x00", "a Sun recording", _TO_WAV),
-    (rb"MThd\x00", "MIDI", _LEAVE),
-    (rb"\x1a\x45\xdf\xa3|FLV\x01|RIFF....AVI ", "a film", _LEAVE),
-    (rb"\0...ftyp", "a film or a recording", _LEAVE),
-    (rb"wOF[F2][\x00\x01OT]", "a font", _LEAVE),
-    (rb"GGUF[\x01-\x09]\x00", "a model", _LEAVE),
-    (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", _LEAVE),
+    (rb"MThd\x00", "MIDI", LEAVE_OUT),
+    (rb"\x1a\x45\xdf\xa3|FLV\x01|RIFF....AVI ", "a film", LEAVE_OUT),
+    (rb"\0...ftyp", "a film or a recording", LEAVE_OUT),
+    (rb"wOF[F2][\x00\x01OT]", "a font", LEAVE_OUT),
+    (rb"GGUF[\x01-\x09]\x00", "a model", LEAVE_OUT),
+    (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", LEAVE_OUT),
 ]
 _ANY_BEGINNING = re.compile(b"|".join(pattern for pattern, _, _ in _FORMATS), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # in the header of a tar
@@ -219,9 +219,6 @@ def convert_by(command: str, path: str) -> str:
     if tool := _DECOMPRESS.get(PurePosixPath(path.lower()).suffix):
         return f"{tool} -dc {shlex.quote(path)} | {command} > NEW"
     return f"{command} < {shlex.quote(path)} > NEW"
-
-
-LEAVE_OUT = "leave it out with source.pattern="
 
 
 def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
