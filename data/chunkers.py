@@ -104,9 +104,7 @@ class Chunker(ABC):
         if self.whole and not text.isascii():
             begins[_between_characters(tokens, first, self.k)] = True
             first = np.flatnonzero(begins)
-        lengths = np.empty_like(first)
-        np.subtract(first[1:], first[:-1], out=lengths[:-1])
-        lengths[-1] = len(tokens) - first[-1]
+        lengths = np.diff(first, append=len(tokens))
         if lengths.max() <= self.k:
             return tokens, lengths.astype(np.uint8)
         pieces = -(-lengths // self.k)
@@ -239,8 +237,7 @@ class WordChunker(Chunker):
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """Begin a chunk at each byte of a higher rank than the byte before."""
         ranks = np.frombuffer(text.translate(_RANKS), np.uint8)
-        begins = np.empty(len(text), bool)
-        begins[0] = True
+        begins = np.ones(len(text), bool)
         np.greater(ranks[1:], ranks[:-1], out=begins[1:])
         return begins
 
@@ -323,8 +320,7 @@ class EntropyChunker(Chunker):
         super().__init__(options)
         if fitted is None:
             raise ValueError("the entropy chunker must be fitted on a corpus. Run `haed shard` with it")
-        inflater = zlib.decompressobj()
-        table = inflater.decompress(base64.b64decode(fitted["entropies"]), (1 << 16) + 1)
+        table = zlib.decompressobj().decompress(base64.b64decode(fitted["entropies"]), (1 << 16) + 1)
         if len(table) != 1 << 16:
             raise ValueError("the entropies in the manifest are damaged")
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]
