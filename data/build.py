@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -361,10 +362,7 @@ def shard(
                 raise PermissionError(
                     f"{folder} {state}, and this user may not write there. Name a folder of yours with shards_dir="
                 )
-
-            def waiting(holder: str) -> None:
-                log.info("%s is being sharded by %s. Waiting for it", folder, holder)
-
+            waiting = partial(log.info, "%s is being sharded by %s. Waiting for it", folder)
             with file_lock(shards_dir / f".{folder.name}.lock", waiting):
                 corpus = _open_if_whole(folder, corpora) or _build_corpus(corpora, mapper, listener)
                 remove_folder(parts)
