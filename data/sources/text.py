@@ -393,7 +393,7 @@ class JsonLinesSource(_Documents):
                     if len(line) > LARGEST_DOCUMENT:
                         raise ValueError(f"{where} is longer than {LARGEST_DOCUMENT:,} bytes, the limit of a document")
                     text = self.convert_newlines(
-                        extract_json_text(line, self.options.field, where, path=item.path, remarks=self.remarks)
+                        extract_json_text(line, self.options.field, where, self.remarks, path=item.path)
                     )
                     if text:
                         yield Piece(name, self.split_of(name, item.splits, text), text)
@@ -456,12 +456,7 @@ def _wrap_in_field(field: str) -> str:
 
 
 def extract_json_text(
-    content: bytes,
-    field: str,
-    where: str,
-    option: str = "source.field=",
-    path: str = "",
-    remarks: Counter[str] | None = None,
+    content: bytes, field: str, where: str, remarks: Counter[str], option: str = "source.field=", path: str = ""
 ) -> bytes:
     """Return the text in a field of a JSON object, as UTF-8; empty for null.
 
@@ -469,9 +464,9 @@ def extract_json_text(
         content: the object, as it is written.
         field: name of the field.
         where: the object's place, for errors.
+        remarks: counts objects that have the field twice.
         option: option to change for another field, for errors.
         path: of a file of JSON lines, for commands that convert it.
-        remarks: counts objects that have the field twice.
 
     Raises:
         ValueError: it is no JSON, has no such field, or no text in it.
@@ -497,7 +492,7 @@ def extract_json_text(
         others = [name for name, value in record.items() if isinstance(value, str)]
         advice = f"set {option}" + (f" to {' or '.join(map(repr, others[:5]))}" if others else ", or write texts there")
         raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {advice}")
-    if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
+    if content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
         pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
         remarks["lines have the field twice; the last value was used"] += [key for key, _ in pairs].count(field) > 1
     return (text or "").encode("utf-8", "surrogatepass")

@@ -95,7 +95,7 @@ class WebDatasetSource(ImageSource):
             return self.convert_newlines(content)
         option = f"source.field={extension}.FIELD"
         return self.convert_newlines(
-            extract_json_text(content, field, f"{where}: its .{extension}", option, remarks=self.remarks)
+            extract_json_text(content, field, f"{where}: its .{extension}", self.remarks, option)
         )
 
     def _choose_member(self) -> tuple[str, str]:
