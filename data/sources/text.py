@@ -420,10 +420,8 @@ def check_lines(head: bytes, path: str, field: str) -> None:
     if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
         raise ValueError(f"{display_path(path)} is an empty JSON array")
     if is_long and _is_object(first.rstrip().removesuffix(b",")):
-        problem, command = (
-            "has commas between its JSON objects instead of one object per line",
-            "sed 's/,[[:space:]]*$//'",
-        )
+        problem = "has commas between its JSON objects instead of one object per line"
+        command = "sed 's/,[[:space:]]*$//'"
     elif text[:1] == b"\x1e":
         problem, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
     elif text and not _VALUE.match(text):
