@@ -451,8 +451,7 @@ def _open_without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
     if folder is None:
         raise error
     corpus = open_built_corpus(folder, corpora.chunker)
-    names = find_damaged_shards(corpus, corpora.options)
-    if names:
+    if names := find_damaged_shards(corpus, corpora.options):
         raise FileNotFoundError(
             f"{folder} has missing or damaged files that cannot be made again ({format_names(names)}): {error}"
         )
