@@ -516,9 +516,8 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
         new_shard = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
         if new_shard is None or new_shard.sha256 != wanted[name]:
             raise ValueError(
-                f"{corpus.folder}/{name} differs from {MANIFEST}, although its source is the same. Another "
-                f"version may have made it. Delete {MANIFEST} and run `haed shard` again to make all shards "
-                "again"
+                f"{corpus.folder}/{name} differs from {MANIFEST}, although its source is the same. Another version "
+                f"may have made it. Delete {MANIFEST} and run `haed shard` again to make all shards again"
             )
     for name in names:
         at, name_there = places[name]
