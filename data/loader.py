@@ -151,7 +151,7 @@ class Loader:
                 "Add data, or lower batch.context"
             )
         self._epoch, self._consumed, self._began = 0, 0, 0
-        self._damaged: dict[int, bool] = {}
+        self._damaged: set[int] = set()
         self._make_caches()
 
     def _make_caches(self) -> None:
@@ -310,7 +310,7 @@ class Loader:
             raise error
         if number not in self._damaged:
             log.warning("%s. Its %s windows are skipped", error, f"{self._windows[number]:,}")
-        self._damaged[number] = True
+        self._damaged.add(number)
 
 
 def _worker_share() -> tuple[int, int]:
