@@ -335,24 +335,21 @@ class TextInspector:
         if not piece.continues or self._name is None:
             is_part = self.whole_files and os.path.basename(piece.name) != os.path.basename(path)
             self._begin_text(_CUT.sub("", piece.name) if is_part else piece.name, piece.continues)
-        odd: list[str] = []
-        self._count_ends(piece.data, odd)
-        self._find_oddities(piece.data, odd)
-        for reason in odd:
+        for reason in [*self._count_ends(piece.data), *self._find_oddities(piece.data)]:
             if reason not in self._known:
                 self._known.add(reason)
                 self.found.add_text(reason, str(self._name))
         self._position += len(piece.data)
 
-    def _find_oddities(self, data: bytes, odd: list[str]) -> None:
-        """Add the oddities of a piece, except for line endings."""
+    def _find_oddities(self, data: bytes) -> Iterator[str]:
+        """Yield the oddities of a piece, except for line endings."""
         seen = 0 if self._goes_on else max(0, self.skip - self._position)  # bytes checked and reported before
         if b"\0" in data:
             if b"\0" in data[:seen]:
                 self._known.add("NUL")
-            odd.append("NUL")
+            yield "NUL"
         if not self._position and not self._goes_on and data.startswith(codecs.BOM_UTF8):
-            odd.append("mark")
+            yield "mark"
         if "encoding" in self._known:
             return
         try:
@@ -361,9 +358,9 @@ class TextInspector:
         except UnicodeDecodeError as error:
             if error.end <= seen:
                 self._known.add("encoding")
-            odd.append("encoding")
+            yield "encoding"
 
-    def _count_ends(self, data: bytes, odd: list[str]) -> None:
+    def _count_ends(self, data: bytes) -> Iterator[str]:
         lines, feeds = self.found.lines, data.count(b"\n")
         if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
             lines[_CR] -= 1
@@ -374,7 +371,7 @@ class TextInspector:
             lines[_CRLF] += pairs
             lines[_CR] += data.count(b"\r") - pairs
             feeds -= pairs
-            odd.append(_ENDS)
+            yield _ENDS
         lines[_LF] += feeds
         self._ends_in_cr = data.endswith(b"\r")
 
