@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple, cast
@@ -218,11 +219,9 @@ class Corpus:
 
         After a failure it stops, and `read` raises the error later.
         """
-        for shard in shards if self._remote else []:
-            try:
+        with suppress(OSError, CorruptShardError):
+            for shard in shards if self._remote else []:
                 self._remote.open_shard(shard).close()  # type: ignore[union-attr]
-            except (OSError, CorruptShardError):
-                return
 
     @property
     def is_remote(self) -> bool:
