@@ -174,9 +174,8 @@ class TextSource(Texts):
             left = len(window[:left].rstrip())  # nothing but blanks is no text for the next split
         near = min(left, room // 2 + 1)
         blank = _BLANK.search(window)
-        return self.after_crlf(
-            blank.end() if blank and blank.end() < near else _after_line(window, near), window, before
-        )
+        cut = blank.end() if blank and blank.end() < near else _after_line(window, near)
+        return self.after_crlf(cut, window, before)
 
     def after_crlf(self, cut: int, window: bytes, before: bytes) -> int:
         """Return the place of a cut, or behind it if it is within a CRLF that becomes LF; see `find_cut`."""
@@ -383,18 +382,14 @@ class JsonLinesSource(_Documents):
         """Yield a document per line."""
         with self.open_range(item) as stream:
             at = item.start
-            while item.stop is None or at < item.stop:
-                line = stream.readline(LARGEST_DOCUMENT + 1)
-                if not line:
-                    return
+            while (item.stop is None or at < item.stop) and (line := stream.readline(LARGEST_DOCUMENT + 1)):
                 if line.strip():
                     name = f"{item.name}@{at}"
                     where = f"{item.path}, the line at byte {at:,}"
                     if len(line) > LARGEST_DOCUMENT:
                         raise ValueError(f"{where} is longer than {LARGEST_DOCUMENT:,} bytes, the limit of a document")
-                    text = self.convert_newlines(
-                        extract_json_text(line, self.options.field, where, self.remarks, path=item.path)
-                    )
+                    text = extract_json_text(line, self.options.field, where, self.remarks, path=item.path)
+                    text = self.convert_newlines(text)
                     if text:
                         yield Piece(name, self.split_of(name, item.splits, text), text)
                     self.remarks["lines of empty text were left out"] += not text

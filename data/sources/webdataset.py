@@ -91,12 +91,10 @@ class WebDatasetSource(ImageSource):
         if odd:
             self._odd += 1
             self.remarks[f"members .{extension} are {odd}; the bytes are read as they are"] += 1
-        if not field:
-            return self.convert_newlines(content)
-        option = f"source.field={extension}.FIELD"
-        return self.convert_newlines(
-            extract_json_text(content, field, f"{where}: its .{extension}", self.remarks, option)
-        )
+        if field:
+            option = f"source.field={extension}.FIELD"
+            content = extract_json_text(content, field, f"{where}: its .{extension}", self.remarks, option)
+        return self.convert_newlines(content)
 
     def _choose_member(self) -> tuple[str, str]:
         """Return the extension to read, and the field of a .json. Every worker chooses the same."""
