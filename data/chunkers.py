@@ -221,16 +221,15 @@ class WordChunker(Chunker):
         measures: dict[str, Any] = {"longer_than_k": round(longer, 3), "bytes_per_character": round(width, 2)}
         if longer > _MANY:
             wanted = -(-int(np.quantile(lengths, 1 - _MANY / 2)) // 4) * 4
-            measures["advice"] = (
-                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes and are cut. "
-                f"This text has {width:.1f} bytes per character. "
-            ) + (
-                f"chunker.k={wanted} would hold 95 % of them"
-                if wanted <= _LONGEST_WORD
-                else (
+            advice = f"chunker.k={wanted} would hold 95 % of them"
+            if wanted > _LONGEST_WORD:
+                advice = (
                     f"Many have more than {_LONGEST_WORD} bytes (a script without spaces, or not prose), so chunks "
                     f"are pieces of {options.k / width:.0f} characters. A larger chunker.k makes longer ones"
                 )
+            measures["advice"] = (
+                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes and are cut. "
+                f"This text has {width:.1f} bytes per character. {advice}"
             )
         return measures
 
