@@ -236,9 +236,8 @@ def _complete_head(work: Plan, records: list[PartRecord]) -> Manifest:
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
     notes += describe_findings([each.looked for each in records])
     notes += [f"{split} is empty" for split in empty]
-    notes += (
-        _describe_uneven_splits(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
-    )
+    if work.head["splits"]["by"] == "hashed":
+        notes += _describe_uneven_splits(records, source.options.valid_percent)
     for note in notes:
         log.info("  %s", note)
     head = work.head.copy()

@@ -268,9 +268,8 @@ class Loader:
         """Return the windows of a buffer in their order: (n, 2) of shard and window."""
         order, _ = self._buffers(epoch)
         shards = order[buffer * BUFFER_SHARDS : (buffer + 1) * BUFFER_SHARDS]
-        pairs = np.concatenate(
-            [np.stack([np.full(n := self._windows[s], s), self._first[s] + np.arange(n)], 1) for s in shards]
-        )
+        windows = [np.stack([np.full(n := self._windows[s], s), self._first[s] + np.arange(n)], 1) for s in shards]
+        pairs = np.concatenate(windows)
         if self.shuffle:
             pairs = pairs[np.random.default_rng((*self._seed, epoch, buffer)).permutation(len(pairs))]
         self._fetch_ahead(order[(buffer + 1) * BUFFER_SHARDS : (buffer + 2) * BUFFER_SHARDS])

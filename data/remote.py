@@ -203,9 +203,8 @@ class RemoteFolder:
             self._is_local = scheme == "file"
             self._make_files = partial(fsspec.filesystem, scheme, **options)
             self._make_files()
-            self.path = (
-                self.url if scheme in ("http", "https") else path_of_file_url(self.url) if self._is_local else rest
-            )
+            path = path_of_file_url(self.url) if self._is_local else rest
+            self.path = self.url if scheme in ("http", "https") else path
         except ImportError:
             raise ValueError(f"{self.url} needs a package. Run pip install {_PACKAGES[scheme]}") from None
         except ValueError as error:

@@ -225,10 +225,9 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
                     )
                 raise ValueError(others)
             # The cache knows a file by its path and time alone.
-            read = sorted(
-                {os.path.realpath(each) for names in (builder.config.data_files or {}).values() for each in names}
-            )
-            key = hashlib.sha256("\n".join(map(stamp_file, read)).encode()).hexdigest()[:16]
+            files_of_splits = (builder.config.data_files or {}).values()
+            paths = sorted({os.path.realpath(each) for names in files_of_splits for each in names})
+            key = hashlib.sha256("\n".join(map(stamp_file, paths)).encode()).hexdigest()[:16]
             settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
         if hasattr(builder.config, "keep_default_na"):  # CSV, where NA, null, … would be no texts
             try:
