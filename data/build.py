@@ -96,22 +96,12 @@ def make_plan(corpora: Corpora) -> Plan:
         groups[-1].append(item)
         size += item.size
     fitted = kind.fit(chunker, _sample_documents(source_reader, inputs))
-    measured = (
-        kind.measure_sample(chunker, _sample_documents(source_reader, inputs, _MEASURED, _MEASURED_INPUTS))
-        if kind.text
-        else None
-    )
+    sample = _sample_documents(source_reader, inputs, _MEASURED, _MEASURED_INPUTS)
+    measured = kind.measure_sample(chunker, sample) if kind.text else None
+    stamps = ["" if corpora.piped else _stamp_inputs(group) for group in groups]
     parts = tuple(
-        Part(
-            folder / "parts" / f"{number:05d}",
-            source,
-            chunker,
-            fitted,
-            limit + _SLACK,
-            tuple(group),
-            "" if corpora.piped else _stamp_inputs(group),
-        )
-        for number, group in enumerate(groups)
+        Part(folder / "parts" / f"{number:05d}", source, chunker, fitted, limit + _SLACK, tuple(group), stamp)
+        for number, (group, stamp) in enumerate(zip(groups, stamps, strict=True))
     )
     if chunker.kind == "pixels" and chunker.k % 3:
         source_reader.record.notes.append(
@@ -540,10 +530,8 @@ def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
     places: dict[str, tuple[int, str]] = {}
     for split in SPLITS:
         owners = [(at, number_there) for at, counts in enumerate(parts) for number_there in range(counts.get(split, 0))]
-        places |= {
-            _shard_name(split, number): (at, _shard_name(split, number_there))
-            for number, (at, number_there) in enumerate(owners)
-        }
+        for number, (at, number_there) in enumerate(owners):
+            places[_shard_name(split, number)] = at, _shard_name(split, number_there)
     return places
 
 
