@@ -267,14 +267,10 @@ def check_head(head: bytes, name: str, path: str, closely: bool = True) -> str |
     if wide := wide_encoding(head, closely):
         encoding, by = wide
         command = f"iconv -f {by} -t UTF-8"
-        remedy = (
-            f"convert it with `{convert_by(command, path)}`"
-            if path
-            else f"convert it with `{command}`, and make the tar again"
-        )
+        remedy = f"`{convert_by(command, path)}`" if path else f"`{command}`, and make the tar again"
         raise ValueError(
             f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a byte order mark, "
-            f"not UTF-8: {remedy}"
+            f"not UTF-8: convert it with {remedy}"
         )
     if not path and not _is_utf8(head) and len(head.translate(None, _CONTROLS)) < (1 - _BINARY) * len(head):
         raise ValueError(
