@@ -247,10 +247,8 @@ class Loader:
         stop = place + self.sequences if end is None else min(end, place + self.sequences)
         lengths = np.zeros((stop - place, self.context), np.uint8)
         starts = np.zeros(lengths.shape, bool)
-        windows = [
-            self._read_window(*divmod(each, total), *rows)
-            for each, *rows in zip(range(place, stop), lengths, starts, strict=True)
-        ]
+        rows = zip(range(place, stop), lengths, starts, strict=True)
+        windows = [self._read_window(*divmod(each, total), *row) for each, *row in rows]
         tokens = np.zeros((*lengths.shape, self._k), np.uint8)
         is_token = np.arange(self._k, dtype=np.uint8) < lengths[..., None]
         tokens[is_token] = np.frombuffer(b"".join(filter(None, windows)), np.uint8)
