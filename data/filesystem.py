@@ -129,11 +129,8 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
 @cache
 def _kernel_devices() -> set[int]:
     """Return the device numbers of the file systems in which the kernel shows its own state."""
-    devices = set()
-    for place in ("/proc", "/sys"):
-        with suppress(OSError):
-            devices.add(os.stat(place).st_dev)
-    return devices - {os.stat("/").st_dev}
+    places = [place for place in ("/proc", "/sys") if os.path.exists(place)]
+    return {os.stat(place).st_dev for place in places} - {os.stat("/").st_dev}
 
 
 def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes:
