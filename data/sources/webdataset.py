@@ -46,8 +46,7 @@ class WebDatasetSource(ImageSource):
         self._chosen = self._chosen or self._choose_member()
         for key, sample in self._read_samples(item.path):
             name = f"{item.name}/{key}"
-            data = self._read_document(sample, name, f"{item.path}: sample {key}")
-            if data:
+            if data := self._read_document(sample, name, f"{item.path}: sample {key}"):
                 yield Piece(name, self.split_of(name, item.splits, data), data)
             else:
                 self.remarks["samples without text were left out"] += 1
