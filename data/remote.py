@@ -143,11 +143,9 @@ class ShardCache:
         """
         remove_unlocked_files(path for path in self.folder.glob("*.partial") if _OURS.fullmatch(path.name))
         removable: list[tuple[int, int, Path]] = []
-        used = wanted
-        try:
+        used, entries = wanted, list[os.DirEntry[str]]()
+        with suppress(FileNotFoundError):  # it was deleted meanwhile
             entries = list(os.scandir(self.folder))
-        except FileNotFoundError:  # it was deleted meanwhile
-            return
         for entry in entries:
             if not _OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
