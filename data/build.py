@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -95,22 +96,12 @@ def make_plan(corpora: Corpora) -> Plan:
         groups[-1].append(item)
         size += item.size
     fitted = kind.fit(chunker, _sample_documents(source_reader, inputs))
-    measured = (
-        kind.measure_sample(chunker, _sample_documents(source_reader, inputs, _MEASURED, _MEASURED_INPUTS))
-        if kind.text
-        else None
-    )
+    sample = _sample_documents(source_reader, inputs, _MEASURED, _MEASURED_INPUTS)
+    measured = kind.measure_sample(chunker, sample) if kind.text else None
+    stamps = ["" if corpora.piped else _stamp_inputs(group) for group in groups]
     parts = tuple(
-        Part(
-            folder / "parts" / f"{number:05d}",
-            source,
-            chunker,
-            fitted,
-            limit + _SLACK,
-            tuple(group),
-            "" if corpora.piped else _stamp_inputs(group),
-        )
-        for number, group in enumerate(groups)
+        Part(folder / "parts" / f"{number:05d}", source, chunker, fitted, limit + _SLACK, tuple(group), stamp)
+        for number, (group, stamp) in enumerate(zip(groups, stamps, strict=True))
     )
     if chunker.kind == "pixels" and chunker.k % 3:
         source_reader.record.notes.append(
@@ -235,9 +226,8 @@ def _complete_head(work: Plan, records: list[PartRecord]) -> Manifest:
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
     notes += describe_findings([each.looked for each in records])
     notes += [f"{split} is empty" for split in empty]
-    notes += (
-        _describe_uneven_splits(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
-    )
+    if work.head["splits"]["by"] == "hashed":
+        notes += _describe_uneven_splits(records, source.options.valid_percent)
     for note in notes:
         log.info("  %s", note)
     head = work.head.copy()
@@ -361,10 +351,7 @@ def shard(
                 raise PermissionError(
                     f"{folder} {state}, and this user may not write there. Name a folder of yours with shards_dir="
                 )
-
-            def waiting(holder: str) -> None:
-                log.info("%s is being sharded by %s. Waiting for it", folder, holder)
-
+            waiting = partial(log.info, "%s is being sharded by %s. Waiting for it", folder)
             with file_lock(shards_dir / f".{folder.name}.lock", waiting):
                 corpus = _open_if_whole(folder, corpora) or _build_corpus(corpora, mapper, listener)
                 remove_folder(parts)
@@ -453,8 +440,7 @@ def _open_without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
     if folder is None:
         raise error
     corpus = open_built_corpus(folder, corpora.chunker)
-    names = find_damaged_shards(corpus, corpora.options)
-    if names:
+    if names := find_damaged_shards(corpus, corpora.options):
         raise FileNotFoundError(
             f"{folder} has missing or damaged files that cannot be made again ({format_names(names)}): {error}"
         )
@@ -519,9 +505,8 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
         new_shard = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
         if new_shard is None or new_shard.sha256 != wanted[name]:
             raise ValueError(
-                f"{corpus.folder}/{name} differs from {MANIFEST}, although its source is the same. Another "
-                f"version may have made it. Delete {MANIFEST} and run `haed shard` again to make all shards "
-                "again"
+                f"{corpus.folder}/{name} differs from {MANIFEST}, although its source is the same. Another version "
+                f"may have made it. Delete {MANIFEST} and run `haed shard` again to make all shards again"
             )
     for name in names:
         at, name_there = places[name]
@@ -545,10 +530,8 @@ def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
     places: dict[str, tuple[int, str]] = {}
     for split in SPLITS:
         owners = [(at, number_there) for at, counts in enumerate(parts) for number_there in range(counts.get(split, 0))]
-        places |= {
-            _shard_name(split, number): (at, _shard_name(split, number_there))
-            for number, (at, number_there) in enumerate(owners)
-        }
+        for number, (at, number_there) in enumerate(owners):
+            places[_shard_name(split, number)] = at, _shard_name(split, number_there)
     return places
 
 

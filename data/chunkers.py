@@ -104,9 +104,7 @@ class Chunker(ABC):
         if self.whole and not text.isascii():
             begins[_between_characters(tokens, first, self.k)] = True
             first = np.flatnonzero(begins)
-        lengths = np.empty_like(first)
-        np.subtract(first[1:], first[:-1], out=lengths[:-1])
-        lengths[-1] = len(tokens) - first[-1]
+        lengths = np.diff(first, append=len(tokens))
         if lengths.max() <= self.k:
             return tokens, lengths.astype(np.uint8)
         pieces = -(-lengths // self.k)
@@ -223,24 +221,22 @@ class WordChunker(Chunker):
         measures: dict[str, Any] = {"longer_than_k": round(longer, 3), "bytes_per_character": round(width, 2)}
         if longer > _MANY:
             wanted = -(-int(np.quantile(lengths, 1 - _MANY / 2)) // 4) * 4
-            measures["advice"] = (
-                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes and are cut. "
-                f"This text has {width:.1f} bytes per character. "
-            ) + (
-                f"chunker.k={wanted} would hold 95 % of them"
-                if wanted <= _LONGEST_WORD
-                else (
+            advice = f"chunker.k={wanted} would hold 95 % of them"
+            if wanted > _LONGEST_WORD:
+                advice = (
                     f"Many have more than {_LONGEST_WORD} bytes (a script without spaces, or not prose), so chunks "
                     f"are pieces of {options.k / width:.0f} characters. A larger chunker.k makes longer ones"
                 )
+            measures["advice"] = (
+                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes and are cut. "
+                f"This text has {width:.1f} bytes per character. {advice}"
             )
         return measures
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """Begin a chunk at each byte of a higher rank than the byte before."""
         ranks = np.frombuffer(text.translate(_RANKS), np.uint8)
-        begins = np.empty(len(text), bool)
-        begins[0] = True
+        begins = np.ones(len(text), bool)
         np.greater(ranks[1:], ranks[:-1], out=begins[1:])
         return begins
 
@@ -323,8 +319,7 @@ class EntropyChunker(Chunker):
         super().__init__(options)
         if fitted is None:
             raise ValueError("the entropy chunker must be fitted on a corpus. Run `haed shard` with it")
-        inflater = zlib.decompressobj()
-        table = inflater.decompress(base64.b64decode(fitted["entropies"]), (1 << 16) + 1)
+        table = zlib.decompressobj().decompress(base64.b64decode(fitted["entropies"]), (1 << 16) + 1)
         if len(table) != 1 << 16:
             raise ValueError("the entropies in the manifest are damaged")
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]

@@ -223,10 +223,8 @@ class Corpora:
         try:
             self.shards_dir.mkdir(parents=True, exist_ok=True)
             with file_lock(path.with_name(f"{NOTES}.lock")):
-                known = {key: entry for key, entry in self._read_notes().items() if key not in new}
-                if len(known) + len(new) > _KEPT:
-                    known = dict(list(known.items())[len(new) - _KEPT :])
-                write_json(path, known | new)
+                known = [(key, entry) for key, entry in self._read_notes().items() if key not in new]
+                write_json(path, dict(known[len(new) - _KEPT :]) | new)
                 remove_unlocked_files(self.shards_dir.glob(f".{NOTES}.*.partial"))
         except OSError as error:
             log.warning("%s could not be stored: %s", path, error.strerror or error)
@@ -244,9 +242,8 @@ def iterate_manifests(shards_dir: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_note(key: str, entry: Any) -> bool:
-    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(value, str) for value in entry)):
-        return False
-    return bool(_DIGEST.fullmatch(key) and _FOLDER.fullmatch(entry[0]))
+    is_pair = isinstance(entry, list) and [type(value) for value in entry] == [str, str]
+    return is_pair and bool(_DIGEST.fullmatch(key) and _FOLDER.fullmatch(entry[0]))
 
 
 def _hash_settings(settings: dict[str, Any], content: Any) -> str:

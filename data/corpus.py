@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple, cast
@@ -218,11 +219,9 @@ class Corpus:
 
         After a failure it stops, and `read` raises the error later.
         """
-        for shard in shards if self._remote else []:
-            try:
+        with suppress(OSError, CorruptShardError):
+            for shard in shards if self._remote else []:
                 self._remote.open_shard(shard).close()  # type: ignore[union-attr]
-            except (OSError, CorruptShardError):
-                return
 
     @property
     def is_remote(self) -> bool:
@@ -241,10 +240,8 @@ class Corpus:
         files = [shard.file for shard in self.shards_of(split)]
         if not files:
             raise ValueError(f"the {split} split of {self.location} is empty, so it has no samples")
-        shards = webdataset.SimpleShardList(files)
-        return webdataset.DataPipeline(
-            shards, webdataset.split_by_node, webdataset.split_by_worker, self._read_for_webdataset
-        )
+        stages = (webdataset.split_by_node, webdataset.split_by_worker, self._read_for_webdataset)
+        return webdataset.DataPipeline(webdataset.SimpleShardList(files), *stages)
 
     def _read_for_webdataset(self, entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         shards = {shard.file: shard for shard in self.shards}
@@ -267,9 +264,8 @@ class Corpus:
                 offsets = np.cumsum(sample.lengths, dtype=np.int64)[ends - 1].tolist()
                 begin = start = 0
                 for number, (end, stop) in enumerate(zip(ends.tolist(), offsets, strict=True)):
-                    yield CorpusSlice(
-                        number > 0 or not sample.continues, sample.tokens[start:stop], sample.lengths[begin:end]
-                    )
+                    begins = number > 0 or not sample.continues
+                    yield CorpusSlice(begins, sample.tokens[start:stop], sample.lengths[begin:end])
                     begin, start = end, stop
 
     def iterate_documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

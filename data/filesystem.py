@@ -129,11 +129,8 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
 @cache
 def _kernel_devices() -> set[int]:
     """Return the device numbers of the file systems in which the kernel shows its own state."""
-    devices = set()
-    for place in ("/proc", "/sys"):
-        with suppress(OSError):
-            devices.add(os.stat(place).st_dev)
-    return devices - {os.stat("/").st_dev}
+    places = [place for place in ("/proc", "/sys") if os.path.exists(place)]
+    return {os.stat(place).st_dev for place in places} - {os.stat("/").st_dev}
 
 
 def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes:
@@ -374,11 +371,9 @@ class Guard:
             place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
             return None
-        if place == self.folder or not is_still(place, self.descriptor):
-            return None
-        if self.lock is not None and not is_still(place / self.lock[0].name, self.lock[1].fileno()):
-            return None
-        return place
+        is_moved = place != self.folder and is_still(place, self.descriptor)
+        has_lock = self.lock is None or is_still(place / self.lock[0].name, self.lock[1].fileno())
+        return place if is_moved and has_lock else None
 
 
 _guards: list[Guard] = []  # of this process
@@ -520,14 +515,11 @@ def write_lock_holder(path: Path, file: IO[bytes]) -> None:
 
 def read_lock_holder(path: Path) -> str | None:
     """Return the holder's description of itself in a lock file; None if nobody holds it, or it cannot be read."""
-    try:
-        with open_file(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others wait for this moment; see `acquire_lock`
-            except BlockingIOError:
-                return file.read(1000).decode(errors="replace")
-    except (OSError, CorruptFileError):
-        pass
+    with suppress(OSError, CorruptFileError), open_file(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others wait for this moment; see `acquire_lock`
+        except BlockingIOError:
+            return file.read(1000).decode(errors="replace")
     return None
 
 
@@ -543,14 +535,11 @@ def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] 
     `before` is called with each file just before it is removed, while it is locked.
     """
     for path in paths:
-        try:
-            with open_file(path) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_still(path, file.fileno()):
-                    before(path)
-                    path.unlink()
-        except (OSError, CorruptFileError):
-            continue
+        with suppress(OSError, CorruptFileError), open_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_still(path, file.fileno()):
+                before(path)
+                path.unlink()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -151,7 +151,7 @@ class Loader:
                 "Add data, or lower batch.context"
             )
         self._epoch, self._consumed, self._began = 0, 0, 0
-        self._damaged: dict[int, bool] = {}
+        self._damaged: set[int] = set()
         self._make_caches()
 
     def _make_caches(self) -> None:
@@ -247,10 +247,8 @@ class Loader:
         stop = place + self.sequences if end is None else min(end, place + self.sequences)
         lengths = np.zeros((stop - place, self.context), np.uint8)
         starts = np.zeros(lengths.shape, bool)
-        windows = [
-            self._read_window(*divmod(each, total), *rows)
-            for each, *rows in zip(range(place, stop), lengths, starts, strict=True)
-        ]
+        rows = zip(range(place, stop), lengths, starts, strict=True)
+        windows = [self._read_window(*divmod(each, total), *row) for each, *row in rows]
         tokens = np.zeros((*lengths.shape, self._k), np.uint8)
         is_token = np.arange(self._k, dtype=np.uint8) < lengths[..., None]
         tokens[is_token] = np.frombuffer(b"".join(filter(None, windows)), np.uint8)
@@ -268,9 +266,8 @@ class Loader:
         """Return the windows of a buffer in their order: (n, 2) of shard and window."""
         order, _ = self._buffers(epoch)
         shards = order[buffer * BUFFER_SHARDS : (buffer + 1) * BUFFER_SHARDS]
-        pairs = np.concatenate(
-            [np.stack([np.full(n := self._windows[s], s), self._first[s] + np.arange(n)], 1) for s in shards]
-        )
+        windows = [np.stack([np.full(n := self._windows[s], s), self._first[s] + np.arange(n)], 1) for s in shards]
+        pairs = np.concatenate(windows)
         if self.shuffle:
             pairs = pairs[np.random.default_rng((*self._seed, epoch, buffer)).permutation(len(pairs))]
         self._fetch_ahead(order[(buffer + 1) * BUFFER_SHARDS : (buffer + 2) * BUFFER_SHARDS])
@@ -310,7 +307,7 @@ class Loader:
             raise error
         if number not in self._damaged:
             log.warning("%s. Its %s windows are skipped", error, f"{self._windows[number]:,}")
-        self._damaged[number] = True
+        self._damaged.add(number)
 
 
 def _worker_share() -> tuple[int, int]:

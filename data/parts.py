@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -325,16 +325,13 @@ class ProgressMonitor:
     def measure_progress(self) -> ShardingProgress:
         """Measure the progress."""
         unfinished: dict[str, int] = {}
-        try:
-            paths = list(self._folder.iterdir())
-        except FileNotFoundError:  # it was removed meanwhile, which the next part to be written says
-            paths = []
-        for path in paths:
-            name = path.name.partition(".")[0]
-            if path.name.endswith(UNFINISHED):
-                unfinished[name] = max(_count_shard_bytes(path), unfinished.get(name, 0))
-            elif name in self._sizes and name not in self._finished:
-                self._finished[name] = _count_shard_bytes(path)
+        with suppress(FileNotFoundError):  # it was removed meanwhile, which the next part to be written says
+            for path in self._folder.iterdir():
+                name = path.name.partition(".")[0]
+                if path.name.endswith(UNFINISHED):
+                    unfinished[name] = max(_count_shard_bytes(path), unfinished.get(name, 0))
+                elif name in self._sizes and name not in self._finished:
+                    self._finished[name] = _count_shard_bytes(path)
         live = {name: size for name, size in unfinished.items() if name in self._sizes and name not in self._finished}
         work = float(sum(self._sizes[name] for name in self._finished))
         work += sum(min(_NEARLY * self._sizes[name], size) for name, size in live.items())  # nearly their source's size

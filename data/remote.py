@@ -143,11 +143,9 @@ class ShardCache:
         """
         remove_unlocked_files(path for path in self.folder.glob("*.partial") if _OURS.fullmatch(path.name))
         removable: list[tuple[int, int, Path]] = []
-        used = wanted
-        try:
+        used, entries = wanted, list[os.DirEntry[str]]()
+        with suppress(FileNotFoundError):  # it was deleted meanwhile
             entries = list(os.scandir(self.folder))
-        except FileNotFoundError:  # it was deleted meanwhile
-            return
         for entry in entries:
             if not _OURS.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
@@ -203,9 +201,8 @@ class RemoteFolder:
             self._is_local = scheme == "file"
             self._make_files = partial(fsspec.filesystem, scheme, **options)
             self._make_files()
-            self.path = (
-                self.url if scheme in ("http", "https") else path_of_file_url(self.url) if self._is_local else rest
-            )
+            path = path_of_file_url(self.url) if self._is_local else rest
+            self.path = self.url if scheme in ("http", "https") else path
         except ImportError:
             raise ValueError(f"{self.url} needs a package. Run pip install {_PACKAGES[scheme]}") from None
         except ValueError as error:

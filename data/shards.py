@@ -294,9 +294,14 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
     Raises:
         CorruptShardError: it is not what was written.
     """
-    if shard is not None and hashlib.sha256(content).hexdigest() != shard.sha256:
-        _raise_first_damage(path, content, shard)
-    parsed = list(_read_samples(path, content, checked=False))
+    is_damaged = shard is not None and hashlib.sha256(content).hexdigest() != shard.sha256
+    parsed = list(_read_samples(path, content, checked=is_damaged))  # which raises the first place that shows why
+    if shard is not None and is_damaged:
+        if len(content) != shard.file_bytes:
+            raise CorruptShardError(
+                path, min(len(content), shard.file_bytes), f"it has {len(content):,} bytes, not {shard.file_bytes:,}"
+            )
+        raise CorruptShardError(path, 0, "its sha256 does not match the manifest (a header or a name was changed)")
     sizes = sum(len(sample.tokens) for sample in parsed), sum(len(sample.lengths) for sample in parsed)
     if shard is not None and sizes != (shard.tokens, shard.chunks):
         raise CorruptShardError(path, None, "the number of chunks differs from the manifest")
@@ -366,14 +371,3 @@ def _parse_npy(body: memoryview, dtype: Any) -> np.ndarray:
     if dtype_there != dtype or shape != array.shape:
         raise ValueError(f"its header says {dtype_there} {shape}, but it holds {array.size} of {np.dtype(dtype)}")
     return array
-
-
-def _raise_first_damage(path: Path | str, content: bytes, shard: Shard) -> None:
-    """Raise CorruptShardError for a shard whose sha256 is wrong, with the first place that shows why."""
-    for _ in _read_samples(path, content, checked=True):
-        pass
-    if len(content) != shard.file_bytes:
-        raise CorruptShardError(
-            path, min(len(content), shard.file_bytes), f"it has {len(content):,} bytes, not {shard.file_bytes:,}"
-        )
-    raise CorruptShardError(path, 0, "its sha256 does not match the manifest (a header or a name was changed)")

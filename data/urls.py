@@ -153,9 +153,8 @@ def check_folder(folder: str | Path, option: str) -> None:
         raise ValueError(f"{option} is empty. Name a folder; . is the current one")
     if _FOLDER_URL.match(str(folder)) or is_remote(folder):
         raise ValueError(
-            f"{option}={redact_urls(str(folder))} is a URL, but it is written to. Use a folder of this "
-            "machine. To have shards elsewhere, copy the folder there, and read it with source.kind=shards "
-            "source.path=URL"
+            f"{option}={redact_urls(str(folder))} is a URL, but it is written to. Use a folder of this machine. To have "
+            "shards elsewhere, copy the folder there, and read it with source.kind=shards source.path=URL"
         )
 
 

@@ -107,34 +107,28 @@ def _count_samples(
             failures.append(error)
             raise
 
-    with tempfile.TemporaryDirectory(prefix="haed-chunks-") as folder:
-        settings: dict[str, Any] = {
-            "memory_limit": f"{MEMORY}B",
-            "temp_directory": folder,
-            "threads": available_threads(),
-        }
-        with duckdb.connect(config=settings | {"preserve_insertion_order": False}) as database:
-            try:
-                database.register("chunks", pyarrow.RecordBatchReader.from_batches(schema, read_batches()))
-                database.execute(
-                    "CREATE TEMP TABLE counted AS SELECT chunk, count(*) AS times FROM chunks GROUP BY chunk"
-                )
-                frequent = database.sql("FROM counted WHERE times >= ?", params=[at_least])
-                ((total,),) = frequent.count("*").fetchall()
-                ties = "md5(chunk), chunk" if any_of_equal else "chunk"
-                table = frequent.order(f"times DESC, {ties}").limit(total if most is None else most).to_arrow_table()
-            except duckdb.Error as error:
-                if failures:
-                    raise failures[0] from None
-                if not isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
-                    raise
-                place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
-                if isinstance(error, duckdb.OutOfMemoryException) and not _DISK.search(reason):
-                    raise MemoryError(reason) from error
-                message = (
-                    f"counting distinct chunks needs disk space in {place} ({reason}). Set TMPDIR to another folder."
-                )
-                raise OSError(message) from error
+    settings: dict[str, Any] = {"memory_limit": f"{MEMORY}B", "threads": available_threads()}
+    with (
+        tempfile.TemporaryDirectory(prefix="haed-chunks-") as folder,
+        duckdb.connect(config=settings | {"temp_directory": folder, "preserve_insertion_order": False}) as database,
+    ):
+        try:
+            database.register("chunks", pyarrow.RecordBatchReader.from_batches(schema, read_batches()))
+            database.execute("CREATE TEMP TABLE counted AS SELECT chunk, count(*) AS times FROM chunks GROUP BY chunk")
+            frequent = database.sql("FROM counted WHERE times >= ?", params=[at_least])
+            ((total,),) = frequent.count("*").fetchall()
+            ties = "md5(chunk), chunk" if any_of_equal else "chunk"
+            table = frequent.order(f"times DESC, {ties}").limit(total if most is None else most).to_arrow_table()
+        except duckdb.Error as error:
+            if failures:
+                raise failures[0] from None
+            if not isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
+                raise
+            place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
+            if isinstance(error, duckdb.OutOfMemoryException) and not _DISK.search(reason):
+                raise MemoryError(reason) from error
+            message = f"counting distinct chunks needs disk space in {place} ({reason}). Set TMPDIR to another folder."
+            raise OSError(message) from error
     column = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
     tokens, lengths = _as_rows(column, k)
     times = table["times"].combine_chunks()  # its `to_numpy` would import pandas

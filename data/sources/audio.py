@@ -230,7 +230,9 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
             stated, sound = struct.unpack_from("<QQ", body)
         elif kind == b"fmt ":
             header = _read_format(body)
-        _skip_bytes(file, size + size % 2 - len(body))
+        left = size + size % 2 - len(body)
+        while left > 0:
+            left -= len(_read_exactly(file, min(left, BLOCK)))
 
 
 def _read_format(body: bytes) -> WavHeader:
@@ -260,11 +262,6 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
     if len(content) != size:
         raise ValueError("it was truncated: it ends inside its header")
     return content
-
-
-def _skip_bytes(file: IO[bytes], size: int) -> None:
-    while size > 0:
-        size -= len(_read_exactly(file, min(size, BLOCK)))
 
 
 def _check_length(stated: int, size: int, left: int) -> None:

@@ -24,7 +24,7 @@ _NAME = f"rename it with the suffix of its compression ({', '.join(SUFFIXES)}), 
 _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
 TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
-_OWN, _LEAVE = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out with source.pattern="
+_OWN, LEAVE_OUT = "write a source of your own (docs/how-to/write-a-source.md)", "leave it out with source.pattern="
 HEAD = 8192  # bytes of a file or member that are checked
 _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),
@@ -93,14 +93,13 @@ _FORMATS = [  # beginnings of files; those of plain letters may begin a text as 
     (rb"caff\x00", "an Apple recording (CAF)", _TO_WAV),
     (rb"FORM....AIF[FC]", "AIFF", _TO_WAV),
     (rb"\.snd\x00", "a Sun recording", _TO_WAV),
-    (rb"MThd\x00", "MIDI", _LEAVE),
-    (rb"\x1a\x45\xdf\xa3|FLV\x01|RIFF....AVI ", "a film", _LEAVE),
-    (rb"\0...ftyp", "a film or a recording", _LEAVE),
-    (rb"wOF[F2][\x00\x01OT]", "a font", _LEAVE),
-    (rb"GGUF[\x01-\x09]\x00", "a model", _LEAVE),
-    (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", _LEAVE),
+    (rb"MThd\x00", "MIDI", LEAVE_OUT),
+    (rb"\x1a\x45\xdf\xa3|FLV\x01|RIFF....AVI ", "a film", LEAVE_OUT),
+    (rb"\0...ftyp", "a film or a recording", LEAVE_OUT),
+    (rb"wOF[F2][\x00\x01OT]", "a font", LEAVE_OUT),
+    (rb"GGUF[\x01-\x09]\x00", "a model", LEAVE_OUT),
+    (rb"\x7fELF|\xca\xfe\xba\xbe|\xcf\xfa\xed\xfe|\x00asm", "a program", LEAVE_OUT),
 ]
-_BEGINNINGS = [(re.compile(pattern, re.DOTALL), what, advice) for pattern, what, advice in _FORMATS]
 _ANY_BEGINNING = re.compile(b"|".join(pattern for pattern, _, _ in _FORMATS), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # in the header of a tar
 _KEPT = 100  # maximum names of a kind that a part keeps
@@ -117,7 +116,7 @@ _NOTES = {
 def detect_foreign_format(head: bytes) -> tuple[str, str] | None:
     """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if _ANY_BEGINNING.match(head):  # of most files none does
-        return next((what, advice) for pattern, what, advice in _BEGINNINGS if pattern.match(head))
+        return next((what, advice) for pattern, what, advice in _FORMATS if re.match(pattern, head, re.DOTALL))
     if not head[_CHECKSUM].strip(b" \0").isdigit():
         return None
     try:
@@ -173,12 +172,8 @@ def _decode_head(head: bytes, encoding: str) -> str:
 
 
 def _is_utf8(head: bytes) -> bool:
-    if head.isascii():
-        return True
     try:
-        if len(head) < HEAD:
-            return bool(head.decode())
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a longer text is cut here
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # a longer text is cut here
     except UnicodeDecodeError:
         return False
     return True
@@ -224,9 +219,6 @@ def convert_by(command: str, path: str) -> str:
     if tool := _DECOMPRESS.get(PurePosixPath(path.lower()).suffix):
         return f"{tool} -dc {shlex.quote(path)} | {command} > NEW"
     return f"{command} < {shlex.quote(path)} > NEW"
-
-
-LEAVE_OUT = "leave it out with source.pattern="
 
 
 def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
@@ -275,14 +267,10 @@ def check_head(head: bytes, name: str, path: str, closely: bool = True) -> str |
     if wide := wide_encoding(head, closely):
         encoding, by = wide
         command = f"iconv -f {by} -t UTF-8"
-        remedy = (
-            f"convert it with `{convert_by(command, path)}`"
-            if path
-            else f"convert it with `{command}`, and make the tar again"
-        )
+        remedy = f"`{convert_by(command, path)}`" if path else f"`{command}`, and make the tar again"
         raise ValueError(
             f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a byte order mark, "
-            f"not UTF-8: {remedy}"
+            f"not UTF-8: convert it with {remedy}"
         )
     if not path and not _is_utf8(head) and len(head.translate(None, _CONTROLS)) < (1 - _BINARY) * len(head):
         raise ValueError(
@@ -343,24 +331,21 @@ class TextInspector:
         if not piece.continues or self._name is None:
             is_part = self.whole_files and os.path.basename(piece.name) != os.path.basename(path)
             self._begin_text(_CUT.sub("", piece.name) if is_part else piece.name, piece.continues)
-        odd: list[str] = []
-        self._count_ends(piece.data, odd)
-        self._find_oddities(piece.data, odd)
-        for reason in odd:
+        for reason in [*self._count_ends(piece.data), *self._find_oddities(piece.data)]:
             if reason not in self._known:
                 self._known.add(reason)
                 self.found.add_text(reason, str(self._name))
         self._position += len(piece.data)
 
-    def _find_oddities(self, data: bytes, odd: list[str]) -> None:
-        """Add the oddities of a piece, except for line endings."""
+    def _find_oddities(self, data: bytes) -> Iterator[str]:
+        """Yield the oddities of a piece, except for line endings."""
         seen = 0 if self._goes_on else max(0, self.skip - self._position)  # bytes checked and reported before
         if b"\0" in data:
             if b"\0" in data[:seen]:
                 self._known.add("NUL")
-            odd.append("NUL")
+            yield "NUL"
         if not self._position and not self._goes_on and data.startswith(codecs.BOM_UTF8):
-            odd.append("mark")
+            yield "mark"
         if "encoding" in self._known:
             return
         try:
@@ -369,9 +354,9 @@ class TextInspector:
         except UnicodeDecodeError as error:
             if error.end <= seen:
                 self._known.add("encoding")
-            odd.append("encoding")
+            yield "encoding"
 
-    def _count_ends(self, data: bytes, odd: list[str]) -> None:
+    def _count_ends(self, data: bytes) -> Iterator[str]:
         lines, feeds = self.found.lines, data.count(b"\n")
         if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
             lines[_CR] -= 1
@@ -382,7 +367,7 @@ class TextInspector:
             lines[_CRLF] += pairs
             lines[_CR] += data.count(b"\r") - pairs
             feeds -= pairs
-            odd.append(_ENDS)
+            yield _ENDS
         lines[_LF] += feeds
         self._ends_in_cr = data.endswith(b"\r")
 

@@ -286,12 +286,10 @@ def _walk_glob(
         names_and_paths = list(_walk_files(root, [[*glob_parts, *ANY.split("/")]], follow, walked))
     for reason, names in walked.items():
         left_out.setdefault(reason, []).extend(names)
-    yield from (each for each in names_and_paths if _matches_any(each[0].split("/"), patterns, depth))
-
-
-def _matches_any(parts: list[str], patterns: list[list[str]], depth: int) -> bool:
-    """Return if a path, or what is left of it in a folder `depth` below, matches one of the globs."""
-    return any(_matches_glob(tuple(parts[first:]), each) for each in patterns for first in {0, depth})
+    for name, path in names_and_paths:
+        parts = tuple(name.split("/"))  # a pattern matches all of them, or those below a folder that the glob matches
+        if any(_matches_glob(parts[first:], pattern) for pattern in patterns for first in {0, depth}):
+            yield name, path
 
 
 def _is_hidden(name: str) -> bool:
@@ -440,12 +438,9 @@ class _DecompressedStream(io.RawIOBase):
 
 def read_blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
     """Yield the next `size` bytes of a stream (None: all) in blocks of at most a megabyte."""
-    left = size
-    while left is None or left > 0:
-        block = stream.read(BLOCK if left is None else min(BLOCK, left))
-        if not block:
-            return
-        left = None if left is None else left - len(block)
+    left = sys.maxsize if size is None else size
+    while left > 0 and (block := stream.read(min(BLOCK, left))):
+        left -= len(block)
         yield block
 
 

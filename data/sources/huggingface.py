@@ -103,24 +103,21 @@ class DatasetsSource(Source):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a document per row."""
-        number = item.start
-        for texts in self._read_texts(item.name, item.start, item.stop or 0):
-            for text in texts:
-                if text:
-                    data = self.convert_newlines(text.encode("utf-8", "surrogatepass"))
-                    name = f"{item.name}@{number}"
-                    yield Piece(name, self.split_of(name, item.splits, data), data)
-                self.remarks["rows without text were left out"] += not text
-                number += 1
+        for number, text in enumerate(self._read_texts(item.name, item.start, item.stop or 0), item.start):
+            if text:
+                data = self.convert_newlines(text.encode("utf-8", "surrogatepass"))
+                name = f"{item.name}@{number}"
+                yield Piece(name, self.split_of(name, item.splits, data), data)
+            self.remarks["rows without text were left out"] += not text
 
-    def _read_texts(self, name: str, start: int, stop: int) -> Iterator[list[str | None]]:
-        """Yield the texts of some rows of a split, a few at a time."""
+    def _read_texts(self, name: str, start: int, stop: int) -> Iterator[str | None]:
+        """Yield the texts of some rows of a split, which are read a few at a time."""
         rows = self.dataset_splits[name].select_columns([self.options.field]).with_format("arrow")
         for first in range(start, stop, _ROWS):
             try:
                 column = rows[first : min(first + _ROWS, stop)].column(self.options.field)
                 column.validate(full=True)  # offsets of a damaged file lead out of its memory
-                yield column.to_pylist()
+                yield from column.to_pylist()
             except ValueError as error:
                 raise ValueError(
                     f"{self.options.path}, split {name!r}: a text after row {first:,} is damaged, or not UTF-8, as strings "
@@ -145,10 +142,9 @@ class DatasetsSource(Source):
     def _digest_split(self, name: str) -> str:
         total = len(self.dataset_splits[name])
         whole = hashlib.sha256(f"{name}\0{total}\n".encode())
-        for texts in self._read_texts(name, 0, total):
-            for text in texts:
-                data = text.encode("utf-8", "surrogatepass") if text else b""
-                whole.update(len(data).to_bytes(8, "little") + data)
+        for text in self._read_texts(name, 0, total):
+            data = text.encode("utf-8", "surrogatepass") if text else b""
+            whole.update(len(data).to_bytes(8, "little") + data)
         return whole.hexdigest()
 
 
@@ -229,10 +225,9 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
                     )
                 raise ValueError(others)
             # The cache knows a file by its path and time alone.
-            read = sorted(
-                {os.path.realpath(each) for names in (builder.config.data_files or {}).values() for each in names}
-            )
-            key = hashlib.sha256("\n".join(map(stamp_file, read)).encode()).hexdigest()[:16]
+            files_of_splits = (builder.config.data_files or {}).values()
+            paths = sorted({os.path.realpath(each) for names in files_of_splits for each in names})
+            key = hashlib.sha256("\n".join(map(stamp_file, paths)).encode()).hexdigest()[:16]
             settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
         if hasattr(builder.config, "keep_default_na"):  # CSV, where NA, null, … would be no texts
             try:

@@ -214,10 +214,7 @@ def _is_batch(file: File) -> bool:
 def _read_batches(path: str, expansion: int = 250) -> Iterator[np.ndarray]:
     """Yield planes (n, D) uint8 of a batch file, a few hundred at a time. D is red, green, blue."""
     try:
-        if path.endswith(".npz"):
-            yield from _npz_rows(path, expansion)
-            return
-        yield from read_rows(path, _ROWS)
+        yield from _npz_rows(path, expansion) if path.endswith(".npz") else read_rows(path, _ROWS)
     except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, struct.error, EOFError) as error:
         raise ValueError(f"{path} is not a batch file of pictures: {error}") from error
 
@@ -331,19 +328,13 @@ def _check_rows(compressed: bytes, size: int) -> None:
             size_there += len(inflater.decompress(inflater.unconsumed_tail, 1))
     except zlib.error as error:
         raise ValueError(f"it is damaged: {error}") from error
-    if size_there < size or not inflater.eof:
-        raise ValueError(
-            f"{TRUNCATED} (its rows have {size_there:,} of {size:,} bytes)" if size_there <= size else _too_much(size)
-        )
+    if size_there < size or (size_there == size and not inflater.eof):
+        raise ValueError(f"{TRUNCATED} (its rows have {size_there:,} of {size:,} bytes)")
     if size_there > size or inflater.unused_data:
-        raise ValueError(_too_much(size))
-
-
-def _too_much(size: int) -> str:
-    return (
-        f"its data continue after the last row ({size:,} bytes in all). The header is damaged or belongs "
-        "to another picture"
-    )
+        raise ValueError(
+            f"its data continue after the last row ({size:,} bytes in all). The header is damaged or belongs "
+            "to another picture"
+        )
 
 
 class Jpeg(NamedTuple):
@@ -364,8 +355,8 @@ class _Frame(NamedTuple):
     def count_units(self, components: list[int]) -> int:
         """Return the number of coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
         across, down = (max(each[axis] for each in self.sampling.values()) for axis in (0, 1))
-        factors = self.sampling[components[0]] if len(components) == 1 else (1, 1)
         if len(components) == 1:
+            factors = self.sampling[components[0]]
             wide, high = -(-self.width * factors[0] // across), -(-self.height * factors[1] // down)
             return -(-wide // 8) * -(-high // 8)
         return -(-self.width // (8 * across)) * -(-self.height // (8 * down))

@@ -146,9 +146,7 @@ def _main(path: str, seconds: int) -> None:
 if __name__ == "__main__":
     try:
         _main(sys.argv[1], int(sys.argv[2]))
+    except MemoryError:
+        sys.exit("reading it takes too much memory")
     except BaseException as error:
-        sys.exit(
-            f"{type(error).__name__}: {error}"[:300]
-            if not isinstance(error, MemoryError)
-            else "reading it takes too much memory"
-        )
+        sys.exit(f"{type(error).__name__}: {error}"[:300])

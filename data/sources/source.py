@@ -326,10 +326,8 @@ class Source(ABC):
 
         Of copies in several splits, a held-out one is kept; else the first.
         """
-        if self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
-            some = [file for file in files if self.is_single_file(file)] or self._find_alike(files)
-        else:
-            some = self._find_alike(files)
+        is_hashed = self.record.by == "hashed" and len(files) > 1  # then the contents of all documents are needed
+        some = [file for file in files if is_hashed and self.is_single_file(file)] or self._find_alike(files)
         kept: dict[bytes, File] = {}
         for file, digest in sorted(self._hash_files(some), key=lambda each: -SPLITS.index(places[each[0].name][0])):
             first = kept.setdefault(digest, file)
@@ -511,8 +509,7 @@ def make_source(options: SourceOptions) -> Source:
     Raises:
         ValueError: there is no source of that kind.
     """
-    new_source: Source = SOURCES.load_class(options.kind)(options)
-    return new_source
+    return SOURCES.load_class(options.kind)(options)
 
 
 def source_title(options: SourceOptions) -> str:

@@ -65,11 +65,11 @@ def digested_split(digest: bytes, percent: int) -> str:
 
 def split_rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
     """Map each stated split to the splits that its documents go to."""
-    names, places = set(stated), {split: (split,) for split in SPLITS}
+    names = set(stated)
     if percent and len(names) == 2 and "train" in names:
         (held_out,) = names - {"train"}
         return {"train": ("train", "valid"), held_out: ("test",)}
-    return {split: places[split] for split in SPLITS if split in names}
+    return {split: (split,) for split in SPLITS if split in names}
 
 
 class Listed(TypedDict):

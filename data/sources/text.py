@@ -174,9 +174,8 @@ class TextSource(Texts):
             left = len(window[:left].rstrip())  # nothing but blanks is no text for the next split
         near = min(left, room // 2 + 1)
         blank = _BLANK.search(window)
-        return self.after_crlf(
-            blank.end() if blank and blank.end() < near else _after_line(window, near), window, before
-        )
+        cut = blank.end() if blank and blank.end() < near else _after_line(window, near)
+        return self.after_crlf(cut, window, before)
 
     def after_crlf(self, cut: int, window: bytes, before: bytes) -> int:
         """Return the place of a cut, or behind it if it is within a CRLF that becomes LF; see `find_cut`."""
@@ -383,18 +382,14 @@ class JsonLinesSource(_Documents):
         """Yield a document per line."""
         with self.open_range(item) as stream:
             at = item.start
-            while item.stop is None or at < item.stop:
-                line = stream.readline(LARGEST_DOCUMENT + 1)
-                if not line:
-                    return
+            while (item.stop is None or at < item.stop) and (line := stream.readline(LARGEST_DOCUMENT + 1)):
                 if line.strip():
                     name = f"{item.name}@{at}"
                     where = f"{item.path}, the line at byte {at:,}"
                     if len(line) > LARGEST_DOCUMENT:
                         raise ValueError(f"{where} is longer than {LARGEST_DOCUMENT:,} bytes, the limit of a document")
-                    text = self.convert_newlines(
-                        extract_json_text(line, self.options.field, where, path=item.path, remarks=self.remarks)
-                    )
+                    text = extract_json_text(line, self.options.field, where, self.remarks, path=item.path)
+                    text = self.convert_newlines(text)
                     if text:
                         yield Piece(name, self.split_of(name, item.splits, text), text)
                     self.remarks["lines of empty text were left out"] += not text
@@ -420,10 +415,8 @@ def check_lines(head: bytes, path: str, field: str) -> None:
     if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
         raise ValueError(f"{display_path(path)} is an empty JSON array")
     if is_long and _is_object(first.rstrip().removesuffix(b",")):
-        problem, command = (
-            "has commas between its JSON objects instead of one object per line",
-            "sed 's/,[[:space:]]*$//'",
-        )
+        problem = "has commas between its JSON objects instead of one object per line"
+        command = "sed 's/,[[:space:]]*$//'"
     elif text[:1] == b"\x1e":
         problem, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
     elif text and not _VALUE.match(text):
@@ -456,12 +449,7 @@ def _wrap_in_field(field: str) -> str:
 
 
 def extract_json_text(
-    content: bytes,
-    field: str,
-    where: str,
-    option: str = "source.field=",
-    path: str = "",
-    remarks: Counter[str] | None = None,
+    content: bytes, field: str, where: str, remarks: Counter[str], option: str = "source.field=", path: str = ""
 ) -> bytes:
     """Return the text in a field of a JSON object, as UTF-8; empty for null.
 
@@ -469,9 +457,9 @@ def extract_json_text(
         content: the object, as it is written.
         field: name of the field.
         where: the object's place, for errors.
+        remarks: counts objects that have the field twice.
         option: option to change for another field, for errors.
         path: of a file of JSON lines, for commands that convert it.
-        remarks: counts objects that have the field twice.
 
     Raises:
         ValueError: it is no JSON, has no such field, or no text in it.
@@ -497,7 +485,7 @@ def extract_json_text(
         others = [name for name, value in record.items() if isinstance(value, str)]
         advice = f"set {option}" + (f" to {' or '.join(map(repr, others[:5]))}" if others else ", or write texts there")
         raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {advice}")
-    if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
+    if content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
         pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
         remarks["lines have the field twice; the last value was used"] += [key for key, _ in pairs].count(field) > 1
     return (text or "").encode("utf-8", "surrogatepass")

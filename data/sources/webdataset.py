@@ -46,8 +46,7 @@ class WebDatasetSource(ImageSource):
         self._chosen = self._chosen or self._choose_member()
         for key, sample in self._read_samples(item.path):
             name = f"{item.name}/{key}"
-            data = self._read_document(sample, name, f"{item.path}: sample {key}")
-            if data:
+            if data := self._read_document(sample, name, f"{item.path}: sample {key}"):
                 yield Piece(name, self.split_of(name, item.splits, data), data)
             else:
                 self.remarks["samples without text were left out"] += 1
@@ -91,12 +90,10 @@ class WebDatasetSource(ImageSource):
         if odd:
             self._odd += 1
             self.remarks[f"members .{extension} are {odd}; the bytes are read as they are"] += 1
-        if not field:
-            return self.convert_newlines(content)
-        option = f"source.field={extension}.FIELD"
-        return self.convert_newlines(
-            extract_json_text(content, field, f"{where}: its .{extension}", option, remarks=self.remarks)
-        )
+        if field:
+            option = f"source.field={extension}.FIELD"
+            content = extract_json_text(content, field, f"{where}: its .{extension}", self.remarks, option)
+        return self.convert_newlines(content)
 
     def _choose_member(self) -> tuple[str, str]:
         """Return the extension to read, and the field of a .json. Every worker chooses the same."""
