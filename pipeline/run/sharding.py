@@ -121,7 +121,7 @@ def _check_scheduler_answers(address: str) -> None:
     try:  # a little later than the time-out of the connection itself, which says more
         kind = LoopRunner().run_sync(ask_kind, callback_timeout=seconds + 1)
     except Exception as error:  # whatever a stranger answers
-        why = str(error).rstrip(".")
+        why = str(error).rstrip(".") or f"no answer in {seconds:g} s"
         raise OSError(f"launcher.dask={address}: no scheduler of Dask answers there ({why})") from error
     if kind != "Scheduler":
         raise OSError(f"launcher.dask={address} is a {kind.lower()} of Dask. Give the address of its scheduler")
