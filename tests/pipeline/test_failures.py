@@ -179,7 +179,7 @@ def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, 
     """A limit on the size of files, which the disk tells as it tells that it is full: in the middle of a write."""
     for words, name, size in (
         (["shard", "source.kind=text", f"source.path={text}", "shards_dir=new"], "new/", 4096),
-        (["index", str(run)], "index/chunks/", 2048),
+        (["index", str(run)], "runs/run/index/", 2048),
         (["analyse", str(run), "analyse.map=pca"], "analys", 2048),
         (["report", str(run)], "runs/run/", 2048),
         (["sample", str(run)], "samples.json", 16),
