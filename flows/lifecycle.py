@@ -435,8 +435,8 @@ class FlowRunWatcher:
         run, state = self.stopped
         paused = state is not None and state.is_paused()
         is_inner_run = run != self._runs[0]
-        how = "saved and stopped" if _is_training else "stopped"
-        message = f"{how}: its {'part' if is_inner_run else 'parent'} was {self._describe_state()}"
+        ending = "saved and stopped" if _is_training else "stopped"
+        message = f"{ending}: its {'part' if is_inner_run else 'parent'} was {self._describe_state()}"
         with try_client("the state of a stopped run could not be set") as client:
             if state is not None and paused and not is_inner_run:
                 now = client.read_flow_run(run).state

@@ -116,7 +116,9 @@ _NOTES = {
 def detect_foreign_format(head: bytes) -> tuple[str, str] | None:
     """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if _ANY_BEGINNING.match(head):  # of most files none does
-        return next((what, advice) for pattern, what, advice in _FORMATS if re.match(pattern, head, re.DOTALL))
+        return next(
+            (format_name, advice) for pattern, format_name, advice in _FORMATS if re.match(pattern, head, re.DOTALL)
+        )
     if not head[_CHECKSUM].strip(b" \0").isdigit():
         return None
     try:

@@ -293,7 +293,7 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
     _warn_missing_validation(where[phases[-1]], metrics.get(phases[-1], []))
     present = folder.select_checkpoint() if folder.is_trained() else None
     if present is not None:
-        folder.check_unchanged(of=present)  # a process reads the options of a run only once
+        folder.check_unchanged(checkpoint=present)  # a process reads the options of a run only once
     corpus = _read_if(CorpusRecord, folder, CORPUS)
     row = Row(
         run=name,

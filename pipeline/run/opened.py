@@ -217,16 +217,18 @@ class Run:
                 "comes from random weights. Run `haed finetune` first",
                 self.folder.path,
             )
-        how, system, precision = self.options, self.system, self.compute.precision_name
-        mixed = requested_likelihood(how, self.phase) == "mixture"
+        options, system, precision = self.options, self.system, self.compute.precision_name
+        mixed = requested_likelihood(options, self.phase) == "mixture"
         if mixed and isinstance(system, HAED) and system.known is None:
             with torch.no_grad(), self.compute.use_precision():
                 system.known = embed_known_chunks(
-                    self.folder, system, max_known_chunks(how), self.checkpoint, precision
+                    self.folder, system, max_known_chunks(options), self.checkpoint, precision
                 )
-        if isinstance(system, HAED) and not self._has_memory and remembered_chunks(how, self.phase):
+        if isinstance(system, HAED) and not self._has_memory and remembered_chunks(options, self.phase):
             with torch.no_grad(), self.compute.use_precision():
-                system.memory = load_memory(self.folder, system, how.evaluate, self.checkpoint, precision, self.stride)
+                system.memory = load_memory(
+                    self.folder, system, options.evaluate, self.checkpoint, precision, self.stride
+                )
             self._has_memory = True
         return system
 

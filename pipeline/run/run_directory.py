@@ -321,30 +321,32 @@ class RunFolder:
                 return "; ".join(filter(None, [reason, fallback]))
         return fallback
 
-    def check_unchanged(self, options: Options | None = None, of: Checkpoint | None = None) -> None:
+    def check_unchanged(self, options: Options | None = None, checkpoint: Checkpoint | None = None) -> None:
         """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.
 
         Args:
             options: the configuration that the run is read with; None is the run's own.
-            of: the checkpoint; None is the present one.
+            checkpoint: the checkpoint; None is the present one.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
             ValueError: config.yaml or corpus.json was changed since, or `options` describe another model.
         """
-        of = of or self.select_checkpoint(options.evaluate.stage if options else None)
+        checkpoint = checkpoint or self.select_checkpoint(options.evaluate.stage if options else None)
         corpus = self.read_corpus_record().digest
-        if differences := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
+        if differences := identity_differences(checkpoint.identity, make_identity(self.load_options(), corpus)):
             place = "corpus.json" if differences[0].startswith("corpus=") else "config.yaml"
             raise ValueError(
-                f"{of.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}. Set it back"
+                f"{checkpoint.path} was trained with {differences[0]}, but {self.path / place} says {differences[1]}. Set it back"
             )
         if options is None:
             return
         wanted = make_identity(options, corpus)
-        wanted["batch"] = of.identity["batch"]  # evaluation may take other windows
-        if differences := identity_differences(of.identity, wanted):
-            raise ValueError(f"{of.path} was trained with {differences[0]}. {differences[1]} cannot change that")
+        wanted["batch"] = checkpoint.identity["batch"]  # evaluation may take other windows
+        if differences := identity_differences(checkpoint.identity, wanted):
+            raise ValueError(
+                f"{checkpoint.path} was trained with {differences[0]}. {differences[1]} cannot change that"
+            )
 
     def is_current(self, name: str, options: Options, section: str) -> bool:
         """Return whether a JSON file of the run was made from its present checkpoint, with the options of this section."""
