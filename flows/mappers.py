@@ -18,11 +18,10 @@ from data.processes import process_pool
 from pipeline.config import Options
 from pipeline.run.sharding import (
     ClusterError,
-    RemoteCall,
     explain_dask_errors,
     find_versions,
     open_dask_client,
-    write_remotely,
+    pack_remote_write,
 )
 
 _SMALL_BYTES = 1 << 24  # written within seconds
@@ -86,8 +85,7 @@ def _open_pool(
 
             def write_on_dask(write: Any, part: Part) -> None:
                 with explain_dask_errors(address, part):
-                    call = RemoteCall(write_remotely, (versions, write, part))
-                    pool.submit(pickle.loads, pickle.dumps(call)).result()
+                    pool.submit(pickle.loads, pack_remote_write(versions, write, part)).result()
 
             yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(pool.shutdown, wait=False)
     elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:

@@ -193,6 +193,11 @@ def find_versions(source: SourceOptions) -> dict[str, str]:
     return versions
 
 
+def pack_remote_write(versions: dict[str, str], write: Callable[[Part], None], part: Part) -> bytes:
+    """Return the call of `write_remotely` with these arguments, which a worker makes by `pickle.loads`."""
+    return pickle.dumps(RemoteCall(write_remotely, (versions, write, part)))
+
+
 def write_remotely(versions: dict[str, str], write: Callable[[Part], None], part: Part) -> None:
     """Write a part on a worker of Dask.
 
@@ -207,7 +212,7 @@ def write_remotely(versions: dict[str, str], write: Callable[[Part], None], part
 
 def _map_on_dask(address: str, workers: int, write: Any, parts: tuple[Part, ...]) -> None:
     versions = find_versions(parts[0].source)
-    calls = [pickle.dumps(RemoteCall(write_remotely, (versions, write_persistently, part))) for part in parts]
+    calls = [pack_remote_write(versions, write_persistently, part) for part in parts]
     with open_dask_client(address, workers) as client, explain_dask_errors(address, parts[0]):
         client.gather(client.map(pickle.loads, calls, pure=False))
 

@@ -27,13 +27,12 @@ from pipeline.cli import main
 from pipeline.config import Options, load_options
 from pipeline.run.sharding import (
     ClusterError,
-    RemoteCall,
     explain_dask_errors,
     find_versions,
     open_dask_client,
     open_shards,
+    pack_remote_write,
     shard_source,
-    write_remotely,
 )
 from pipeline.training.stages import pretrain, train
 from tests.conftest import TINY
@@ -166,14 +165,14 @@ def test_a_server_that_says_nothing_is_no_scheduler_of_dask() -> None:
 def test_a_worker_of_dask_that_lacks_what_is_here_is_told(tmp_path: Path) -> None:
     part = Part(tmp_path / "corpus" / "parts" / "00000", SourceOptions(), ChunkerOptions(), None, 1, ())
     for versions, why in (({"haed": "0.0.1"}, "haed is .*, not 0.0.1"), ({"none-such": "1"}, "none-such")):
-        call = pickle.dumps(RemoteCall(write_remotely, (versions, write_part, part)))
+        call = pack_remote_write(versions, write_part, part)
         with (
             pytest.raises(ClusterError, match=f"a worker has other packages .*{why}"),
             explain_dask_errors("h:1", part),
         ):
             pickle.loads(call)
     assert not list(tmp_path.iterdir())
-    call = pickle.dumps(RemoteCall(write_remotely, (find_versions(part.source), write_part, part)))
+    call = pack_remote_write(find_versions(part.source), write_part, part)
     with pytest.raises(FolderLostError), explain_dask_errors("h:1", part):  # it is not here either
         pickle.loads(call)
     part.folder.parent.mkdir(parents=True)
