@@ -303,12 +303,12 @@ class Corpus:
         return make_source(restore_options(self.manifest["source"], SourceOptions, SOURCES))
 
 
-def _read_content(opened: OpenedFile, size: int, shard: Shard) -> bytes:
-    """Return the contents of a shard's file, which must be no longer than its manifest entry says."""
+def _read_content(opened: OpenedFile, size: int, shard: Shard) -> memoryview:
+    """Return the contents of a shard's file, which must be no longer than its manifest entry says, for reading only."""
     if size > shard.file_bytes:
         raise CorruptShardError(opened.path, shard.file_bytes, f"it has {size:,} bytes, not {shard.file_bytes:,}")
     try:
-        return bytes(opened.read_range(0, size))
+        return memoryview(opened.read_range(0, size)).toreadonly()
     except CorruptFileError as error:
         raise CorruptShardError(opened.path, None, str(error)) from error
 

@@ -286,7 +286,7 @@ class ShardWriter:
         return np.concatenate([each for each, _ in cut]), np.concatenate([each for _, each in cut]), counts
 
 
-def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> list[Sample]:
+def read_shard(path: Path | str, content: bytes | memoryview, shard: Shard | None = None) -> list[Sample]:
     """Return the samples of a shard; their arrays are views of its content. Errors name it by `path`.
 
     If its entry in the manifest is given, checksum and counts are verified.
@@ -308,7 +308,7 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
     return parsed
 
 
-def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
+def _read_samples(path: Path | str, content: bytes | memoryview, checked: bool) -> Iterator[Sample]:
     """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
 
     Raises:
@@ -317,7 +317,7 @@ def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[S
     parts: dict[str, Any] = {}
     end = at = 0
     try:
-        while any(header := content[end : end + tarfile.BLOCKSIZE]):
+        while any(header := bytes(content[end : end + tarfile.BLOCKSIZE])):
             member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
             if member.type != tarfile.REGTYPE:
                 raise tarfile.ReadError(f"a member is of type {member.type!r}, no regular file")

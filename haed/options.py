@@ -666,7 +666,7 @@ class IEMOptions:
                 raise ValueError(f"iem.terms: there is no term {name}; {known}. {advice}")
             try:
                 term = LOSS_TERMS.load_class(name)
-            except (ImportError, AttributeError) as error:
+            except (Exception, SystemExit) as error:  # whatever another package raises
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(f"iem.terms: {name} of haed.loss_terms cannot be loaded: {reason}") from error
             if not callable(term):

@@ -197,10 +197,12 @@ def test_a_term_that_there_is_not_is_refused_where_it_would_be_trained_and_nowhe
         ("mine = nothing:here", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("mine = my_kind:missing", "cannot be loaded: AttributeError"),
         ("mine = my_kind:number", "is 3, expected a function"),
+        ("mine = my_exit:term", "cannot be loaded: SystemExit: no licence"),
     ],
 )
 def test_a_term_that_cannot_be_loaded_is_named_before_anything_is_done(entry: str, message: str, place: Path) -> None:
     add_package(place, "loss_terms", "number = 3\n", entry)
+    (place / "my_exit.py").write_text("raise SystemExit('no licence')\n")
     with pytest.raises(ConfigError, match=f"iem.terms: mine of haed.loss_terms {message}"):
         check_training("pretrain", load_options("quickstart", ["iem.terms=[2*mine]"]))
 
@@ -270,9 +272,11 @@ def test_a_kind_with_the_name_of_one_of_ours_is_named_once(place: Path, caplog: 
     assert warning == "source.kind=text is a kind of haed, so my_kind:Text of mine is not used. Rename it"
 
 
-def test_a_package_that_cannot_be_loaded_is_named(place: Path) -> None:
-    add_package(place, "sources", "import nothing_of_that_name")
-    with pytest.raises(ConfigError, match="^source.kind=mine: my_kind:Mine of mine cannot be loaded: ModuleNotFound"):
+@pytest.mark.parametrize("code", ["import nothing_of_that_name", "raise SystemExit('no licence')"])
+def test_a_package_that_cannot_be_loaded_is_named(code: str, place: Path) -> None:
+    add_package(place, "sources", code)
+    match = "^source.kind=mine: my_kind:Mine of mine cannot be loaded: (ModuleNotFound|SystemExit: no licence)"
+    with pytest.raises(ConfigError, match=match):
         load_options("quickstart", ["source.kind=mine"])
 
 

@@ -642,7 +642,7 @@ def load_kind(key: str, kind: str) -> None:
         return
     try:
         kind_class = matches[0].load()
-    except Exception as error:  # whatever another package raises
+    except (Exception, SystemExit) as error:  # whatever another package raises
         reason = f"cannot be loaded: {type(error).__name__}: {error}"
         raise ValueError(f"{key}={kind}: {describe_entry(matches[0])} {reason}") from error
     if options_class := getattr(kind_class, "options_class", None):
