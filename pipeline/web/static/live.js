@@ -9,13 +9,13 @@ async function again() {
   try {
     const answer = await fetch(place.dataset.live, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(answer.status);
-    const found = await answer.json();
+    const state = await answer.json();
     // All else has changed as well.
-    const now = { running: String(found.running), phase: found.phase ?? "", trained: String(found.trained), results: found.results };
+    const now = { running: String(state.running), phase: state.phase ?? "", trained: String(state.trained), results: state.results };
     if (Object.keys(now).some((key) => now[key] !== place.dataset[key])) return location.reload();
-    place.innerHTML = found.html;
+    place.innerHTML = state.html;
     document.dispatchEvent(new Event("progress")); // see charts.js
-    if (!found.running) waiting *= 5;
+    if (!state.running) waiting *= 5;
   } catch (error) {
     waiting *= 5; // the server is being started again, or the run has another name now
     if (!place.querySelector(".stale")) {

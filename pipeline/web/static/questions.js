@@ -6,9 +6,9 @@ const boxes = document.querySelector(".boxes");
 let waiting = 0;
 
 async function complete(typed) {
-  const found = await fetch(`${list.dataset.chunks}?begin=${encodeURIComponent(typed)}`).catch(() => null);
-  if (!found?.ok) return; // without an index there is nothing to propose; the answer says so
-  const options = await found.json();
+  const response = await fetch(`${list.dataset.chunks}?begin=${encodeURIComponent(typed)}`).catch(() => null);
+  if (!response?.ok) return; // without an index there is nothing to propose; the answer says so
+  const options = await response.json();
   list.replaceChildren(...options.map(({ text, count }) => new Option(`${count.toLocaleString("en")} times`, text)));
 }
 
@@ -58,9 +58,9 @@ document.addEventListener("keydown", (event) => {
 if (document.querySelector("textarea")) document.querySelectorAll("[data-hint]").forEach((each) => { each.hidden = false; });
 
 async function lookForMap() {
-  const found = await fetch(location.pathname, { method: "HEAD" }).catch(() => null);
-  if (found?.redirected) location.replace(found.url + location.hash);
-  else if (found && !found.ok) location.reload();
+  const response = await fetch(location.pathname, { method: "HEAD" }).catch(() => null);
+  if (response?.redirected) location.replace(response.url + location.hash);
+  else if (response && !response.ok) location.reload();
   else setTimeout(lookForMap, 1000);
 }
 if (document.querySelector("[data-making]")) setTimeout(lookForMap, 1000);

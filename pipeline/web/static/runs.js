@@ -30,10 +30,10 @@ const format = (value) =>
   value === null || value === undefined || value === "" ? "" : typeof value !== "number" ? String(value)
   : Number.isInteger(value) ? value.toLocaleString("en") : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(5));
 
-function element(tag, text, attributes = {}) {
-  const made = Object.assign(document.createElement(tag), attributes);
-  made.textContent = text;
-  return made;
+function makeElement(tag, text, attributes = {}) {
+  const element = Object.assign(document.createElement(tag), attributes);
+  element.textContent = text;
+  return element;
 }
 
 // `<2.1`, `>=3`, `=0` compare numbers; any other text is looked for.
@@ -67,22 +67,22 @@ function tickedRuns() {
 
 // The address has search, grouping, archive and filters, so that a list can be shared. Ticks come back with the page.
 function keepPlace() {
-  const asked = new URLSearchParams();
-  for (const name of ["search", "group"]) if (find(`#${name}`).value) asked.set(name, find(`#${name}`).value);
-  if (find("#archived").checked) asked.set("archived", "");
-  for (const { field, value } of table.getHeaderFilters()) asked.set(`filter ${field}`, value);
-  const state = { ticked: table.getSelectedData().map(({ run }) => run) }, address = `/runs/${asked.size ? "?" : ""}${asked}`;
+  const parameters = new URLSearchParams();
+  for (const name of ["search", "group"]) if (find(`#${name}`).value) parameters.set(name, find(`#${name}`).value);
+  if (find("#archived").checked) parameters.set("archived", "");
+  for (const { field, value } of table.getHeaderFilters()) parameters.set(`filter ${field}`, value);
+  const state = { ticked: table.getSelectedData().map(({ run }) => run) }, address = `/runs/${parameters.size ? "?" : ""}${parameters}`;
   if (location.pathname + location.search !== address || JSON.stringify(history.state) !== JSON.stringify(state)) history.replaceState(state, "", address);
 }
 function restorePlace() {
-  const asked = new URLSearchParams(location.search), { ticked = [] } = history.state ?? {}, fields = table.getColumns().map((column) => column.getField());
-  find("#search").value = asked.get("search") ?? "";
-  find("#archived").checked = asked.has("archived");
-  if ([...find("#group").options].some(({ value }) => value === asked.get("group"))) find("#group").value = asked.get("group");
+  const parameters = new URLSearchParams(location.search), { ticked = [] } = history.state ?? {}, fields = table.getColumns().map((column) => column.getField());
+  find("#search").value = parameters.get("search") ?? "";
+  find("#archived").checked = parameters.has("archived");
+  if ([...find("#group").options].some(({ value }) => value === parameters.get("group"))) find("#group").value = parameters.get("group");
   search();
-  for (const field of fields.filter((field) => asked.get(`filter ${field}`))) {
+  for (const field of fields.filter((field) => parameters.get(`filter ${field}`))) {
     table.showColumn(field);
-    table.setHeaderFilterValue(field, asked.get(`filter ${field}`));
+    table.setHeaderFilterValue(field, parameters.get(`filter ${field}`));
   }
   table.selectRow(ticked.filter((run) => known.has(run)));
 }
@@ -91,10 +91,10 @@ function makeColumn(field, title, isNumber) {
   return {
     field, title, hozAlign: isNumber ? "right" : "left", headerHozAlign: isNumber ? "right" : "left", visible: remember("columns", SHOWN).includes(field),
     minWidth: WIDTHS[field] ?? (field.includes(" ") ? 140 : 90), widthGrow: field === "run" ? 3 : 1,
-    titleFormatter: (cell) => element("button", cell.getValue(), { type: "button", className: "plain" }),
+    titleFormatter: (cell) => makeElement("button", cell.getValue(), { type: "button", className: "plain" }),
     // As elements: Tabulator takes a text for HTML.
-    formatter: (cell) => formatters[field]?.(cell.getData()) ?? element("span", format(cell.getValue()).replaceAll("\n", " ")),
-    tooltip: (_, cell) => element("span", format(cell.getValue()).slice(0, 300)),
+    formatter: (cell) => formatters[field]?.(cell.getData()) ?? makeElement("span", format(cell.getValue()).replaceAll("\n", " ")),
+    tooltip: (_, cell) => makeElement("span", format(cell.getValue()).slice(0, 300)),
     headerFilter: "input", headerFilterFunc: matches, headerFilterLiveFilter: true, headerFilterPlaceholder: isNumber ? "<2.1" : "",
     headerFilterParams: { elementAttributes: { "aria-label": `filter ${field.includes(" ") ? field : title}` } },
     sorter: isNumber ? sortNumbers : "alphanum", sorterParams: { alignEmptyValues: "bottom" },
@@ -104,16 +104,16 @@ function makeColumn(field, title, isNumber) {
 }
 const formatters = {
   run: (row) => {
-    const link = element("a", row.run, { href: `/runs/${encodeURIComponent(row.run)}/` });
+    const link = makeElement("a", row.run, { href: `/runs/${encodeURIComponent(row.run)}/` });
     link.dataset.run = row.run;
     return link;
   },
-  word: (row) => element("span", row.word, { className: `tag ${row.word.split(" ").pop()}` }),
+  word: (row) => makeElement("span", row.word, { className: `tag ${row.word.split(" ").pop()}` }),
   share: (row) => (row.phase ? `${row.share.toFixed(0)} %` : ""),
   evaluated: (row) => {
-    const cell = element("span", row.evaluated === null ? "" : row.evaluated.toFixed(3) + " ");
+    const cell = makeElement("span", row.evaluated === null ? "" : row.evaluated.toFixed(3) + " ");
     const title = `${row.unit ?? ""}${row.memory ? "; in brackets with memory" : ""}`;
-    cell.append(element("span", row.memory + (row.headline && row.stale ? "outdated" : row.unit ?? ""), { className: "note", title }));
+    cell.append(makeElement("span", row.memory + (row.headline && row.stale ? "outdated" : row.unit ?? ""), { className: "note", title }));
     return cell;
   },
 };
@@ -143,7 +143,7 @@ function describeGroup(value, count, data) {
     const spread = Math.sqrt(values.reduce((sum, each) => sum + (each - mean) ** 2, 0) / (values.length - 1));
     parts.push(`${field} ${mean.toFixed(3)}${values.length > 1 ? ` ± ${spread.toFixed(3)}` : ""} (${values.length})`);
   }
-  return element("span", parts.join(" · "));
+  return makeElement("span", parts.join(" · "));
 }
 
 // Numbers are sorted with empty ones last, and groups by the means of their runs.
@@ -187,13 +187,13 @@ async function offerColumns(rows) {
       keys.add(field);
       await table.addColumn(makeColumn(field, field.slice(7), typeof row[field] === "number"));
       offer(field, field.slice(7), find(`#${field.slice(0, 6)}s`));
-      if (field.startsWith("option ")) find("#group").append(element("option", field.slice(7), { value: field }));
+      if (field.startsWith("option ")) find("#group").append(makeElement("option", field.slice(7), { value: field }));
     }
   tidyHeaders();
 }
 function offer(field, title, list) {
-  const box = element("input", "", { type: "checkbox", checked: remember("columns", SHOWN).includes(field) });
-  const label = element("label", ` ${title}`);
+  const box = makeElement("input", "", { type: "checkbox", checked: remember("columns", SHOWN).includes(field) });
+  const label = makeElement("label", ` ${title}`);
   label.prepend(box);
   list.append(label);
   box.addEventListener("change", () => {
@@ -282,7 +282,7 @@ async function start() {
   await new Promise((resolve) => table.on("tableBuilt", resolve));
   for (const [field, title] of Object.entries({ run: "run", ...TEXTS, ...NUMBERS })) if (field !== "run") offer(field, title, find("#metrics"));
   for (const key of [...keys].sort()) offer(key, key.slice(7), find(`#${key.slice(0, 6)}s`));
-  for (const key of [...keys].sort()) if (key.startsWith("option ")) find("#group").append(element("option", key.slice(7), { value: key }));
+  for (const key of [...keys].sort()) if (key.startsWith("option ")) find("#group").append(makeElement("option", key.slice(7), { value: key }));
   for (const event of ["dataFiltered", "rowSelectionChanged", "dataProcessed"]) table.on(event, () => setTimeout(describeFilters));
   table.on("dataSorting", () => means.clear());
   table.on("dataSorted", (sorters) => keep("sort", sorters.map(({ field, dir }) => ({ column: field, dir }))));
@@ -299,7 +299,7 @@ async function start() {
   });
   find("#ticked").addEventListener("submit", (event) => {
     event.target.querySelectorAll("[type=hidden]").forEach((each) => each.remove());
-    for (const run of tickedRuns().shown) event.target.append(element("input", "", { type: "hidden", name: "run", value: run }));
+    for (const run of tickedRuns().shown) event.target.append(makeElement("input", "", { type: "hidden", name: "run", value: run }));
   });
   restorePlace();
   tidyHeaders();
