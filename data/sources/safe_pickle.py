@@ -2,8 +2,8 @@
 
 A pickle is a program that calls functions. Those of NumPy, called with what a pickle likes, read and write memory beyond
 an array. So none of them is called: stand-ins of ours keep what an array is made of, and its bytes are checked at last.
-The process has limits on memory and time, since a small pickle may describe a value without end. It imports nothing of
-ours, nor NumPy.
+The process has limits on memory and time, since a small pickle may describe a value without end. macOS sets none on
+memory. The process imports nothing of ours, nor NumPy.
 """
 
 import os
@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def _explain_end(status: int) -> str:
 def _main(path: str, seconds: int) -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (_SPARE_BYTES + 4 * os.path.getsize(path),) * 2)
+    with suppress(ValueError):  # macOS counts its own libraries, and refuses; elsewhere a lower limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (_SPARE_BYTES + 4 * os.path.getsize(path),) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     with open(path, "rb") as file:
         batch = _BatchUnpickler(file, encoding="bytes").load()

@@ -3,6 +3,7 @@
 import io
 import lzma
 import pickle
+import resource
 import tarfile
 import zlib
 from functools import partial
@@ -14,6 +15,7 @@ from PIL import Image, ImageCms
 
 from data.corpus import Corpus
 from data.options import ChunkerOptions, SourceOptions
+from data.sources import safe_pickle
 from data.sources.images import _read_batches
 from data.sources.safe_pickle import read_rows
 from data.sources.source import make_source
@@ -102,6 +104,19 @@ def test_no_function_of_numpy_is_called_by_a_pickle(tmp_path: Path, offset: int)
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x05" + 2 * pointers + b"K\0K\0s.")
     with pytest.raises(ValueError, match="does not support item assignment"):
         list(read_rows(str(tmp_path / "data_batch_1"), 256))
+
+
+def test_a_pickled_batch_is_read_where_the_system_limits_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def refuse(kind: int, _: tuple[int, int]) -> None:
+        if kind == resource.RLIMIT_AS:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": PLANES}))
+    safe_pickle._main(str(tmp_path / "data_batch_1"), 60)
+    assert capsysbinary.readouterr().out.endswith(PLANES.tobytes())
 
 
 class Malicious:
