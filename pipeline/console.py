@@ -195,11 +195,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _memory_limit() -> str:
     """Return the memory limit of this process or its container as text; empty: it has none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    is_limited = limit != resource.RLIM_INFINITY  # -1, or a large number (macOS)
     with suppress(OSError, ValueError):
         group = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        if limit < 0 or group < limit:
+        if not is_limited or group < limit:
             return f" of {group / 2**30:.1f} GiB (memory.max of the container)"
-    return "" if limit < 0 else f" of {limit / 2**30:.1f} GiB (ulimit -v)"
+    return f" of {limit / 2**30:.1f} GiB (ulimit -v)" if is_limited else ""
 
 
 @lru_cache(1 << 14)

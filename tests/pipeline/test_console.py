@@ -183,3 +183,12 @@ def test_messages_quote_no_long_path_as_a_whole(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(("value", "shown"), [(1, "1.0000"), (0.00123, "0.0012"), (2.7e-6, "2.7e-06"), (0, "0")])
 def test_a_small_probability_has_digits(value: float, shown: str) -> None:
     assert format_probability(value) == shown
+
+
+@pytest.mark.parametrize("infinity", [-1, 2**63 - 1], ids=["Linux", "macOS"])
+def test_no_limit_of_memory_is_named_where_there_is_none(infinity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.RLIM_INFINITY", infinity)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (infinity, infinity))
+    assert "ulimit" not in format_error(MemoryError("too much"))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1 << 20, infinity))
+    assert format_error(MemoryError("too much")).startswith("out of memory of 0.0 GiB (ulimit -v): too much")
