@@ -128,7 +128,8 @@ def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listene
 
         config = Path(folder) / "config.yaml"
         config.write_text(dump_options(options), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        # Ranks meet at localhost: the name of a Mac often leads nowhere.
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
         command += [f"--nproc-per-node={options.launcher.processes}", f"--log-dir={folder}", "-m", "pipeline", stage]
         env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ | {_LAUNCHED: str(os.getpid())}
         env["OMP_NUM_THREADS"] = str(max(1, available_threads() // options.launcher.processes))

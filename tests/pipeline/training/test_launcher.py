@@ -1,6 +1,7 @@
 """Training in two processes of torchrun (gloo): launched, interrupted, resumed, failed."""
 
 import json
+import os
 import re
 import resource
 import signal
@@ -52,6 +53,9 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     together: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In groups of one rank; in one group of all, tests/pipeline/training/test_same_bits.py kills and resumes."""
+    nowhere = "import socket; socket.getfqdn = lambda *_: 'mac.invalid'"  # as on some Macs
+    (tmp_path / "sitecustomize.py").write_text(nowhere)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     terminal, temporary = Terminal(), tmp_path / "temporary"
     monkeypatch.setattr("sys.stderr", terminal)
     temporary.mkdir()
