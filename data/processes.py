@@ -68,13 +68,16 @@ def _read_group_quota(group: Path) -> Iterator[float]:
 
 
 def free_memory() -> float:
-    """Return the bytes of this machine's memory that are free or can be freed; infinity if the system does not say."""
-    try:
-        with open("/proc/meminfo") as file:
-            values = {line.split(":")[0]: line.split()[1] for line in file}
+    """Return the bytes of this machine's memory that are free or can be freed.
+
+    If the system does not say, as macOS, it is all memory, and infinity if it does not say that either.
+    """
+    with suppress(OSError, KeyError, IndexError), open("/proc/meminfo") as file:
+        values = {line.split(":")[0]: line.split()[1] for line in file}
         return 1024 * float(values["MemAvailable"])
-    except (OSError, KeyError, IndexError):
-        return float("inf")
+    with suppress(OSError, ValueError):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return float("inf")
 
 
 def allowed_workers(workers: int) -> int:

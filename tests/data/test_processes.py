@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.processes import available_threads, process_pool
+from data.processes import available_threads, free_memory, process_pool
 
 _kept: list[object] = []
 
@@ -143,3 +143,19 @@ def test_a_run_computes_with_no_more_threads_than_its_affinity_has_cores() -> No
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "3", "1"]
+
+
+def test_without_a_record_of_free_memory_it_is_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise FileNotFoundError
+
+    free = free_memory()
+    monkeypatch.setattr("data.processes.open", refuse, raising=False)  # macOS has no /proc
+    whole = free_memory()
+    assert free < whole < float("inf")
+
+    def know_nothing(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(os, "sysconf", know_nothing)
+    assert free_memory() == float("inf")
