@@ -62,6 +62,7 @@ from pipeline.signals import (
     TrainingInterrupted,
     die_with_parent,
     end_with_parent,
+    is_running,
 )
 from pipeline.suggestions import name_flows
 
@@ -120,7 +121,7 @@ def label_flow_run() -> None:
         _stages.extend([] if run is None else [run.id])
         return
     labels: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
-    labels[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
+    labels[STARTED] = process_start_ticks(os.getpid())
     if is_served():
         labels |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
     with try_client("no record of the process") as client:
@@ -253,11 +254,14 @@ def is_alive(labels: dict[str, Any]) -> bool:
 
 
 def process_start_ticks(process: int) -> str | None:
-    """Return the start time of a process of this machine, in ticks since boot; None if it has ended."""
+    """Return the start time of a process of this machine, in ticks since boot; None if it has ended.
+
+    It is empty if the process runs, and the system does not tell when it started, as macOS.
+    """
     with suppress(OSError), open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
         state, *rest = file.read().rsplit(")", 1)[1].split()
         return None if state in "ZX" else rest[18]
-    return None
+    return "" if process and is_running(process) else None
 
 
 _is_training = False  # within `stop_on_signals`, which takes the signals

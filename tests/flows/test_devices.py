@@ -97,5 +97,17 @@ def test_only_a_recorded_process_that_is_gone_is_dead() -> None:
     assert not lifecycle.is_alive(here | {lifecycle.PROCESS: ended.pid}) and not lifecycle.is_alive({})
 
 
+def test_a_process_counts_as_alive_where_the_system_does_not_tell_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, **_: object) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(lifecycle, "open", refuse, raising=False)  # macOS has no /proc
+    here = {lifecycle.HOST: socket.gethostname(), lifecycle.PROCESS: os.getpid(), lifecycle.STARTED: ""}
+    assert lifecycle.process_start_ticks(os.getpid()) == "" and lifecycle.is_alive(here)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert not lifecycle.is_alive(here | {lifecycle.PROCESS: ended.pid})
+
+
 def test_flows_of_a_kind_of_their_own_exist_and_have_one_kind() -> None:
     assert {*TRAINS, *ASKS} < {flow.name for flow in FLOWS} and not {*TRAINS} & {*ASKS}
