@@ -216,6 +216,14 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
+def is_running(process: int) -> bool:
+    """Return whether a process of this user runs, or waits for its parent to take notice of its end."""
+    with suppress(OSError):
+        os.kill(process, 0)
+        return True
+    return False
+
+
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Do as `die_with_parent`. If the parent, given by its process id, has already ended, send the signal now."""
     die_with_parent(number)

@@ -8,7 +8,7 @@ Legend: n chunks, E width of an embedding, Q queries.
 import numpy as np
 
 from pipeline.run.analysis_results import ChunkDrift, Drift, EmbeddingSample, Norms
-from pipeline.run.index.faiss_search import prepare_vectors
+from pipeline.run.index.faiss_search import load_faiss, prepare_vectors
 
 _CLUSTER_ROUNDS = 20
 _ROUNDING = 1e-6  # of float32 embeddings, relative
@@ -66,7 +66,7 @@ def find_nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarra
         rows: (Q,) queries, as rows of `vectors`.
         count: neighbours of each query, less than n.
     """
-    import faiss
+    faiss = load_faiss()
 
     units = normalise_rows(vectors)
     index = faiss.IndexFlatIP(units.shape[1])
@@ -89,7 +89,7 @@ def highest_columns(values: np.ndarray, excluded: np.ndarray, count: int) -> np.
 
 def cluster_directions(vectors: np.ndarray, number: int, seed: int) -> np.ndarray:
     """Return the cluster (n,) of each embedding by spherical k-means (Dhillon & Modha 2001) with FAISS."""
-    import faiss
+    faiss = load_faiss()
 
     units = normalise_rows(vectors)
     number = max(1, min(number, len(units) // 4))

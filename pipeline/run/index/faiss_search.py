@@ -19,6 +19,7 @@ The module also builds approximate indexes over the vectors of a file, and tunes
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +45,26 @@ CANDIDATES = {"flat": 1, "hnsw": 3, "ivf": 3, "ivfpq": 20}  # for each vector th
 _FEW = 1 << 15  # rows: among so few exact search is as quick
 _LOCK = threading.Lock()  # of FAISS's number of threads, which is that of the process
 _SHARE = 8  # of all rows, among fewer than one in so many a graph finds too little
+
+
+_IS_MACOS = sys.platform == "darwin"
+
+
+def load_faiss() -> Any:
+    """Import FAISS.
+
+    Its wheels for macOS bring an OpenMP library, and so do PyTorch's. There the second library ends the process unless
+    KMP_DUPLICATE_LIB_OK is set, and threads of both crash. So PyTorch's comes first, and FAISS computes with one thread.
+    """
+    if _IS_MACOS:
+        import torch  # noqa: F401
+
+        os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "TRUE")
+    import faiss
+
+    if _IS_MACOS:
+        faiss.omp_set_num_threads(1)
+    return faiss
 
 
 def prepare_vectors(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None) -> np.ndarray:
@@ -114,7 +135,7 @@ class Vectors:
         few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
         if self._search is None or few or count > among // 4:
             return self.find_exactly(queries, count, among)
-        import faiss
+        faiss = load_faiss()
 
         selected = faiss.IDSelectorRange(0, among) if among < len(self.exact) else None
         wanted, effort = count * CANDIDATES[self.kind], effort or self.effort
@@ -130,7 +151,7 @@ class Vectors:
 
     def find_exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the nearest rows as `find_nearest` does, by comparing each query with all rows."""
-        import faiss
+        faiss = load_faiss()
 
         is_l2 = self.metric == "l2"
         metric = faiss.METRIC_L2 if is_l2 else faiss.METRIC_INNER_PRODUCT
@@ -216,7 +237,7 @@ def read_index(path: Path) -> Any:
         ValueError: the file is truncated or not an index.
         OSError: it cannot be read.
     """
-    import faiss
+    faiss = load_faiss()
 
     with add_path_to_errors(path), open_file(path) as file:
         try:
@@ -228,11 +249,12 @@ def read_index(path: Path) -> Any:
 @contextmanager
 def limit_threads(number: int | None) -> Iterator[None]:
     """Set the number of FAISS threads for the length of the context; None is as many as this process may use."""
-    import faiss
+    faiss = load_faiss()
 
     with _LOCK:
         before = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(number or min(before, available_threads()))
+        wanted = number or min(before, available_threads())
+        faiss.omp_set_num_threads(1 if _IS_MACOS else wanted)  # see `load_faiss`
         try:
             yield
         finally:
@@ -272,7 +294,7 @@ def build_faiss_index(
 
     There are some 4·√n clusters, trained on 64 vectors each, as FAISS's guidelines recommend.
     """
-    import faiss
+    faiss = load_faiss()
 
     longest = 0.0
     if metric == "ip":

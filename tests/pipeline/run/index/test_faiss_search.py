@@ -1,6 +1,9 @@
 """Search: all kinds and metrics against brute force in float64, and how much of it approximate indexes find."""
 
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +43,16 @@ def brute(base: np.ndarray, queries: np.ndarray, metric: Metric) -> np.ndarray:
     if metric in ("centred", "cosine"):
         base, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (base, queries))
     return -np.sort(-queries @ base.T, axis=1)
+
+
+def test_faiss_has_one_thread_beside_the_openmp_of_pytorch_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+    library = SimpleNamespace(omp_get_max_threads=lambda: 8, omp_set_num_threads=numbers.append)
+    monkeypatch.setitem(sys.modules, "faiss", library)
+    monkeypatch.setattr(faiss_search, "_IS_MACOS", True)
+    monkeypatch.delenv("KMP_DUPLICATE_LIB_OK", raising=False)
+    with faiss_search.limit_threads(4):
+        assert os.environ["KMP_DUPLICATE_LIB_OK"] == "TRUE" and numbers == [1, 1]
 
 
 @pytest.mark.parametrize("metric", mostly_nightly(METRICS, "cosine"))
