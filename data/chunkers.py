@@ -46,7 +46,7 @@ class Chunker(ABC):
         options_class: dataclass of its options, with those of its own kind.
         name: as in `chunker.kind`.
         k: maximum tokens per chunk, up to 255.
-        vocabulary: number of different tokens, up to 256.
+        vocabulary: tokens are below it; at most 256.
         fixed: every chunk but a document's last has k tokens, so that boundaries carry no information.
         version: of the boundaries. Raise it when the same text is split differently: that makes another corpus.
         whole: chunks longer than k bytes are split between UTF-8 characters, never inside one; False: after k tokens.
@@ -113,7 +113,7 @@ class Chunker(ABC):
         return tokens, capped
 
     def check_split(self, text: bytes, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Check what a `split` or `join` of another class made of a document.
+        """Check what another class, with its own `split`, `join` or `vocabulary`, made of a document.
 
         Raises:
             ValueError: it is not what `split` promises, or the chunks joined are not the document.
@@ -125,6 +125,9 @@ class Chunker(ABC):
         if not lengths.all() or lengths.max(initial=0) > self.k or lengths.sum(dtype=int) != len(tokens):
             problem = f"lengths from {lengths.min(initial=255)} to {lengths.max(initial=0)} that sum to {lengths.sum(dtype=int):,}"
             raise ValueError(f"{returned}: {problem}, expected 1 to {self.k} and a sum of {len(tokens):,}")
+        if tokens.max(initial=0) >= self.vocabulary:
+            problem = f"a token is {tokens.max()}, but vocabulary is {self.vocabulary}"
+            raise ValueError(f"chunker.kind={self.name}: {problem}. Raise it, to at most 256")
         if self.join(tokens, lengths) != text:
             raise ValueError(f"chunker.kind={self.name}: the chunks of a document joined are not the document")
 

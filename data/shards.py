@@ -273,7 +273,7 @@ class ShardWriter:
         """Return tokens (n,), lengths (N,) and the number of chunks (D,) of each document."""
         if type(self.chunker).join is Chunker.join:  # tokens are bytes, so starts of documents are starts of chunks
             tokens, lengths = self.chunker.split(text, np.array(starts, np.int64))
-            if type(self.chunker).split is not Chunker.split:
+            if type(self.chunker).split is not Chunker.split or self.chunker.vocabulary < Chunker.vocabulary:
                 self.chunker.check_split(text, tokens, lengths)
             ends = np.cumsum(lengths, dtype=np.int64)
             return tokens, lengths, np.diff(np.searchsorted(ends, starts, "right"), append=len(lengths))

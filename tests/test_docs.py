@@ -268,7 +268,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_test_that_a_document_names_is_there(document: Path) -> None:
-    named = re.findall(r"\btests/[\w/]+\.py", document.read_text(encoding="utf-8"))
+    named = re.findall(r"(?<!# )\btests/[\w/]+\.py", document.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 

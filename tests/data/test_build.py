@@ -7,6 +7,7 @@ import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from data.chunkers import ONE, Chunker, WordChunker
 from data.corpora import Corpora
 from data.corpus import Corpus
 from data.filesystem import FolderLostError
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import CHUNKERS, ChunkerOptions, ShardOptions, SourceOptions
 from data.parts import Part, write_part
 from data.sources import files
 from data.sources.source import Input, Piece, Source
@@ -247,6 +248,27 @@ WRONG_BEGINS: dict[str, tuple[Callable[[np.ndarray], object], str]] = {
     "a list": (lambda mask: mask.tolist(), r"begins returned \[.*, expected bool"),
     "nothing": (lambda mask: None, "begins returned None, expected bool"),
 }
+
+
+class SevenBits(WordChunker):
+    vocabulary = 128
+
+
+@pytest.mark.parametrize("letter", ["e", "é"])
+def test_a_token_beyond_the_vocabulary_of_a_chunker_is_named(
+    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"caf{letter} {number} " * 40)
+    monkeypatch.setitem(CHUNKERS, "words", f"{__name__}:SevenBits")
+    with (
+        nullcontext()
+        if letter == "e"
+        else pytest.raises(ValueError, match="words: a token is 195, but vocabulary is 128")
+    ):
+        shard_source(tmp_path, tmp_path / "shards")
+
+
 WRONG_SPLIT: dict[str, tuple[Callable[[np.ndarray, np.ndarray], object], str]] = {
     "a lost chunk": (lambda tokens, lengths: (tokens, lengths[:-1]), "expected 1 to 12 and a sum of"),
     "an empty chunk": (
