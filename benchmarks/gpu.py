@@ -253,7 +253,7 @@ class Bench:
                 alone.append(time.perf_counter() - began)
             precision, name = trainer.compute.precision_name, trainer.compute.processor_name
             parameters = sum(x.numel() for x in trainer.objective.system.parameters())
-            sums = trainer.state.sums
+            sums = trainer.progress.sums
             result = {
                 "step_ms": 1e3 * step,
                 "prepare_ms": 1e3 * statistics.median(prepared),

@@ -250,7 +250,7 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
     growth, width, further = None, 0, 0.0
     if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
         summary = corpus.statistics.get("train")
-        keys = (_chunk_keys(as_windows(batch)) for batch in itertools.islice(trainer.learner.loader, _BATCHES))
+        keys = (_chunk_keys(as_windows(batch)) for batch in itertools.islice(trainer.training_state.loader, _BATCHES))
         growth = DistinctGrowth.from_batches(keys, summary.distinct_chunks if summary is not None else None)
         width, further = options.model.encoder.width, _further_device_time(trainer, 1 + options.iem.extra_batches)
     speed = measured.device_flops / rate if rate else 1.0
@@ -296,7 +296,7 @@ def _count_rows(trainer: Trainer) -> tuple[int, list[TableUse]]:
 
 def _further_device_time(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
     """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several."""
-    windows_read = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
+    windows_read = (as_windows(batch) for batch in itertools.islice(trainer.training_state.loader, batches * devices))
     distinct = []
     while read := list(itertools.islice(windows_read, batches)):
         windows = TokenBatch.concatenate_batches(read)

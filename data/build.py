@@ -68,6 +68,7 @@ def make_plan(corpora: Corpora) -> Plan:
 
     Raises:
         FileNotFoundError: the source is not there.
+        TypeError: a source of another package yields no `Input`.
         ValueError: it is empty or not of its kind.
     """
     folder, source, chunker = corpora.folder, corpora.source, corpora.chunker
@@ -160,7 +161,7 @@ def check_chunker(source: SourceOptions, chunker: ChunkerOptions) -> None:
     """Check at once that the chunker suits the source.
 
     Raises:
-        ValueError: it is for text, and the source gives none; the message names the chunker to set.
+        ValueError: it is for text or for pictures, and the source gives none; the message names what to set.
     """
     make_source(source).check_chunker(chunker.kind, CHUNKERS.load_class(chunker.kind).text)
 
@@ -181,20 +182,20 @@ def _sample_documents(
                 break
 
 
-def finish_corpus(work: Plan) -> Corpus:
+def finish_corpus(plan: Plan) -> Corpus:
     """Move the shards of all parts to their places, and write the manifest, which makes the corpus complete."""
-    records = [PartRecord.read_record(part) for part in work.parts]
-    head = _complete_head(work, records)
+    records = [PartRecord.read_record(part) for part in plan.parts]
+    head = _complete_head(plan, records)
     parts = [each.shard_counts for each in records]
     part_shards = [each.shards_by_name for each in records]
     shards: list[Shard] = []
-    for name, (at, name_there) in locate_shards(parts).items():
-        if (work.parts[at].folder / name_there).is_file():  # else an interrupted `finish_corpus` moved it
-            _move_shard(work.parts[at].folder / name_there, work.folder / name)
-        shards.append(replace(part_shards[at][name_there], file=name))
+    for name, (number, name_in_part) in locate_shards(parts).items():
+        if (plan.parts[number].folder / name_in_part).is_file():  # else an interrupted `finish_corpus` moved it
+            _move_shard(plan.parts[number].folder / name_in_part, plan.folder / name)
+        shards.append(replace(part_shards[number][name_in_part], file=name))
     totals = {split: Statistics() for split in SPLITS}
     for split, total in totals.items():
-        for part, each in zip(work.parts, records, strict=True):
+        for part, each in zip(plan.parts, records, strict=True):
             if split in each.shards:
                 total.merge_statistics(read_statistics(part, split))
     notes = _describe_shared_documents(totals)
@@ -202,35 +203,35 @@ def finish_corpus(work: Plan) -> Corpus:
         log.info("  %s", note)
     head["splits"] = {**head["splits"], "notes": head["splits"]["notes"] + notes}
     statistics = {split: asdict(total.make_summary()) for split, total in totals.items()}
-    sync_folder(work.folder)
+    sync_folder(plan.folder)
     head |= {"statistics": statistics, "parts": parts, "shards": [asdict(each) for each in shards]}
-    write_json(work.folder / MANIFEST, head)
-    remove_folder(work.folder / "parts")
-    return Corpus.open(work.folder)
+    write_json(plan.folder / MANIFEST, head)
+    remove_folder(plan.folder / "parts")
+    return Corpus.open(plan.folder)
 
 
-def _complete_head(work: Plan, records: list[PartRecord]) -> Manifest:
+def _complete_head(plan: Plan, records: list[PartRecord]) -> Manifest:
     """Return the head of the manifest, completed with the findings of the parts.
 
     Raises:
         ValueError: nothing is left for training, or documents of two parts differ in form.
     """
-    source = make_source(work.parts[0].source)
+    source = make_source(plan.parts[0].source)
     forms = [each.form for each in records if each.form]
     for form in forms:
         source.compare_forms(forms[0], form)
     empty = [split for split in SPLITS if not any(each.shards.get(split) for each in records)]
     remarks = sum((Counter(each.remarks) for each in records), Counter())
     if "train" in empty:
-        raise ValueError(_explain_empty_splits(source.options, work.head["splits"], remarks, empty))
+        raise ValueError(_explain_empty_splits(source.options, plan.head["splits"], remarks, empty))
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
     notes += describe_findings([each.looked for each in records])
     notes += [f"{split} is empty" for split in empty]
-    if work.head["splits"]["by"] == "hashed":
+    if plan.head["splits"]["by"] == "hashed":
         notes += _describe_uneven_splits(records, source.options.valid_percent)
     for note in notes:
         log.info("  %s", note)
-    head = work.head.copy()
+    head = plan.head.copy()
     head["splits"] = {**head["splits"], "notes": head["splits"]["notes"] + notes}
     if forms:
         head["form"] = forms[0][1]
@@ -488,21 +489,21 @@ def find_damaged_shards(corpus: Corpus, options: ShardOptions) -> list[str]:
         return [s.file for s, whole in zip(corpus.shards, pool.map(is_whole, corpus.shards), strict=True) if not whole]
 
 
-def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Part, ...]], None]) -> None:
+def rebuild_shards(plan: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Part, ...]], None]) -> None:
     """Rebuild shards of these file names from the parts of the source that they come from, which `write` writes.
 
     Raises:
         ValueError: the rebuilt shards differ from the manifest.
     """
-    places = locate_shards(corpus.parts) if len(corpus.parts) == len(work.parts) else {}
-    parts = tuple(work.parts[at] for at in sorted({places[name][0] for name in names if name in places}))
+    places = locate_shards(corpus.parts) if len(corpus.parts) == len(plan.parts) else {}
+    parts = tuple(plan.parts[at] for at in sorted({places[name][0] for name in names if name in places}))
     for part in parts:
         remove_folder(part.folder)  # an interrupted attempt may have moved some of it
     write(parts)
     wanted = {shard.file: shard.sha256 for shard in corpus.shards}
     for name in names:
         at, name_there = places.get(name, (0, ""))
-        new_shard = PartRecord.read_record(work.parts[at]).shards_by_name.get(name_there) if name_there else None
+        new_shard = PartRecord.read_record(plan.parts[at]).shards_by_name.get(name_there) if name_there else None
         if new_shard is None or new_shard.sha256 != wanted[name]:
             raise ValueError(
                 f"{corpus.folder}/{name} differs from {MANIFEST}, although its source is the same. Another version "
@@ -510,9 +511,9 @@ def rebuild_shards(work: Plan, corpus: Corpus, names: list[str], write: Callable
             )
     for name in names:
         at, name_there = places[name]
-        _move_shard(work.parts[at].folder / name_there, work.folder / name)
-    sync_folder(work.folder)
-    remove_folder(work.folder / "parts")
+        _move_shard(plan.parts[at].folder / name_there, plan.folder / name)
+    sync_folder(plan.folder)
+    remove_folder(plan.folder / "parts")
 
 
 def _move_shard(file: Path, path: Path) -> None:

@@ -232,14 +232,14 @@ def target_log_prob(wanted: Tensor, normaliser: Tensor, correction: Tensor) -> T
 
 
 def select_decoded(
-    targets: int, fraction: float, elsewhere: Tensor | None, generator: torch.Generator | None
+    targets: int, fraction: float, other_documents: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor | None]:
     """Choose the chunks to decode: a mask (M,), and the inverse (M,) of the probability of choosing each.
 
     Args:
         targets: M.
         fraction: share of the chunks; at least one chunk, if it is not 0.
-        elsewhere: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely,
+        other_documents: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely,
             there are no weights, and the mask is on the CPU.
         generator: generator of the choice.
     """
@@ -247,24 +247,24 @@ def select_decoded(
     if not fraction:
         return chosen, None
     count = max(round(targets * fraction), min(1, targets))
-    if elsewhere is not None:
-        likely = inclusion_probabilities(elsewhere, count)
+    if other_documents is not None:
+        likely = inclusion_probabilities(other_documents, count)
         return systematic_sample(likely, generator), 1 / likely
     chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
     return chosen, None
 
 
-def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
+def inclusion_probabilities(other_documents: Tensor, count: int) -> Tensor:
     """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
 
     The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better the decoder is. The
     probability of a chunk that n other documents have is proportional to 1/√(n + 1), at most 1.
 
     Args:
-        elsewhere: (M,) n of each chunk.
+        other_documents: (M,) n of each chunk.
         count: at most M.
     """
-    rarity = (elsewhere.double().clamp(min=0) + 1).rsqrt()
+    rarity = (other_documents.double().clamp(min=0) + 1).rsqrt()
     ranked = rarity.sort(descending=True).values
     rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
     factors = (count - torch.arange(len(ranked), device=rest.device)) / rest  # valid if all before it are certain

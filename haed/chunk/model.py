@@ -215,11 +215,11 @@ class HAED(SequenceModel):
 
     def compute_query(self, prediction: Tensor) -> Tensor:
         """Return the query (N, E). A chunk's score is its dot product with the chunk's key, plus the chunk's bias."""
-        narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
+        projected = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
         return (
-            self.compute_key(narrow)
+            self.compute_key(projected)
             if self.log_scale is None
-            else self.compute_key(narrow) * self.bounded_scale(self.log_scale)
+            else self.compute_key(projected) * self.bounded_scale(self.log_scale)
         )
 
     @staticmethod
@@ -250,18 +250,18 @@ class HAED(SequenceModel):
         return self.main(*self._main_inputs(windows))[windows.chunk_mask.nonzero(as_tuple=True)]
 
     def layer_states(self, windows: TokenBatch) -> list[Tensor]:
-        """Return each main-model layer's output (M, ·) for the M real chunks, and ŷ at last; see `predictions`."""
-        where = windows.chunk_mask.nonzero(as_tuple=True)
-        return [each[where] for each in self.main.layer_states(*self._main_inputs(windows))]
+        """Return each main-model layer's output (M, ·) for the M real chunks, and ŷ at last."""
+        places = windows.chunk_mask.nonzero(as_tuple=True)
+        return [each[places] for each in self.main.layer_states(*self._main_inputs(windows))]
 
     def _main_inputs(self, windows: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the inputs of the main model: embeddings (B, T, E), and a mask of the document starts."""
         real = windows.chunk_mask
         chunks = find_distinct(windows.tokens[real], windows.lengths[real])
         vectors = self.encode(chunks).vector
-        where = real.nonzero(as_tuple=True)
+        places = real.nonzero(as_tuple=True)
         grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
-        grid[where] = vectors[chunks.inverse.to(self.device)]
+        grid[places] = vectors[chunks.inverse.to(self.device)]
         return grid, windows.starts.to(self.device)
 
     def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
@@ -302,7 +302,7 @@ class HAED(SequenceModel):
     def decoder_log_probs(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
         """Return the decoder's log p (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before.
 
-        See `decisions`.
+        See `SequenceModel.decision_log_likelihood`.
         """
         packed = to_device(self.decoder.pack_chunks(chunks, before, self.cut.fixed), self.device)
         scores = self.score_decisions(prediction, packed)
@@ -378,7 +378,7 @@ class HAED(SequenceModel):
 
     @torch.no_grad()
     def _count_equal_chunks(self, part: str, length: int) -> int:
-        """Return the FLOPs of a part for as many chunks of a length as rows need no rounding; of length 0, for none."""
+        """Return the FLOPs of a part for `ROW_MULTIPLE` chunks of one length; of length 0: for no chunk."""
         if (part, length) not in self._flops:
             count = ROW_MULTIPLE if length else 0
             chunks = Chunks(torch.zeros(count, self.cut.k, dtype=torch.long), torch.full((count,), length))

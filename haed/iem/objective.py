@@ -46,7 +46,7 @@ class MicroBatch:
 
     Attributes:
         starts: (b, T) true where a chunk begins a document.
-        where: (m,) places of its chunks among b·T.
+        places: (m,) of its chunks among b·T.
         inverse: (m,) the candidate that each chunk is.
         decoded: (d,) indices, in [0, m), of the chunks that are decoded.
         packed: decisions of the decoded chunks.
@@ -55,7 +55,7 @@ class MicroBatch:
     """
 
     starts: Tensor
-    where: Tensor
+    places: Tensor
     inverse: Tensor
     decoded: Tensor
     packed: Packed
@@ -71,7 +71,7 @@ class ChunkBatch:
         encoded: prepared encoder inputs of the distinct chunks that this rank encodes, in pieces.
         candidates: the distinct chunks of the group, and their adjustments.
         pieces: the windows, in order.
-        targets: M.
+        targets: M, the number of real chunks.
         targets_of_all: sum of `targets` over ranks.
         decoded: number of decoded chunks of all ranks; of all chunks for a mixture, where weights make the decoded ones
             stand for all.
@@ -192,26 +192,26 @@ class ChunkObjective(Objective):
         step = StepChunks.from_windows(windows, negatives, device)
         targets = len(step.place)
         chunks, keys = step.chunks[:targets], step.keys.values[:targets]
-        elsewhere = None if self.lexicon is None else self.lexicon.counts_of(chunks, keys)[1] - 1
-        chosen, weights = select_decoded(targets, self.decode_fraction, elsewhere, generator)
+        other_documents = None if self.lexicon is None else self.lexicon.counts_of(chunks, keys)[1] - 1
+        chosen, weights = select_decoded(targets, self.decode_fraction, other_documents, generator)
         chosen = to_device(chosen, device)
         decisions = mask_decisions(chunks.lengths, k, self.system.cut.fixed) & chosen[:, None]
         parts = [int(part.sum()) for part in windows.chunk_mask.tensor_split(self.pieces)]  # chunks of each piece
         tokens = length_mask(step.chunks.lengths[step.keys.order], k) & step.keys.is_new[:, None]
-        every = torch.stack([each.sum(0) for each in (tokens, *decisions.split(parts))])
-        lengths, *sizes = every.cpu().tolist()  # waits for the device
+        token_counts = torch.stack([each.sum(0) for each in (tokens, *decisions.split(parts))])
+        distinct_sizes, *sizes = token_counts.cpu().tolist()  # waits for the device
 
-        distinct, log_counts = select_distinct(step.chunks, step.keys, lengths[0]), None
-        candidates = CandidateSet(distinct)
+        distinct, log_counts = select_distinct(step.chunks, step.keys, distinct_sizes[0]), None
+        candidate_set = CandidateSet(distinct)
         if self.candidates is not None:
-            candidates = self.candidates.find_candidates(step, distinct)
-            distinct = candidates.chunks
+            candidate_set = self.candidates.find_candidates(step, distinct)
+            distinct = candidate_set.chunks
         if self.lexicon is not None:
             log_counts = self.lexicon.counts_of(distinct, distinct.keys)[0].clamp(min=1).float().log()
         share = self.group.own_slice(len(distinct))
         rows = torch.arange(share.start, share.stop, device=device).clamp(max=max(0, len(distinct) - 1))
         encode = self.system.encoder.prepare_inputs
-        known = lengths if self.pieces == 1 and self.group.size == 1 else None
+        encoder_sizes = distinct_sizes if self.pieces == 1 and self.group.size == 1 else None
         before, first, place, pieces = previous_chunks(step.windows), 0, 0, list[MicroBatch]()
         before = Chunks(before.tokens.flatten(0, 1), before.lengths.flatten())
         for starts, part, size in zip(step.windows.starts.tensor_split(self.pieces), parts, sizes, strict=True):
@@ -221,15 +221,17 @@ class ChunkObjective(Objective):
             earlier = before[step.place[which]]
             packed = self.system.decoder.pack_chunks(chunks[which], earlier, self.system.cut.fixed, size)
             piece = MicroBatch(starts, step.place[here] - place, distinct.inverse[here], decoded, packed)
-            if weights is not None and elsewhere is not None:
-                piece.weights, piece.unknown = weights[which].float(), elsewhere[which] < 1
+            if weights is not None and other_documents is not None:
+                piece.weights, piece.unknown = weights[which].float(), other_documents[which] < 1
             pieces.append(piece)
             first, place = here.stop, place + starts.numel()
         decoded_chunks = targets if weights is not None else sum(size[0] for size in sizes)
         totals = self.ranks.sum_over_ranks([targets, decoded_chunks])
         return ChunkBatch(
-            encoded=[encode(distinct[some], distinct.keys[some], known) for some in rows.tensor_split(self.pieces)],
-            candidates=candidates,
+            encoded=[
+                encode(distinct[some], distinct.keys[some], encoder_sizes) for some in rows.tensor_split(self.pieces)
+            ],
+            candidates=candidate_set,
             pieces=pieces,
             targets=targets,
             targets_of_all=int(totals[0]),
@@ -271,8 +273,8 @@ class ChunkObjective(Objective):
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             if result is not None and correction is not None and batch.log_counts is not None:
-                known = target_log_prob(result.wanted, result.normaliser, correction)
-                scores = self._mixture_loss(losses, batch, known, predictions, scores)
+                known_log_prob = target_log_prob(result.wanted, result.normaliser, correction)
+                scores = self._mixture_loss(losses, batch, known_log_prob, predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
@@ -291,9 +293,9 @@ class ChunkObjective(Objective):
         """Return ŷ (m, W) of a piece's chunks."""
         shape = piece.starts.shape
         grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
-        grid = grid.index_copy(0, piece.where, gather_rows(vectors, piece.inverse))
+        grid = grid.index_copy(0, piece.places, gather_rows(vectors, piece.inverse))
         predict = self._compiled_main or self.system.main
-        return predict(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
+        return predict(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.places]
 
     def compile_training(self) -> bool:
         """Compile a transformer as main model; see `Objective.compile_training`.
@@ -309,45 +311,52 @@ class ChunkObjective(Objective):
         return self.system.score_decisions(prediction[piece.decoded], piece.packed)
 
     def _mixture_loss(
-        self, losses: StepOutput, batch: ChunkBatch, known: Tensor, predictions: list[Tensor], scores: list[Tensor]
+        self,
+        losses: StepOutput,
+        batch: ChunkBatch,
+        known_log_prob: Tensor,
+        predictions: list[Tensor],
+        scores: list[Tensor],
     ) -> list[Tensor]:
         """Return the mixture's log P of the decoded chunks of each piece, weighted to stand for all.
 
         The decoder's gradient is weighted by its share of P, its responsibility. The gate learns how often the score
         says more. A chunk that no other document has counts as unknown, as new ones will be. Its own document is left
-        out. (Good 1953 leaves out occurrences; but a new name occurs in its own document again and again.) `known`, log
-        q (M,), has no gradient: the IEM loss trains it on all chunks.
+        out. (Good 1953 leaves out occurrences; but a new name occurs in its own document again and again.)
+        `known_log_prob`, log q (M,), has no gradient: the IEM loss trains it on all chunks.
         """
         assert self.system.mixture is not None
-        mixed, gates, sizes = [], [], [len(piece.where) for piece in batch.pieces]
-        for piece, log_q, prediction, score in zip(batch.pieces, known.split(sizes), predictions, scores, strict=True):
+        mixed, gates, sizes = [], [], [len(piece.places) for piece in batch.pieces]
+        for piece, log_q, prediction, score in zip(
+            batch.pieces, known_log_prob.split(sizes), predictions, scores, strict=True
+        ):
             assert piece.weights is not None and piece.unknown is not None
             decoder = score.new_zeros(len(piece.decoded)).index_add(0, piece.packed.order[piece.packed.chunk], score)
             gate = self.system.mixture(prediction[piece.decoded])
-            named = log_q[piece.decoded].masked_fill(piece.unknown, -torch.inf)
-            mixed.append(piece.weights * mixture_log_prob(gate, named.to(decoder.dtype), decoder))
+            known = log_q[piece.decoded].masked_fill(piece.unknown, -torch.inf)
+            mixed.append(piece.weights * mixture_log_prob(gate, known.to(decoder.dtype), decoder))
             gates.append((piece.weights * gate.detach().sigmoid()).sum())
         losses.figures["gate"] = torch.stack(gates).sum() * (self.ranks.size / max(1, batch.decoded))
         return mixed
 
     def _iem_loss(
-        self, losses: StepOutput, batch: ChunkBatch, candidates: Embedding, prediction: Tensor, diagnose: bool
+        self, losses: StepOutput, batch: ChunkBatch, embeddings: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
         """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
-        adjustment, windows, count = (
+        adjustment, window_adjustment, count = (
             batch.candidates.adjustment,
             batch.candidates.window_adjustment,
             len(batch.candidates.chunks),
         )
         assert adjustment is not None
         query = self.system.compute_query(prediction)
-        wide = torch.promote_types(query.dtype, torch.float32)
-        bias = candidates.bias[:count].to(wide) - adjustment.to(wide)
+        score_dtype = torch.promote_types(query.dtype, torch.float32)
+        bias = embeddings.bias[:count].to(score_dtype) - adjustment.to(score_dtype)
         if batch.log_counts is not None and self.system.mixture is not None:
-            bias = bias + self.system.mixture.prior * batch.log_counts.to(wide)
-        keys = self.system.compute_key(candidates.vector[:count]).to(query.dtype)
+            bias = bias + self.system.mixture.prior * batch.log_counts.to(score_dtype)
+        keys = self.system.compute_key(embeddings.vector[:count]).to(query.dtype)
         target = torch.cat([piece.inverse for piece in batch.pieces])
-        changes = windows.score_adjustments if windows is not None else None
+        changes = window_adjustment.score_adjustments if window_adjustment is not None else None
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
         loss = weight * self.system.mark("loss", result.loss)
@@ -360,7 +369,7 @@ class ChunkObjective(Objective):
         for name, (term_weight, compute_term) in self.terms.items():
             term = torch.zeros_like(loss)  # of a rank without chunks, where a mean is 0 / 0
             if batch.targets:
-                value = compute_term(LossTermInputs(prediction, query, keys, candidates.vector[:count], target))
+                value = compute_term(LossTermInputs(prediction, query, keys, embeddings.vector[:count], target))
                 if not isinstance(value, Tensor) or value.ndim or prediction.requires_grad > value.requires_grad:
                     description = describe_value(value)
                     raise ValueError(

@@ -166,7 +166,7 @@ def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -
             "at %.1f %% of its peak (before: %.1f %%), recomputed for the new limits",
             *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
         )
-    if trainer.state.has_converged(limits):
+    if trainer.progress.has_converged(limits):
         log.info("the phase ended early by %s.patience=%d. Raise it to continue", phase, limits.patience)
     best = resolve_pointer(trainer.checkpoints.folder, "best")
     if trainer.validation is None and best is not None and position.progress(limits) < 1:
@@ -311,7 +311,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             _restore_trainer(trainer, newest, phase, has_best=best is not None)
         elif first is not None:
             check_same_identity(first, trainer.identity)
-            restore_learning(trainer.learner, first)
+            restore_learning(trainer.training_state, first)
             trainer.first = cast(PhaseOne, {"digest": first.digest, **read_position(first.path.parent)})
             _continue_reading(trainer, first, options)
         ranks.wait_for_all()
@@ -334,7 +334,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             warn_lost_steps(run.phase_folder(phase), resumed, done is not None)
             listeners: list[Listener] = [print_record] if is_launched() else [progress, listener]
             trackers = held.enter_context(open_trackers(noted, phase, resumed))
-            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners, trainer.state.validated_at.step)
+            metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners, trainer.progress.validated_at.step)
         ranks.wait_for_all()  # with patience: others may begin with an exchange that has less of it
         try:
             position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
@@ -397,15 +397,15 @@ def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase, has_bes
     """Restore a trainer from its checkpoint, without validations that were of another loss or of a lost checkpoint."""
     options, limits = trainer.options, trainer.phase
     check_fixed_options(phase, newest, options)
-    trainer.state, trainer.first = restore_checkpoint(trainer.learner, newest, options), newest.state["first"]
-    if math.isfinite(trainer.state.best) and not has_best:
-        trainer.state.best, trainer.state.stale = math.inf, 0
+    trainer.progress, trainer.first = restore_checkpoint(trainer.training_state, newest, options), newest.state["first"]
+    if math.isfinite(trainer.progress.best) and not has_best:
+        trainer.progress.best, trainer.progress.stale = math.inf, 0
         log.info("the checkpoint with the best validation is gone, so earlier validations are not compared")
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
     # A phase is validated by the loss of its decoder, and of its mixture, if it has them.
     was, now = ((each.decode_fraction > 0, is_mixed(options, each)) for each in (then, limits))
     if was != now:
-        trainer.state.best, trainer.state.stale = math.inf, 0
+        trainer.progress.best, trainer.progress.stale = math.inf, 0
         log.info("the loss of the validation changed, so earlier validations are not compared")
 
 
@@ -572,8 +572,8 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
             *orders[::-1],
         )
         return
-    restore_reading(trainer.learner, first)
-    loader = trainer.learner.loader
+    restore_reading(trainer.training_state, first)
+    loader = trainer.training_state.loader
     log.info("finetune continues reading where phase one stopped, after %.2f epochs", loader.epochs_passed)
     loader.restart_epoch_count()
 

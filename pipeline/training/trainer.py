@@ -136,50 +136,54 @@ class TrainingState:
         return DataPosition(self.loader.state_dict(), negatives, self.loader.skipped)
 
 
-def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: Options) -> PhaseProgress:
-    """Restore everything that a checkpoint holds, so that the phase continues exactly where it was saved."""
-    saved, ranks = checkpoint.state, learner.objective.ranks
-    restore_learning(learner, checkpoint)
-    restore_reading(learner, checkpoint)
-    state = PhaseProgress(Position(saved["step"], **saved["phase"]), rate_share=saved["rate_share"])
+def restore_checkpoint(training_state: TrainingState, checkpoint: Checkpoint, options: Options) -> PhaseProgress:
+    """Restore everything that a checkpoint holds, so that the phase continues exactly where it was saved.
+
+    Returns:
+        how far the phase was.
+    """
+    saved, ranks = checkpoint.state, training_state.objective.ranks
+    restore_learning(training_state, checkpoint)
+    restore_reading(training_state, checkpoint)
+    progress = PhaseProgress(Position(saved["step"], **saved["phase"]), rate_share=saved["rate_share"])
     skipped = sum(int(each[SKIPPED]) for each in saved["sums"])
-    learner.loader.skipped = skipped if ranks.is_first else 0  # records have the sum over ranks
-    state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
-    state.sums.pop(SKIPPED, None)
-    state.validated_at = Position(**cast(Any, saved["validated_at"]))
+    training_state.loader.skipped = skipped if ranks.is_first else 0  # records have the sum over ranks
+    progress.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
+    progress.sums.pop(SKIPPED, None)
+    progress.validated_at = Position(**cast(Any, saved["validated_at"]))
     if saved["best"] is not None:
         if saved["options"]["validation"]["windows"] == options.validation.windows:
-            state.best, state.stale = saved["best"], saved["stale"]
+            progress.best, progress.stale = saved["best"], saved["stale"]
         else:
             log.info("validation.windows changed, so earlier validations are not compared")
-    if learner.average is not None and checkpoint.average is not None:
-        learner.average.load_weights(checkpoint.average)
+    if training_state.average is not None and checkpoint.average is not None:
+        training_state.average.load_weights(checkpoint.average)
     torch.set_rng_state(checkpoint.training["random/torch"])
-    state.saved_at = Position(**vars(state.position))
-    return state
+    progress.saved_at = Position(**vars(progress.position))
+    return progress
 
 
-def restore_reading(learner: TrainingState, checkpoint: Checkpoint) -> None:
+def restore_reading(training_state: TrainingState, checkpoint: Checkpoint) -> None:
     """Continue in the data where a checkpoint stopped."""
-    learner.loader.load_state_dict(checkpoint.state["loader"])
-    if learner.negatives is not None and checkpoint.state["negatives"] is not None:
-        learner.negatives.load_state_dict(checkpoint.state["negatives"])
+    training_state.loader.load_state_dict(checkpoint.state["loader"])
+    if training_state.negatives is not None and checkpoint.state["negatives"] is not None:
+        training_state.negatives.load_state_dict(checkpoint.state["negatives"])
 
 
-def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
+def restore_learning(training_state: TrainingState, checkpoint: Checkpoint) -> None:
     """Load the learned state of a checkpoint: weights, the optimizer's moments, and the objective's own state."""
-    system, training = learner.objective.system, checkpoint.training
+    system, training = training_state.objective.system, checkpoint.training
     load_weights(system, checkpoint)
-    if learner.average is not None:
-        learner.average.load_weights(checkpoint.model)
-    learner.objective.load_extra_state(training)
-    tables = {id(x) for group in learner.optimizer.param_groups if group["table"] for x in group["params"]}
+    if training_state.average is not None:
+        training_state.average.load_weights(checkpoint.model)
+    training_state.objective.load_extra_state(training)
+    tables = {id(x) for group in training_state.optimizer.param_groups if group["table"] for x in group["params"]}
     for name, parameter in system.named_parameters():
         keys = ("squares",) if id(parameter) in tables else ("step", "exp_avg", "exp_avg_sq")
         names = {key: f"optimizer/{name}/{key}" for key in keys}
         if parameter.requires_grad and training.keys() >= set(names.values()):
             moments = {key: training[each] for key, each in names.items()}
-            learner.optimizer.state[parameter] = {
+            training_state.optimizer.state[parameter] = {
                 # also the step: a fused update reads it where the weights are
                 key: x.to(parameter.device, copy=True)
                 if key == "step"
@@ -234,8 +238,8 @@ class Validation:
         total = torch.cat(losses_of_parts)
         size = (self.windows.lengths if self.exact else self.windows.chunk_mask).double().sum(1)
         mean = total.sum() / size.sum()
-        deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
-        error = {"validation/standard_error": float(deviation)} if len(total) > 1 else {}
+        standard_error = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
+        error = {"validation/standard_error": float(standard_error)} if len(total) > 1 else {}
         return {self.metric_name: float(mean)} | error
 
     @contextmanager
@@ -294,12 +298,16 @@ class Trainer:
 
     Args:
         phase: limits and rates of the phase.
+        options: options of the run.
         objective: system and loss, on the device.
+        loader: batches to train on.
         negatives: batches that are read only for their chunks, or None.
+        checkpoints: those of the phase.
+        compute: device, precision and threads.
         identity: everything that must match for a checkpoint to be resumed; see `pipeline.run.checkpoints.make_identity`.
         stop: called after every step; true makes the phase save and raise `TrainingInterrupted`.
         validation: scores the model at intervals, or None.
-        decoder_alone: number of first steps in which only the decoder is trained.
+        decoder_only_steps: number of first steps in which only the decoder is trained; infinite for a whole phase.
         sharded: the objective, if it is sharded over the ranks.
     """
 
@@ -315,14 +323,19 @@ class Trainer:
         identity: Identity,
         stop: Stop,
         validation: Validation | None,
-        decoder_alone: float = 0,
+        decoder_only_steps: float = 0,
         sharded: "ShardedModule | None" = None,
     ) -> None:
         self.phase, self.options, self.objective = phase, options, objective
         self.checkpoints, self.compute, self.identity = checkpoints, compute, identity
-        self.stop, self.validation, self.decoder_alone, self.sharded = stop, validation, decoder_alone, sharded
+        self.stop, self.validation, self.decoder_only_steps, self.sharded = (
+            stop,
+            validation,
+            decoder_only_steps,
+            sharded,
+        )
         system, self.ranks = objective.system, objective.ranks
-        self.learner = TrainingState(
+        self.training_state = TrainingState(
             objective,
             make_optimizer(system, options.optimizer, phase.layer_decay),
             WeightAverage(system, options.optimizer.ema) if options.optimizer.ema else None,
@@ -331,11 +344,11 @@ class Trainer:
         )
         others = [x for group in system.parameter_groups() if group.role != "decoder" for x in group.parameters]
         self.others = [parameter for parameter in others if parameter.requires_grad]
-        groups = self.learner.optimizer.param_groups
+        groups = self.training_state.optimizer.param_groups
         self.tables = [x for group in groups if group["table"] for x in group["params"]]
         self.dense = [x for group in groups if not group["table"] for x in group["params"]]
         self.module: Callable[[Any, bool], StepOutput] | None = None
-        self.state = PhaseProgress()
+        self.progress = PhaseProgress()
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
         self.keep: Callable[[], object] = lambda: None
@@ -350,7 +363,7 @@ class Trainer:
     @property
     def position(self) -> Position:
         """The position in the schedule."""
-        return self.state.position
+        return self.progress.position
 
     def fit(self, metrics: Metrics | None, keep: Callable[[], object] = lambda: None) -> Position:
         """Train until a limit of the phase is reached or `patience` ends it.
@@ -372,14 +385,14 @@ class Trainer:
         self.objective.train()
         self._validate_if_due()  # one that was interrupted
         with closing(self.prepare_batches()) as batches:
-            while not self.state.is_finished(self.phase):
+            while not self.progress.is_finished(self.phase):
                 began = self._take_next_step(batches)
                 end_interruptible()  # from the first step on there is something to save
                 if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                     self.compute.wait_for_device()  # what is queued belongs to the time
                 seconds = self.position.seconds + time.perf_counter() - began
                 self.position.step += 1
-                self.position.epochs = self.learner.loader.epochs_passed
+                self.position.epochs = self.training_state.loader.epochs_passed
                 figures = [seconds if self.ranks.is_first else 0.0, float(self._is_stop_due())]
                 self.position.seconds, stopped = self.ranks.max_over_ranks(figures)
                 if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
@@ -392,7 +405,7 @@ class Trainer:
                 if self._is_save_due():
                     self._save_checkpoint()
             # Before the batches are closed, which waits for processes that may hang at a dead disk.
-            if self.state.saved_at.step != self.position.step:
+            if self.progress.saved_at.step != self.position.step:
                 self._save_checkpoint()
             self._finish_saving()
         return self.position
@@ -433,7 +446,7 @@ class Trainer:
 
         With several ranks nothing is saved: the others wait elsewhere.
         """
-        read = self.learner.data_position()
+        read = self.training_state.data_position()
         try:
             yield
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
@@ -443,9 +456,9 @@ class Trainer:
             if self._is_updating or self.ranks.size > 1 or not self.position.step:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
-            self.learner.optimizer.zero_grad(set_to_none=True)
+            self.training_state.optimizer.zero_grad(set_to_none=True)
             self._data_position = read
-            if self.state.saved_at.step != self.position.step:
+            if self.progress.saved_at.step != self.position.step:
                 self._save_checkpoint()
             self.checkpoints.wait_until_written()
             why = "memory ran out" if memory_ran_out else "what comes next failed"
@@ -462,7 +475,7 @@ class Trainer:
         with suppress(FolderLostError):
             self.checkpoints.wait_until_written()
         if any(self.ranks.max_over_ranks([float(self._is_lost())])):
-            is_best = self.state.best < self._best_before[0]  # that of the lost checkpoint
+            is_best = self.progress.best < self._best_before[0]  # that of the lost checkpoint
             self._save_checkpoint(self._best_before if is_best else None)
 
     def _is_stop_due(self) -> bool:
@@ -478,8 +491,8 @@ class Trainer:
 
     def prepare_batches(self) -> Generator[object]:
         """Yield prepared batches from the present position on, without end."""
-        negatives = iter(self.learner.negatives) if self.learner.negatives is not None else None
-        for step, batch in enumerate(self.learner.loader, self.position.step):
+        negatives = iter(self.training_state.negatives) if self.training_state.negatives is not None else None
+        for step, batch in enumerate(self.training_state.loader, self.position.step):
             extra = None
             if negatives is not None:
                 batches = [as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)]
@@ -493,8 +506,8 @@ class Trainer:
 
     def run_steps(self) -> Iterator[None]:
         """Take one step after another, for measurements: nothing is saved, written or validated."""
-        if math.isfinite(self.decoder_alone):
-            self.decoder_alone = 0  # most steps are of everything
+        if math.isfinite(self.decoder_only_steps):
+            self.decoder_only_steps = 0  # most steps are of everything
         for batch in self.prepare_batches():
             if self.module is None:
                 self._check_memory(batch)
@@ -504,7 +517,7 @@ class Trainer:
 
     def data_position(self) -> DataPosition:
         """Return the position in the data up to the last step, which a checkpoint holds."""
-        return self._data_position or self.learner.data_position()
+        return self._data_position or self.training_state.data_position()
 
     def step(self, batch: object) -> None:
         """Take one training step; nothing in it waits for the device."""
@@ -530,7 +543,7 @@ class Trainer:
                 figures |= {"decoder_nats": losses.nats, "decoded_tokens": losses.tokens}
             for name, value in figures.items():
                 value = value.detach().double() if isinstance(value, Tensor) else value
-                self.state.sums[name] = self.state.sums.get(name, 0.0) + value
+                self.progress.sums[name] = self.progress.sums.get(name, 0.0) + value
             self._is_updating = False
             self.end_part("optimizer")
 
@@ -540,25 +553,27 @@ class Trainer:
         It is to be called before that step, and changes none of its random numbers.
         """
         for parameter in self.others:
-            parameter.requires_grad_(math.isfinite(self.decoder_alone))  # the largest step counts
-        moments = 0 if self.learner.optimizer.state else sum(8 * x.numel() for x in self.dense if x.requires_grad)
+            parameter.requires_grad_(math.isfinite(self.decoder_only_steps))  # the largest step counts
+        moments = (
+            0 if self.training_state.optimizer.state else sum(8 * x.numel() for x in self.dense if x.requires_grad)
+        )
         with self.compute.use_algorithms(), self.compute.use_precision():
             activations = count_activations(self.objective, to_device(batch, self.compute.device))
         return {MODEL_OPTIONS: moments, BATCH_OPTIONS: activations}
 
     def update(self) -> Tensor:
         """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
-        self.state.rate_share = learning_rate_share(self.position, self.phase, self.options.optimizer)
-        for group in self.learner.optimizer.param_groups:
-            group["lr"] = group["peak"] * self.state.rate_share
+        self.progress.rate_share = learning_rate_share(self.position, self.phase, self.options.optimizer)
+        for group in self.training_state.optimizer.param_groups:
+            group["lr"] = group["peak"] * self.progress.rate_share
         for table in self.tables:
             table.grad = self.ranks.average_sparse_gradient(table)
         norm = clip_gradients(self.dense, self.options.optimizer.clip_norm)
         self._is_updating = True
-        self.learner.optimizer.step()
-        self.learner.optimizer.zero_grad(set_to_none=True)
-        if self.learner.average is not None:
-            self.learner.average.update(self.position.step + 1)
+        self.training_state.optimizer.step()
+        self.training_state.optimizer.zero_grad(set_to_none=True)
+        if self.training_state.average is not None:
+            self.training_state.average.update(self.position.step + 1)
         return norm
 
     def _set_trainable_parameters(self) -> None:
@@ -566,7 +581,7 @@ class Trainer:
 
         DistributedDataParallel must know which parameters have gradients.
         """
-        alone = self.position.step < self.decoder_alone
+        alone = self.position.step < self.decoder_only_steps
         if self.module is None or (self.others and self.others[0].requires_grad == alone):
             for parameter in self.others:
                 parameter.requires_grad_(not alone)
@@ -589,14 +604,14 @@ class Trainer:
 
     def _make_record(self) -> Record:
         """Return the means since the last record over all ranks; the host waits for the device."""
-        since, steps = float(self.state.sums.pop("seconds_before", 0.0)), float(self.state.sums.pop("steps"))
-        names = [*self.state.sums, *self.diagnosis]
-        values = [float(value) / steps for value in self.state.sums.values()]
+        since, steps = float(self.progress.sums.pop("seconds_before", 0.0)), float(self.progress.sums.pop("steps"))
+        names = [*self.progress.sums, *self.diagnosis]
+        values = [float(value) / steps for value in self.progress.sums.values()]
         values += [*map(float, self.diagnosis.values()), float(self.data_position().skipped)]
         *values, skipped = (value / self.ranks.size for value in self.ranks.sum_over_ranks(values))
         means = dict(zip(names, values, strict=True))
         decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
-        self.state.sums, self.diagnosis = {"seconds_before": self.position.seconds}, {}
+        self.progress.sums, self.diagnosis = {"seconds_before": self.position.seconds}, {}
         record: Record = {"step": self.position.step, "seconds": self.position.seconds}
         record |= {"epoch": self.position.epochs, "flops": self.position.flops}
         if skipped:
@@ -606,7 +621,7 @@ class Trainer:
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
-        record["learning_rate"] = self.options.optimizer.learning_rate * self.state.rate_share
+        record["learning_rate"] = self.options.optimizer.learning_rate * self.progress.rate_share
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
 
@@ -629,7 +644,7 @@ class Trainer:
             again = f"This phase has no checkpoint yet. {again}"
         raise NonFiniteLossError(
             f"not finite at step {self.position.step:,}: {', '.join(wrong)} "
-            f"(learning rate {self.options.optimizer.learning_rate * self.state.rate_share:.2g}). {again}"
+            f"(learning rate {self.options.optimizer.learning_rate * self.progress.rate_share:.2g}). {again}"
         )
 
     def _write_record(self, record: Record) -> None:
@@ -639,7 +654,7 @@ class Trainer:
     def _validate_if_due(self) -> None:
         """Validate if the phase has passed another n-th of its limit, also of a raised limit."""
         times = self.options.validation.times
-        positions = (self.state.validated_at, self.position)
+        positions = (self.progress.validated_at, self.position)
         last, now = (math.floor(each.progress(self.phase) * times + 1e-9) for each in positions)
         if self.validation is None or now <= last:
             return
@@ -650,7 +665,7 @@ class Trainer:
             score = record.get(self.validation.metric_name, -math.inf)
             is_undefined = bool(record) and not math.isfinite(score)
             self._wait_for_checkpoint()
-        best, stale = (self.state.best, float(self.state.stale)) if self.ranks.is_first else (-math.inf, 0.0)
+        best, stale = (self.progress.best, float(self.progress.stale)) if self.ranks.is_first else (-math.inf, 0.0)
         is_interrupted = self.ranks.is_first and not record
         figures = [-math.inf if is_undefined else score, float(is_undefined), float(is_interrupted), best, stale]
         figures.append(float(self.stop()))
@@ -659,17 +674,17 @@ class Trainer:
             self._save_and_interrupt()
         if undefined:
             self._check_finite({self.validation.metric_name: math.nan})
-        self.state.validated_at = Position(**vars(self.position))
+        self.progress.validated_at = Position(**vars(self.position))
         if self.ranks.is_first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
             self._write_record(where | record)
             line, windows = format_validation(self.position.step, record), len(self.validation.windows)
             log.info("%s, on %d windows in %s", line, windows, self.compute.precision_name)
         improved = score < best
-        self.state.best, self.state.stale = min(best, score), 0 if improved else int(stale) + 1
-        if self.state.has_converged(self.phase):
-            log.info("the last %d validations did not improve, so the phase ends", self.state.stale)
-            if "steps" in self.state.sums:  # those since the last record
+        self.progress.best, self.progress.stale = min(best, score), 0 if improved else int(stale) + 1
+        if self.progress.has_converged(self.phase):
+            log.info("the last %d validations did not improve, so the phase ends", self.progress.stale)
+            if "steps" in self.progress.sums:  # those since the last record
                 self._write_record(self._make_record())
         best_before = (best, int(stale)) if improved else None
         if stop_requested:  # the next step may be slow
@@ -678,7 +693,7 @@ class Trainer:
 
     def _score(self, validation: Validation) -> dict[str, float]:
         """Return the scores of the averaged weights, or of the weights; of a sharded model all ranks compute them."""
-        average, sharded, system = self.learner.average, self.sharded, self.objective.system
+        average, sharded, system = self.training_state.average, self.sharded, self.objective.system
         with self._steps_before_saved(), nullcontext() if average is None else average.use_average():
             if sharded is None:
                 return validation.score(system, self.compute, self._is_stop_due)
@@ -688,7 +703,7 @@ class Trainer:
             return record
 
     def _is_save_due(self) -> bool:
-        limits, last = self.options.checkpoint, self.state.saved_at
+        limits, last = self.options.checkpoint, self.progress.saved_at
         steps, seconds = self.position.step - last.step, self.position.seconds - last.seconds
         return bool(
             (limits.every_steps and steps >= limits.every_steps)
@@ -702,7 +717,7 @@ class Trainer:
         except OSError as error:
             if not isinstance(error, FolderLostError):  # the next save says so
                 log.warning("%s. Training continues", error)
-            self.state.best, self.state.stale = self._best_before
+            self.progress.best, self.progress.stale = self._best_before
 
     def _save_checkpoint(self, best_before: tuple[float, int] | None = None) -> None:
         """Start writing a checkpoint on the first rank, with the metrics of all ranks.
@@ -714,9 +729,9 @@ class Trainer:
         """
         weights = [local_part(x.detach()) for x in self.objective.parameters()]
         norms = torch.stack([torch.linalg.vector_norm(x, torch.inf) for x in weights if x.numel()] or [torch.zeros(())])
-        rank_sums = {name: float(value) for name, value in self.state.sums.items()}
+        rank_sums = {name: float(value) for name, value in self.progress.sums.items()}
         self._check_finite(rank_sums | {"weights": self.ranks.sum_over_ranks([float(norms.max())])[0]})
-        self.state.saved_at = Position(**vars(self.position))
+        self.progress.saved_at = Position(**vars(self.position))
         if self.ranks.is_first:
             self._wait_for_checkpoint()
         counted = [*rank_sums.values(), float(self.data_position().skipped)]
@@ -725,7 +740,7 @@ class Trainer:
             if self.sharded is not None:
                 self._capture_tensors()
             return
-        self._best_before = best_before or (self.state.best, self.state.stale)
+        self._best_before = best_before or (self.progress.best, self.progress.stale)
         captured = self._capture_checkpoint([rank[0].tolist() for rank in sums])
         try:
             check_guards(self.checkpoints.folder)
@@ -745,21 +760,21 @@ class Trainer:
         """Return the tensors of a checkpoint by file, and the contents of state.json.
 
         Args:
-            sums: each rank's unwritten metrics, in the order of `state.sums`, and its number of skipped windows.
+            sums: each rank's unwritten metrics, in the order of `progress.sums`, and its number of skipped windows.
         """
-        state, read = self.state, self.data_position()
+        progress, read = self.progress, self.data_position()
         return self._capture_tensors(), {
             "identity": self.identity,
             "options": asdict(self.options),
             "threads": torch.get_num_threads(),
-            "phase": {name: value for name, value in vars(state.position).items() if name != "step"},
+            "phase": {name: value for name, value in vars(progress.position).items() if name != "step"},
             "loader": read.loader,
             "negatives": read.negatives,
-            "sums": [dict(zip([*state.sums, SKIPPED], rank, strict=True)) for rank in sums],
-            "validated_at": vars(state.validated_at),
-            "stale": state.stale,
-            "best": state.best if math.isfinite(state.best) else None,
-            "rate_share": state.rate_share,
+            "sums": [dict(zip([*progress.sums, SKIPPED], rank, strict=True)) for rank in sums],
+            "validated_at": vars(progress.validated_at),
+            "stale": progress.stale,
+            "best": progress.best if math.isfinite(progress.best) else None,
+            "rate_share": progress.rate_share,
             "first": self.first,
         }
 
@@ -768,15 +783,15 @@ class Trainer:
 
         If the model is sharded, all ranks must call this, and the first one alone has the tensors.
         """
-        learner, system = self.learner, self.objective.system
+        training_state, system = self.training_state, self.objective.system
         training = dict(self.objective.extra_state())
         names: dict[Tensor, str] = {parameter: name for name, parameter in system.named_parameters()}
-        for parameter, moments in learner.optimizer.state.items():
+        for parameter, moments in training_state.optimizer.state.items():
             training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
         training["random/torch"] = torch.get_rng_state()
         files = {MODEL: system.state_dict(), TRAINING: training}
-        if learner.average is not None:
-            files[AVERAGE] = learner.average.weights
+        if training_state.average is not None:
+            files[AVERAGE] = training_state.average.weights
         is_first = self.ranks.is_first
         return {file: {name: copy_to_cpu(x, is_first) for name, x in each.items()} for file, each in files.items()}
 

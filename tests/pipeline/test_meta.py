@@ -25,7 +25,7 @@ def on_meta(options: Options, phase: str, folder: Path, monkeypatch: pytest.Monk
     checkpoints = Checkpoints(folder / "checkpoints")
     limits = getattr(options, phase)
     trainer = build_trainer(limits, options, open_shards(options), checkpoints, META, lambda: False)
-    monkeypatch.setattr(trainer.learner.optimizer, "step", lambda: None)
+    monkeypatch.setattr(trainer.training_state.optimizer, "step", lambda: None)
     return trainer
 
 
@@ -61,7 +61,7 @@ def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
         trainer.step(next(batches))
     assert all(parameter.is_meta for parameter in trainer.objective.parameters())
     has_mixture = "model.mixture.known=0" not in words and phase != "train"
-    assert ("gate" in trainer.state.sums) == has_mixture
+    assert ("gate" in trainer.progress.sums) == has_mixture
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_a_resumed_optimizer_lies_where_the_weights_are(
         saved = Checkpoints(Path(options.runs_dir) / options.name / phase / "checkpoints").load_newest()
         assert saved is not None
         trainer = on_meta(options, "finetune", tmp_path, monkeypatch)
-        restore_learning(trainer.learner, saved)
-        moments = [(key, x) for state in trainer.learner.optimizer.state.values() for key, x in state.items()]
+        restore_learning(trainer.training_state, saved)
+        moments = [(key, x) for state in trainer.training_state.optimizer.state.values() for key, x in state.items()]
         assert {key for key, _ in moments} == {"step", "exp_avg", "exp_avg_sq", "squares"}
         assert all(x.is_meta and x.dtype == torch.float32 for _, x in moments)
 

@@ -56,7 +56,7 @@ def test_dropout_is_of_the_step_and_the_rank(made: Options) -> None:
         trainer.ranks.rank = rank
         torch.rand(3)
         trainer.step(batch)
-        return float(trainer.state.sums["gradient_norm"])
+        return float(trainer.progress.sums["gradient_norm"])
 
     assert loss(0) == loss(0) != loss(1)
 
@@ -70,7 +70,7 @@ def test_training_in_bfloat16_is_nearly_as_in_float32(kind: str, made: Options) 
         batches = trainer.prepare_batches()
         for _ in range(3):
             trainer.step(next(batches))
-        found.append([float(trainer.state.sums[name]) for name in ("loss", "gradient_norm")])
+        found.append([float(trainer.progress.sums[name]) for name in ("loss", "gradient_norm")])
     assert found[1] != found[0] and found[1] == pytest.approx(found[0], rel=0.02)
 
 
@@ -84,7 +84,7 @@ def test_a_step_saves_what_was_counted_before_it_and_has_the_same_losses(kind: s
         with (kept := SavedActivations(trainer.objective.system)):
             trainer.step(batch)
         assert counted in (0, kept.total_bytes)
-        found.append([float(trainer.state.sums[name]) for name in ("loss", "gradient_norm")])
+        found.append([float(trainer.progress.sums[name]) for name in ("loss", "gradient_norm")])
     assert found[0] == found[1]
 
 

@@ -149,7 +149,7 @@ def test_phase_two_starts_from_the_checkpoint_of_phase_one_that_validated_best(
     if elsewhere:
         options = replace(options, name="other", finetune=replace(options.finetune, start_from="tiny"))
     started: list[Any] = []
-    monkeypatch.setattr(stages, "restore_learning", lambda learner, checkpoint: started.append(checkpoint))
+    monkeypatch.setattr(stages, "restore_learning", lambda training_state, checkpoint: started.append(checkpoint))
     with caplog.at_level("INFO"):
         finetune(options)
     assert started[0].path == first and started[0].training  # moments of the optimizer, too

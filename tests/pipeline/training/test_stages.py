@@ -235,7 +235,7 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
 
     def spoil(self: trainer.Trainer, update: Callable[..., torch.Tensor]) -> torch.Tensor:
-        self.learner.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
+        self.training_state.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
         return update(self)
 
     with at_update(3, spoil), pytest.raises(NonFiniteLossError, match="at step 4: .*gradient_norm"):
