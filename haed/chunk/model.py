@@ -364,7 +364,7 @@ class HAED(SequenceModel):
         return windows * self._flops["main", context]
 
     def chunk_flops(self, part: Literal["encoder", "decoder"], pieces: list[list[int]]) -> int:
-        """Return the FLOPs of a forward pass of the encoder or the decoder, without padding.
+        """Return the FLOPs of a forward pass of the encoder or the decoder, without padding unless the encoder is `padded`.
 
         Args:
             part: a part that computes each chunk by itself, so that FLOPs add up.

@@ -384,8 +384,8 @@ class ChunkObjective(Objective):
         """Return the FLOPs of the required products, forward and twice that backward.
 
         The encoder sees the distinct chunks, the main model every place of every window, the decoder the decoded
-        chunks. Frozen parts are only passed forward. Not counted are recomputation (`pieces`), padding within chunks
-        and element-wise work.
+        chunks. Frozen parts are only passed forward. Not counted are recomputation (`pieces`), element-wise work, and
+        padding within chunks, except for an encoder that is `padded`, as an MLP is.
         """
         assert isinstance(batch, ChunkBatch)
         system = self.system
