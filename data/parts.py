@@ -208,7 +208,7 @@ def _write_shards(part: Part, folder: Path) -> None:
         packed = io.BytesIO()
         np.savez(packed, **arrays)
         write_atomically(folder / f"{split}-statistics.npz", packed.getvalue())
-    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp).write_record(folder)
+    PartRecord(shards, source.form, +source.remarks, look.findings, part.stamp).write_record(folder)
 
 
 def read_statistics(part: Part, split: str) -> Statistics:

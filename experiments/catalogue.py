@@ -358,7 +358,7 @@ class Budget:
     """Limits on the runs of an experiment together.
 
     Attributes:
-        about: description for users.
+        description: what users read of it.
         seconds: training seconds; None: the models have the paper's sizes and limits.
         seeds: number of seeds of each variant.
         scored: bytes of valid; None: all.
@@ -366,7 +366,7 @@ class Budget:
         beside: factor applied to `Experiment.beside`.
     """
 
-    about: str
+    description: str
     seconds: float | None
     seeds: int
     scored: int | None
@@ -471,7 +471,7 @@ def format_list(output: Path) -> str:
             costs += f"{'  ' if costs else ''}{minutes:>4.0f} min"
         paper, description = ", paper" if experiment.full else "", f"{experiment.question} ({experiment.source})"
         lines.append(f"{name:19}  {len(experiment.variants):>6}  {costs}{paper:7}  {state:<22}  {description}")
-    costs = ", ".join(f"--budget {name}: {budget.about}" for name, budget in BUDGETS.items())
+    costs = ", ".join(f"--budget {name}: {budget.description}" for name, budget in BUDGETS.items())
     return "\n".join([*lines, "", f"haed experiment NAME, {costs}; --seconds N: what you say"])
 
 

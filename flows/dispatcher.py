@@ -34,7 +34,15 @@ from prefect.settings import (
 )
 from prefect.states import Crashed, Pending
 
-from flows.lifecycle import ASKS, SERVED_BY, TRAINS, bare_run_name, read_flow_runs, read_states, settle_flow_run
+from flows.lifecycle import (
+    QUICK_FLOWS,
+    SERVED_BY,
+    TRAINING_FLOWS,
+    bare_run_name,
+    read_flow_runs,
+    read_states,
+    settle_flow_run,
+)
 from pipeline.signals import (
     SAME_SECONDS,
     StopRequested,
@@ -112,11 +120,11 @@ class FlowDispatcher:
 
     def __init__(self, deployments: Mapping[str, UUID], stop: StopSignal) -> None:
         limit = int(PREFECT_RUNNER_PROCESS_LIMIT.value())
-        others = tuple(flow for flow in deployments if flow not in (*TRAINS, *ASKS))
-        self._kinds = ((TRAINS, max_training_processes()), (others, limit), (ASKS, limit))
+        others = tuple(flow for flow in deployments if flow not in (*TRAINING_FLOWS, *QUICK_FLOWS))
+        self._kinds = ((TRAINING_FLOWS, max_training_processes()), (others, limit), (QUICK_FLOWS, limit))
         self._deployments, self._stop = deployments, stop
         self._running: dict[UUID, FlowProcess] = {}
-        self._told: dict[UUID, str] = {}  # what waiting runs were told
+        self._logged_waits: dict[UUID, str] = {}  # what waiting runs were told
 
     def run(self) -> int:
         """Dispatch until a signal, then end all flows. Return how many had to be killed."""
@@ -171,16 +179,18 @@ class FlowDispatcher:
         named = {id: bare_run_name(flow_runs[id].name) if id in flow_runs else "a deleted run" for id in began}
         behind = ", ".join(f"{named[id]} (since {each:%Y-%m-%d %H:%M})" for id, each in began.items())
         for run in waiting:
-            if self._told.get(run.id) != behind:
-                self._told[run.id] = behind
+            if self._logged_waits.get(run.id) != behind:
+                self._logged_waits[run.id] = behind
                 flow_run_logger(run).info("waits until one of these ends: %s", behind)
 
-    def _start_flow(self, client: SyncPrefectClient, id: UUID, flow: str) -> None:
+    def _start_flow(self, client: SyncPrefectClient, flow_run_id: UUID, flow: str) -> None:
         try:
-            self._running[id] = FlowProcess(flow, _start_engine(id))
+            self._running[flow_run_id] = FlowProcess(flow, _start_engine(flow_run_id))
         except OSError as error:
-            client.set_flow_run_state(id, Crashed(message=f"its process could not be started: {error}"), force=True)
-        self._told.pop(id, None)
+            client.set_flow_run_state(
+                flow_run_id, Crashed(message=f"its process could not be started: {error}"), force=True
+            )
+        self._logged_waits.pop(flow_run_id, None)
 
     def _end_cancelled(self, client: SyncPrefectClient) -> None:
         """Send SIGTERM to the processes of runs that were cancelled since."""

@@ -406,7 +406,7 @@ def neighbours(
     folder = RunFolder.from_options(options)
     meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
     nothing = "" if typed else "no query was given, so these are frequent chunks; "
-    description = f"{nothing}{results.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
+    description = f"{nothing}{results.summary}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     notes: list[dict[str, Any]] = [{} for _ in results]
     if space == "chunks":
         opened, chunker = ChunkIndex(folder, meta.checkpoint), folder.load_chunker()

@@ -141,7 +141,7 @@ class FormField:
     """A field of a form: its type (for a group, its dataclass), its description, and its default."""
 
     kind: Any
-    about: str
+    description: str
     default: object = None
 
 
@@ -290,7 +290,7 @@ def config_flow(
                 tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
             return function(FormSubmission(preset, join_overrides(values, overrides), options, bound.arguments))
 
-        descriptions = "\n".join(f"    {name}: {each.about}" for name, each in form_fields.items())
+        descriptions = "\n".join(f"    {name}: {each.description}" for name, each in form_fields.items())
         run_form.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{descriptions}\n"
         run_form.__name__ = run_form.__qualname__ = function.__name__  # by which a worker finds it in its module
         run_form.__module__ = function.__module__

@@ -76,8 +76,8 @@ RUN = "haed.run"  # folder of the run that a flow trains
 SERVER, SERVER_STARTED = "haed.server", "haed.server_started"  # the `haed serve` or worker of it
 SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
 # Flows that train, and flows that answer. All others are stages that may take hours.
-TRAINS = ("haed", "pretrain", "finetune", "train")
-ASKS = ("sample", "next", "neighbours", "compare", "report", "sweep")
+TRAINING_FLOWS = ("haed", "pretrain", "finetune", "train")
+QUICK_FLOWS = ("sample", "next", "neighbours", "compare", "report", "sweep")
 ENDED = "its process or the one that served it ended"
 OF_PARENT = "its parent run ended before it did"
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
@@ -230,18 +230,18 @@ def _wait_and_mark_crashed(runs: list[Any]) -> None:
                 runs.remove(run)
 
 
-def mark_crashed(client: Any, id: Any, why: str) -> None:
+def mark_crashed(client: Any, flow_run_id: Any, why: str) -> None:
     """Mark a flow run and its stages as Crashed."""
-    client.set_flow_run_state(id, Crashed(message=why), force=True)
-    mark_stages_crashed(client, id)
+    client.set_flow_run_state(flow_run_id, Crashed(message=why), force=True)
+    mark_stages_crashed(client, flow_run_id)
 
 
-def mark_stages_crashed(client: Any, id: Any) -> None:
+def mark_stages_crashed(client: Any, flow_run_id: Any) -> None:
     """Mark the unfinished stages and tasks of an ended flow run as Crashed."""
-    inner = FlowRunFilter.model_validate(_STATE | {"parent_flow_run_id": {"any_": [id]}})
+    inner = FlowRunFilter.model_validate(_STATE | {"parent_flow_run_id": {"any_": [flow_run_id]}})
     for stage in client.read_flow_runs(flow_run_filter=inner):
         mark_crashed(client, stage.id, OF_PARENT)
-    of_it = FlowRunFilter.model_validate({"id": {"any_": [id]}})
+    of_it = FlowRunFilter.model_validate({"id": {"any_": [flow_run_id]}})
     for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=TaskRunFilter.model_validate(_STATE)):
         client.set_task_run_state(task.id, Crashed(message=OF_PARENT), force=True)
 
@@ -473,20 +473,20 @@ def read_states(client: SyncPrefectClient, ids: Iterable[UUID]) -> dict[UUID, St
     return {id: run.state for id, run in read_flow_runs(client, ids).items() if run.state is not None}
 
 
-def settle_flow_run(id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool) -> None:
+def settle_flow_run(flow_run_id: UUID, status: int, cancel_seconds: float | None, is_cancelled: bool) -> None:
     """Report how a flow run ended whose process has ended without doing so: in its state and in its log.
 
     Args:
-        id: the flow run.
+        flow_run_id: the flow run.
         status: exit status of the process; negative: the signal that ended it.
         cancel_seconds: seconds after which the process was killed, as it had not ended after Cancel; None: it was not.
         is_cancelled: it was sent a signal after Cancel. Prefect takes one that comes after the flow's work for a crash.
     """
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
-        run = client.read_flow_run(id)
+        run = client.read_flow_run(flow_run_id)
         if is_cancelled and run.state is not None and run.state.is_crashed():
             message = "cancelled when its work was done or nearly so; Retry does the rest"
-            client.set_flow_run_state(id, Cancelled(message=message), force=True)
+            client.set_flow_run_state(flow_run_id, Cancelled(message=message), force=True)
             flow_run_logger(run).error("%s", message)
         if run.state is None or run.state.type not in UNFINISHED:
             return
@@ -528,7 +528,7 @@ def report_end(client: Any, run: FlowRun, ending: str) -> bool:
 
 def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
     """Describe the last checkpoint of a killed training, from its run folder, and the lost steps."""
-    if flow not in TRAINS:
+    if flow not in TRAINING_FLOWS:
         return "unfinished work is lost; Retry repeats it"
     if RUN not in labels:
         return "its work since the last checkpoint is lost; Retry resumes from there"

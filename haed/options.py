@@ -46,13 +46,13 @@ class Family:
     """A family of models.
 
     Attributes:
-        about: description in a few words.
+        description: what the family is, in a few words.
         sections: sections of `ModelOptions` that belong to the family; other families reject them unless they list them
             too.
         chunks: true for models of chunks, which have a phase one, the IEM loss and an index of embeddings.
     """
 
-    about: str
+    description: str
     sections: tuple[str, ...] = ()
     chunks: bool = False
 
@@ -519,7 +519,7 @@ class ModelOptions:
     kind: Annotated[
         str,
         Field(
-            description=f"Family of the model. {' '.join(f'{name}: {family.about}.' for name, family in SYSTEMS.items())}",
+            description=f"Family of the model. {' '.join(f'{name}: {family.description}.' for name, family in SYSTEMS.items())}",
             json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
         ),
         AfterValidator(_check_family),

@@ -319,7 +319,7 @@ class TextInspector:
     """
 
     def __init__(self, skip: int, whole_files: bool) -> None:
-        self.found, self.skip, self.whole_files = TextFindings(), skip, whole_files
+        self.findings, self.skip, self.whole_files = TextFindings(), skip, whole_files
         self._begin_text(None, False)
 
     def _begin_text(self, name: str | None, goes_on: bool) -> None:
@@ -336,7 +336,7 @@ class TextInspector:
         for reason in [*self._count_ends(piece.data), *self._find_oddities(piece.data)]:
             if reason not in self._known:
                 self._known.add(reason)
-                self.found.add_text(reason, str(self._name))
+                self.findings.add_text(reason, str(self._name))
         self._position += len(piece.data)
 
     def _find_oddities(self, data: bytes) -> Iterator[str]:
@@ -359,7 +359,7 @@ class TextInspector:
             yield "encoding"
 
     def _count_ends(self, data: bytes) -> Iterator[str]:
-        lines, feeds = self.found.lines, data.count(b"\n")
+        lines, feeds = self.findings.lines, data.count(b"\n")
         if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
             lines[_CR] -= 1
             lines[_CRLF] += 1

@@ -193,13 +193,13 @@ class VocabularyScorer:
         result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
         added, known = self.score_bias(prior), (rows >= 0).nonzero().squeeze(1)
         for some in known.split(_BLOCK.get(queries.device.type, _LARGE)[0]):
-            here, wanted_rows = some.to(result.device), rows[some].to(result.device)
+            here, target_rows = some.to(result.device), rows[some].to(result.device)
             wide = queries[here].to(result.dtype)
-            wanted = (wide * self.keys[wanted_rows].to(wide.dtype)).sum(1) + added[wanted_rows]
-            normaliser = torch.full_like(wanted, -torch.inf)
+            target_score = (wide * self.keys[target_rows].to(wide.dtype)).sum(1) + added[target_rows]
+            normaliser = torch.full_like(target_score, -torch.inf)
             for block in self._score_blocks(wide, added):
                 normaliser = torch.logaddexp(normaliser, block.logsumexp(1))
-            result[here] = wanted - normaliser
+            result[here] = target_score - normaliser
         return result
 
     def score_bias(self, prior: Tensor | float) -> Tensor:
@@ -215,20 +215,20 @@ class VocabularyScorer:
             yield block
 
 
-def target_log_prob(wanted: Tensor, normaliser: Tensor, correction: Tensor) -> Tensor:
+def target_log_prob(target_score: Tensor, normaliser: Tensor, correction: Tensor) -> Tensor:
     """Estimate log q (M,) of a step's targets among all chunks from its sampled candidates.
 
     The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
     over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
 
     Args:
-        wanted: (M,) corrected score of each target.
+        target_score: (M,) corrected score of each target.
         normaliser: (M,) logarithm of the sum of the exponentials of the candidates' corrected scores.
         correction: (M,) amount that was subtracted from each target's score.
     """
-    others = normaliser + torch.log1p(-(wanted - normaliser).exp().clamp(max=1))
-    target = wanted + correction.to(wanted.dtype)
-    return target - torch.logaddexp(others, target)
+    others = normaliser + torch.log1p(-(target_score - normaliser).exp().clamp(max=1))
+    uncorrected = target_score + correction.to(target_score.dtype)
+    return uncorrected - torch.logaddexp(others, uncorrected)
 
 
 def select_decoded(

@@ -273,7 +273,7 @@ class ChunkObjective(Objective):
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             if result is not None and correction is not None and batch.log_counts is not None:
-                known_log_prob = target_log_prob(result.wanted, result.normaliser, correction)
+                known_log_prob = target_log_prob(result.target_score, result.normaliser, correction)
                 scores = self._mixture_loss(losses, batch, known_log_prob, predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))

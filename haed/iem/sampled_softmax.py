@@ -54,13 +54,13 @@ class _BlockwiseSoftmax(torch.autograd.Function):
             if changes is not None:
                 columns, added = changes(part, target[part])
                 scores.scatter_add_(1, columns, added.to(scores.dtype))
-            wanted = scores.gather(1, column)
+            target_score = scores.gather(1, column)
             if diagnose:
-                figures[1] += (scores > wanted).sum() + len(query)
+                figures[1] += (scores > target_score).sum() + len(query)
             probabilities, top, normaliser = (_in_place if scores.device.type == "cpu" else _in_one)(scores)
-            figures[0] += (wanted >= top).sum()
-            total += (normaliser - wanted).sum()
-            rows[0, part], rows[1, part] = wanted[:, 0], normaliser[:, 0]
+            figures[0] += (target_score >= top).sum()
+            total += (normaliser - target_score).sum()
+            rows[0, part], rows[1, part] = target_score[:, 0], normaliser[:, 0]
             if diagnose:
                 figures[2] += torch.special.entr(probabilities).sum(1).exp().sum()
             probabilities.scatter_add_(1, column, probabilities.new_full((len(column), 1), -1))
@@ -131,7 +131,7 @@ class SoftmaxLoss:
         rank: rank of the target among them, from 1 on; NaN unless requested.
         effective: exp of the entropy, the number of candidates that the softmax hesitates between; NaN unless
             requested.
-        wanted: (M,) score of each row's target, including everything added to it; without a gradient.
+        target_score: (M,) score of each row's target, including everything added to it; without a gradient.
         normaliser: (M,) logarithm of the sum of the exponentials of a row's scores; without a gradient.
     """
 
@@ -139,7 +139,7 @@ class SoftmaxLoss:
     accuracy: Tensor
     rank: Tensor
     effective: Tensor
-    wanted: Tensor
+    target_score: Tensor
     normaliser: Tensor
 
 

@@ -113,11 +113,11 @@ class ModelCache:
         self._keep, self._overrides = keep, overrides
         self._kept: OrderedDict[Path, LoadedRun] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "warm")
-        self._asked: dict[threading.Event, asyncio.Future[Any] | Future[Any]] = {}
+        self._pending: dict[threading.Event, asyncio.Future[Any] | Future[Any]] = {}
         self._closed = False
-        self._said = _WarningCollector(self._thread.submit(threading.get_ident).result())
+        self._warnings = _WarningCollector(self._thread.submit(threading.get_ident).result())
         for room in ("pipeline", "data", "haed"):
-            logging.getLogger(room).addHandler(self._said)
+            logging.getLogger(room).addHandler(self._warnings)
 
     async def ask_run(self, folder: RunFolder, question: Callable[[LoadedRun], T]) -> QueryResult[T]:
         """Ask a run a question. If this task is cancelled, the question is dropped or stopped.
@@ -134,7 +134,7 @@ class ModelCache:
         self._check_room()
         self.waiting += 1
         future, gone = self._submit(folder, question)
-        answer = self._asked[gone] = asyncio.wrap_future(future)
+        answer = self._pending[gone] = asyncio.wrap_future(future)
         try:
             return await answer
         except (AbandonedError, asyncio.CancelledError):
@@ -143,7 +143,7 @@ class ModelCache:
             raise
         finally:
             gone.set()
-            del self._asked[gone]
+            del self._pending[gone]
             self.waiting -= 1
 
     def _check_room(self) -> None:
@@ -167,7 +167,7 @@ class ModelCache:
     def drop_questions(self) -> None:
         """Drop all questions for shutdown: refuse new ones, drop those that wait, stop the one being answered."""
         self._closed = True
-        for gone, answer in list(self._asked.items()):
+        for gone, answer in list(self._pending.items()):
             gone.set()
             answer.cancel()
 
@@ -195,8 +195,8 @@ class ModelCache:
         """
         self._check_room()
         future, gone = self._submit(folder, work)
-        self._asked[gone] = future
-        future.add_done_callback(lambda _: self._asked.pop(gone, None))
+        self._pending[gone] = future
+        future.add_done_callback(lambda _: self._pending.pop(gone, None))
         return future
 
     def present_digest(self, folder: RunFolder) -> str:
@@ -212,10 +212,10 @@ class ModelCache:
         loaded = self._load_run(folder)
         begun, run = time.perf_counter(), loaded.run
         check_abandoned()  # opening may have taken long; the run stays open
-        self._said.lines.clear()
+        self._warnings.lines.clear()
         self.begun += question is not _load_lazy_parts
         value = question(loaded)
-        warnings = list(dict.fromkeys([*loaded.warnings, *self._said.lines]))
+        warnings = list(dict.fromkeys([*loaded.warnings, *self._warnings.lines]))
         opening = begun - began if self.opened > before else 0.0
         seconds = time.perf_counter() - begun
         return QueryResult(value, folder.path.name, run.phase, run.step, run.digest, seconds, opening, warnings)
@@ -235,9 +235,9 @@ class ModelCache:
                 self._kept.popitem(last=False)
             release_memory()
             self.opened += 1
-            self._said.lines.clear()
+            self._warnings.lines.clear()
             warn_once.cache_clear()  # what was said of another run, or of this one before
-            kept = LoadedRun(Run(folder, self._load_options(folder)), stamp, list(self._said.lines))
+            kept = LoadedRun(Run(folder, self._load_options(folder)), stamp, list(self._warnings.lines))
         self._kept[folder.path] = kept
         return kept
 

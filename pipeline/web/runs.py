@@ -74,14 +74,14 @@ class ServedFile:
 
     Attributes:
         name: its name in the address.
-        about: a short description.
+        description: a short description.
         bytes: its size.
         path: its path on disk.
         written: when it was last written, in ns.
     """
 
     name: str
-    about: str
+    description: str
     bytes: int
     path: Path
     written: int

@@ -57,7 +57,9 @@ def test_the_command_offers_the_budgets_that_there_are() -> None:
     parser = argparse.ArgumentParser()
     commands._experiment_arguments(parser)
     assert [parser.parse_args(["--budget", budget]).budget for budget in BUDGETS] == list(BUDGETS)
-    assert all(budget.about.split(":")[0] in " ".join(parser.format_help().split()) for budget in BUDGETS.values())
+    assert all(
+        budget.description.split(":")[0] in " ".join(parser.format_help().split()) for budget in BUDGETS.values()
+    )
 
 
 @pytest.mark.parametrize("budget", ["minutes", "hour"])

@@ -13,7 +13,7 @@ import pytest
 from data.filesystem import FLOW_RUN
 from flows import lifecycle
 from flows.flows import FLOWS
-from flows.lifecycle import ASKS, TRAINS, acquire_device, list_training_devices
+from flows.lifecycle import QUICK_FLOWS, TRAINING_FLOWS, acquire_device, list_training_devices
 from pipeline.config import load_options
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import TrainingInterrupted
@@ -110,4 +110,4 @@ def test_a_process_counts_as_alive_where_the_system_does_not_tell_its_start(monk
 
 
 def test_flows_of_a_kind_of_their_own_exist_and_have_one_kind() -> None:
-    assert {*TRAINS, *ASKS} < {flow.name for flow in FLOWS} and not {*TRAINS} & {*ASKS}
+    assert {*TRAINING_FLOWS, *QUICK_FLOWS} < {flow.name for flow in FLOWS} and not {*TRAINING_FLOWS} & {*QUICK_FLOWS}

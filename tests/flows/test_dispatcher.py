@@ -16,11 +16,11 @@ from prefect.client.schemas.responses import SetStateStatus
 
 from flows import dispatcher
 from flows.dispatcher import FlowDispatcher, FlowProcess
-from flows.lifecycle import ASKS, TRAINS, WAITS
+from flows.lifecycle import QUICK_FLOWS, TRAINING_FLOWS, WAITS
 from pipeline.signals import StopSignal
 
 LONG = ("shard", "evaluate", "index", "analyse")
-DEPLOYMENTS = {flow: uuid4() for flow in (*TRAINS, *LONG, *ASKS)}
+DEPLOYMENTS = {flow: uuid4() for flow in (*TRAINING_FLOWS, *LONG, *QUICK_FLOWS)}
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 

@@ -221,16 +221,16 @@ class SearchResults(list[QueryResult]):
     """Results of several queries, which print as a table.
 
     Attributes:
-        about: description of the searched rows and of the scores.
+        summary: description of the searched rows and of the scores.
         score: name of the score.
     """
 
-    def __init__(self, results: Iterable[QueryResult], about: str = "", score: str = "cosine") -> None:
+    def __init__(self, results: Iterable[QueryResult], summary: str = "", score: str = "cosine") -> None:
         super().__init__(results)
-        self.about, self.score = about, score
+        self.summary, self.score = summary, score
 
     def __str__(self) -> str:
-        lines = [self.about] if self.about else []
+        lines = [self.summary] if self.summary else []
         for item in self:
             lines.append(escape_control_characters(item.query))
             lines += [f"  {n.score:6.3f}  {_format_place(n)}" for n in item.neighbours] or ["  nothing"]

@@ -153,7 +153,7 @@ def look(all_pieces: list[Piece], skip: int = 0) -> TextFindings:
     made = TextInspector(skip, whole_files=False)
     for piece in all_pieces:
         made.inspect_piece(piece, "text")
-    return made.found
+    return made.findings
 
 
 @given(st.lists(st.sampled_from(PARTS), min_size=1), st.lists(st.integers(0, 99)))

@@ -70,11 +70,11 @@ def test_log_q_is_unbiased_in_its_normaliser_and_exact_with_all_candidates() -> 
         bias = (scores - pi.log())[present]
         nothing, column = bias.new_zeros(1, 1), (present == target).nonzero()[0]
         found = blockwise_cross_entropy(nothing, bias.new_zeros(len(bias), 1), bias, column)
-        log_q = target_log_prob(found.wanted, found.normaliser, pi.log()[target][None])
+        log_q = target_log_prob(found.target_score, found.normaliser, pi.log()[target][None])
         total += chance * (scores[target] - log_q[0]).exp()
         if all(there):  # and certainly so
             sure = blockwise_cross_entropy(nothing, bias.new_zeros(len(bias), 1), scores, column)
-            log_q = target_log_prob(sure.wanted, sure.normaliser, torch.zeros(1))
+            log_q = target_log_prob(sure.target_score, sure.normaliser, torch.zeros(1))
             torch.testing.assert_close(log_q, scores.log_softmax(0)[target][None])
     torch.testing.assert_close(total, scores.exp().sum())
 

@@ -163,7 +163,7 @@ def test_few_places_and_few_vectors_make_an_index(run: Path, caplog: pytest.LogC
 def test_chance_is_that_of_the_chunks_that_are_searched(run: Path) -> None:
     index = ChunkIndex(RunFolder(run))
     about = [
-        query_index(RunFolder(run).load_options(), queries=["def "], min_count=least).about for least in (1, 2, 20)
+        query_index(RunFolder(run).load_options(), queries=["def "], min_count=least).summary for least in (1, 2, 20)
     ]
     assert len({each.partition("random pairs")[2] for each in about}) == 3
     few = random_pair_scores(index.vectors, index.count_known(20), index.meta.metric, 0)
