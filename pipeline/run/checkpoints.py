@@ -26,6 +26,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -669,12 +670,21 @@ def _open_tensors(path: Path, framework: str = "np") -> Iterator[Any]:
 
 
 def _write_tensors(path: Path, tensors: "dict[str, Tensor]") -> str:
-    """Write a file of tensors, sync it to the disk, and return its sha256."""
+    """Write a file of tensors, sync it to the disk, and return its sha256.
+
+    Raises:
+        OSError: it could not be written.
+    """
     path.touch()
     mode = path.stat().st_mode  # as the umask has it; safetensors writes for the owner alone
     from safetensors.torch import save_file
 
-    save_file(tensors, path)
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # it has the number of the system's error in its text alone
+        if not (number := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     path.chmod(mode)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
