@@ -111,8 +111,6 @@ def format_error(error: BaseException, command: str = "") -> str:
             return f"{_clean_message(path)}: permission denied. {_advise_on_permission(path)}"
         if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _find_file_in_path(path)):
             return f"{_clean_message(file)} is a file, not a folder. Choose another path, or move it away"
-    elif isinstance(error.__cause__, OSError) and (advice := _SYSTEM_ADVICE.get(error.__cause__.errno or 0)):
-        return f"{message}. {advice.partition('. ')[2]}"  # the message tells the reason
     if is_out_of_memory(error):
         message, _, more = message.partition("Including non-PyTorch memory")  # what follows is of PyTorch's allocator
         limit = " of the GPU" if more or message.startswith("CU") else _memory_limit()

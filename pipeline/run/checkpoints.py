@@ -505,6 +505,7 @@ class Checkpoints:
             raise OSError(
                 f"the checkpoint of step {step:,} could not be written to {self.folder}: {error}; "
                 + (f"the last good one is {last.name}" if last else "there is no earlier one")
+                + advise_on_disk(error)
             ) from error
         self._remove_old(path)
 
@@ -667,6 +668,17 @@ def _open_tensors(path: Path, framework: str = "np") -> Iterator[Any]:
             yield tensors
     except (SafetensorError, RuntimeError) as error:  # of PyTorch: a type of half a byte
         raise CorruptFileError(f"{path} is damaged: {error}") from error
+
+
+def advise_on_disk(error: Exception) -> str:
+    """Return a sentence on what to do about a run's disk, after a message on a failed write; empty: nothing is known."""
+    advice = {
+        errno.ENOSPC: "Free some space there",
+        errno.EDQUOT: "Free some of your space there",
+        errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
+        errno.EROFS: "Make its disk writable",
+    }.get(getattr(error, "errno", None) or 0)
+    return f". {advice}" if advice else ""
 
 
 def _write_tensors(path: Path, tensors: "dict[str, Tensor]") -> str:

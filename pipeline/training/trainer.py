@@ -52,6 +52,7 @@ from pipeline.run.checkpoints import (
     Identity,
     PhaseOne,
     State,
+    advise_on_disk,
     list_checkpoints,
     load_weights,
 )
@@ -751,6 +752,7 @@ class Trainer:
             raise UnsavedCheckpointError(error, self.position.step, captured, best_before is not None) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
             why = f"step {self.position.step:,} has no checkpoint, because its files could not be written: {error}"
+            why += advise_on_disk(error)
             self.checkpoints.fail_next_wait(OSError(why))
             return
         log.info("saving step %s", f"{self.position.step:,}")

@@ -50,7 +50,8 @@ def test_faiss_has_one_thread_beside_the_openmp_of_pytorch_on_macos(monkeypatch:
     library = SimpleNamespace(omp_get_max_threads=lambda: 8, omp_set_num_threads=numbers.append)
     monkeypatch.setitem(sys.modules, "faiss", library)
     monkeypatch.setattr(faiss_search, "_IS_MACOS", True)
-    monkeypatch.delenv("KMP_DUPLICATE_LIB_OK", raising=False)
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "")  # is undone at the end, as what is set without it is not
+    monkeypatch.delenv("KMP_DUPLICATE_LIB_OK")
     with faiss_search.limit_threads(4):
         assert os.environ["KMP_DUPLICATE_LIB_OK"] == "TRUE" and numbers == [1, 1]
 
