@@ -273,8 +273,8 @@ class ChunkObjective(Objective):
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             if result is not None and correction is not None and batch.log_counts is not None:
-                known_log_prob = target_log_prob(result.target_score, result.normaliser, correction)
-                scores = self._mixture_loss(losses, batch, known_log_prob, predictions, scores)
+                log_q = target_log_prob(result.target_score, result.normaliser, correction)
+                scores = self._mixture_loss(losses, batch, log_q, predictions, scores)
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
@@ -311,29 +311,22 @@ class ChunkObjective(Objective):
         return self.system.score_decisions(prediction[piece.decoded], piece.packed)
 
     def _mixture_loss(
-        self,
-        losses: StepOutput,
-        batch: ChunkBatch,
-        known_log_prob: Tensor,
-        predictions: list[Tensor],
-        scores: list[Tensor],
+        self, losses: StepOutput, batch: ChunkBatch, log_q: Tensor, predictions: list[Tensor], scores: list[Tensor]
     ) -> list[Tensor]:
         """Return the mixture's log P of the decoded chunks of each piece, weighted to stand for all.
 
         The decoder's gradient is weighted by its share of P, its responsibility. The gate learns how often the score
         says more. A chunk that no other document has counts as unknown, as new ones will be. Its own document is left
         out. (Good 1953 leaves out occurrences; but a new name occurs in its own document again and again.)
-        `known_log_prob`, log q (M,), has no gradient: the IEM loss trains it on all chunks.
+        `log_q` (M,) has no gradient: the IEM loss trains it on all chunks.
         """
         assert self.system.mixture is not None
         mixed, gates, sizes = [], [], [len(piece.places) for piece in batch.pieces]
-        for piece, log_q, prediction, score in zip(
-            batch.pieces, known_log_prob.split(sizes), predictions, scores, strict=True
-        ):
+        for piece, known, prediction, score in zip(batch.pieces, log_q.split(sizes), predictions, scores, strict=True):
             assert piece.weights is not None and piece.unknown is not None
             decoder = score.new_zeros(len(piece.decoded)).index_add(0, piece.packed.order[piece.packed.chunk], score)
             gate = self.system.mixture(prediction[piece.decoded])
-            known = log_q[piece.decoded].masked_fill(piece.unknown, -torch.inf)
+            known = known[piece.decoded].masked_fill(piece.unknown, -torch.inf)
             mixed.append(piece.weights * mixture_log_prob(gate, known.to(decoder.dtype), decoder))
             gates.append((piece.weights * gate.detach().sigmoid()).sum())
         losses.figures["gate"] = torch.stack(gates).sum() * (self.ranks.size / max(1, batch.decoded))
@@ -343,11 +336,8 @@ class ChunkObjective(Objective):
         self, losses: StepOutput, batch: ChunkBatch, embeddings: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
         """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
-        adjustment, window_adjustment, count = (
-            batch.candidates.adjustment,
-            batch.candidates.window_adjustment,
-            len(batch.candidates.chunks),
-        )
+        adjustment, window_adjustment = batch.candidates.adjustment, batch.candidates.window_adjustment
+        count = len(batch.candidates.chunks)
         assert adjustment is not None
         query = self.system.compute_query(prediction)
         score_dtype = torch.promote_types(query.dtype, torch.float32)

@@ -329,12 +329,8 @@ class Trainer:
     ) -> None:
         self.phase, self.options, self.objective = phase, options, objective
         self.checkpoints, self.compute, self.identity = checkpoints, compute, identity
-        self.stop, self.validation, self.decoder_only_steps, self.sharded = (
-            stop,
-            validation,
-            decoder_only_steps,
-            sharded,
-        )
+        self.stop, self.validation, self.sharded = stop, validation, sharded
+        self.decoder_only_steps = decoder_only_steps
         system, self.ranks = objective.system, objective.ranks
         self.training_state = TrainingState(
             objective,
