@@ -195,10 +195,11 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     return text
 
 
-def check_tree(text: str, where: Path | str, fast: bool = True, most: int = NODES) -> None:
+def check_tree(text: str, where: Path | str, most: int = NODES) -> None:
     """Check the events of YAML one by one, before any tree is built from them. Errors name it by `where`.
 
-    If it is `fast`, libyaml is used, which rejects escapes of lone surrogates, such as those of JSON.
+    What libyaml refuses is parsed again without it. It refuses escapes of lone surrogates, such as those of JSON, and
+    its newer versions some depth by themselves, which other parsers would choke on.
 
     Raises:
         CorruptFileError: it is nested too deeply, or has too many values.
@@ -206,10 +207,19 @@ def check_tree(text: str, where: Path | str, fast: bool = True, most: int = NODE
     """
     import yaml
 
+    try:
+        _check_events(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), where, most)
+    except (yaml.YAMLError, UnicodeError):  # the latter of a lone surrogate itself
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader), where, most)
+
+
+def _check_events(events: Iterable[Any], where: Path | str, most: int) -> None:
+    import yaml
+
     sizes: dict[str | None, int] = {}  # number of values by anchor
     above: list[tuple[str | None, int]] = []  # of each open list or mapping, its anchor and the values before it
     count = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader):
+    for event in events:
         if isinstance(event, yaml.AliasEvent):
             count += sizes.get(event.anchor, most)  # a value that contains itself is endless
         elif isinstance(event, yaml.NodeEvent):

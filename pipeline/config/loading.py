@@ -393,14 +393,14 @@ def parse_override(word: str) -> tuple[str, Any]:
         raise CorruptFileError(f"{key[:40]}… is not an option")
     if type_of(key) in TEXTS:
         return key, None if typed == "null" else _strip_quotes(typed)
-    check_tree(typed, key, fast=False)
+    check_tree(typed, key)
     return key, parse_yaml(typed) if typed.strip() else typed
 
 
 def _strip_quotes(typed: str) -> str:
     with suppress(yaml.YAMLError, ValueError):
         if typed[:1] in ("'", '"'):
-            check_tree(typed, "", fast=False)
+            check_tree(typed, "")
             node = yaml.compose(typed, yaml.SafeLoader)
             return _join_surrogates(node.value) if isinstance(node, yaml.ScalarNode) else typed
     return typed

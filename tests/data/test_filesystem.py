@@ -151,11 +151,12 @@ LAUGHS = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[" * 500, "levels deep"),  # newer versions of libyaml refuse 1,000 themselves
+        ("[" * 500, "levels deep"),
+        ("[" * 10**5, "levels deep"),  # newer versions of libyaml refuse 1,000 themselves
         ("{a: " * 10**5, "levels deep"),
         ("- " * 10**5, "levels deep"),
         ("\n".join(" " * i + "a:" for i in range(1000)), "levels deep"),
-        ("[" * 500 + "]" * 500, "levels deep"),
+        ("[" * 10**5 + "]" * 10**5, "levels deep"),
         (LAUGHS, f"more than {NODES:,} values"),
         ("&a [*a]", f"more than {NODES:,} values"),
         ("[x]\n---\n" * 20_000, f"more than {NODES:,} values"),

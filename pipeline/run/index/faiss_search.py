@@ -45,8 +45,6 @@ CANDIDATES = {"flat": 1, "hnsw": 3, "ivf": 3, "ivfpq": 20}  # for each vector th
 _FEW = 1 << 15  # rows: among so few exact search is as quick
 _LOCK = threading.Lock()  # of FAISS's number of threads, which is that of the process
 _SHARE = 8  # of all rows, among fewer than one in so many a graph finds too little
-
-
 _IS_MACOS = sys.platform == "darwin"
 
 
