@@ -89,7 +89,10 @@ def estimate_memory(
     alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
     needed = 0
     for group in system.parameter_groups():
-        frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
+        if group.role == "decoder":
+            frozen = phase is None or not phase.decode_fraction
+        else:
+            frozen = phase is None or alone or (group.role == "head" and not phase.iem_weight)
         each = (_PLAIN if frozen or group.table else _ADAM) / (1 if group.table else shards)
         needed += int(each * sum(x.numel() for x in group.parameters))
     if phase is None:

@@ -42,6 +42,11 @@ def test_what_is_frozen_asks_for_no_moments(options: Options) -> None:
     options.model.decoder.width, options.model.main.width, options.model.main.ffn = 16, 512, 512
     some = 10e-6 * sum(x.numel() for x in build_system(options, chunker).parameters())
     assert not fits(some, options.finetune) and fits(some, replace(options.finetune, trains="decoder"))
+    without_loss, with_loss = (
+        estimate_memory(options, chunker, replace(options.pretrain, iem_weight=weight))["model.*"] for weight in (0, 1)
+    )
+    head = [x for x in build_system(options, chunker).parameter_groups() if x.role == "head"]
+    assert with_loss - without_loss == 12 * sum(x.numel() for group in head for x in group.parameters) > 0
 
 
 def test_a_first_step_that_does_not_fit_is_refused_and_less_of_it_trains(
