@@ -17,10 +17,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import flop_registry, register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
 
 from haed.distributed import Ranks
 
@@ -427,17 +426,19 @@ def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -
     return 2 * a[0] * a[1] * b[1]
 
 
+@register_flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
+def _count_attention_on_cpu(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
+    flops: int = sdpa_flop_count(q, k, v)
+    return flops
+
+
 def count_flops(function: Callable[..., object], *arguments: object) -> int:
     """Return the FLOPs of the matrix products in a call, by PyTorch's formulas; on the meta device nothing is computed.
 
     Random generators are left as they are: dropout must draw the same masks whether or not FLOPs are counted.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with (
-        torch.random.fork_rng(devices),
-        FlopCounter() as counter,
-        sdpa_kernel(SDPBackend.MATH),  # of which it knows the products
-    ):
+    with torch.random.fork_rng(devices), FlopCounter() as counter:
         function(*arguments)
     return counter.flops
 

@@ -66,10 +66,12 @@ def test_layers_of_pytorch_are_counted_as_by_its_own_counter(mode: type[torch.no
         lambda: layer(torch.ones(2, 5, 16)),
         lambda: torch.nn.functional.conv1d(torch.ones(1, 4, 9), torch.ones(8, 4, 3)),
         lambda: torch.einsum("ab,cb->ac", torch.ones(3, 4), torch.ones(5, 4)),
+        lambda: torch.nn.functional.scaled_dot_product_attention(*torch.ones(3, 2, 4, 5, 8), is_causal=True),
+        lambda: torch.nn.functional.scaled_dot_product_attention(*torch.ones(3, 2, 4, 1, 8)),
     ]
     for call in calls:
-        with mode(), sdpa_kernel(SDPBackend.MATH):
-            with FlopCounterMode(display=False) as theirs:
+        with mode():
+            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as theirs:
                 call()
             assert count_flops(call) == theirs.get_total_flops() > 0
 
