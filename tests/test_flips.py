@@ -79,7 +79,7 @@ def test_no_flip_in_a_manifest_is_read_as_something_else(sharded: Path, tmp_path
     assert held_against(place / MANIFEST, lambda path: Corpus.open(path.parent).manifest, chance) > FLIPS / 2
 
 
-def test_baselines_are_measured_anew_when_they_were_changed(
+def test_baselines_are_measured_anew_when_they_were_changed_and_not_on_a_very_long_split(
     sharded: Path,
     tmp_path: Path,
     chance: random.Random,
@@ -102,6 +102,10 @@ def test_baselines_are_measured_anew_when_they_were_changed(
     caplog.clear()
     assert evaluate._load_or_measure_baselines(corpus, "test") == true
     assert "belongs to another corpus. It is made again" in caplog.text
+    cache.unlink()
+    monkeypatch.setattr(evaluate, "HELD_OUT_LIMIT", corpus.split_counts("test").tokens - 1)
+    assert evaluate._load_or_measure_baselines(corpus, "test") == [] and not cache.exists()
+    assert "so no baselines are measured" in caplog.text
 
 
 def test_a_result_that_was_edited_is_printed_by_nobody(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

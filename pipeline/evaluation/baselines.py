@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.run.files import Baseline
 
 ORDERS = range(6)
-TRAIN_LIMIT = 64 << 20
+TRAIN_LIMIT, HELD_OUT_LIMIT = 64 << 20, 64 << 20  # n-gram models take 52 bytes of memory for each of these bytes
 _PPMD_ORDER, _PPMD_MEMORY = 16, 1 << 30  # bytes at most, of which only those that are used are taken
 
 

@@ -26,7 +26,7 @@ from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.config import Options, max_known_chunks, remembered_chunks, requested_likelihood
-from pipeline.evaluation.baselines import TRAIN_LIMIT, measure_baselines, not_beaten
+from pipeline.evaluation.baselines import HELD_OUT_LIMIT, TRAIN_LIMIT, measure_baselines, not_beaten
 from pipeline.run.device import release_memory
 from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, ClosedSet, Evaluation, Part, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter
@@ -186,7 +186,7 @@ class _CachedBaselines:
 
 
 def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
-    """Load the baselines of a split from the cache beside the shards, or measure them: n-gram models and xz."""
+    """Load the baselines of a split from the cache beside the shards, or measure them; none of a very long split."""
     cache = corpus.folder / f"baselines-{split}.json"
     try:
         kept = read_as(_CachedBaselines, cache)
@@ -197,6 +197,9 @@ def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
         pass
     except (OSError, ValueError) as error:
         log.warning("%s. It is made again", error)
+    if corpus.split_counts(split).tokens > HELD_OUT_LIMIT:
+        log.warning("the %s split has more than %d MiB, so no baselines are measured", split, HELD_OUT_LIMIT >> 20)
+        return []
     log.info("measuring baselines on the %s split", split)
     train = bytearray()
     for text in corpus.iterate_originals("train"):
