@@ -50,7 +50,7 @@ from data.parts import (
 )
 from data.shards import Shard
 from data.sources.file_type import describe_findings
-from data.sources.source import Input, Source, make_source
+from data.sources.source import Input, Source, make_source, stamp_file
 from data.sources.splits import SPLITS, Allotted, describe_splits, some_of
 from data.statistics import Statistics
 from data.urls import check_folder
@@ -129,16 +129,9 @@ def make_plan(corpora: Corpora) -> Plan:
 
 
 def _stamp_inputs(inputs: list[Input]) -> str:
-    """Return a hash of the sizes and times of the inputs' files.
-
-    A part of an interrupted run that was made from other files is not reused.
-    """
-    digest = hashlib.sha256()
-    for path in sorted({item.path for item in inputs}):
-        if os.path.exists(path):
-            stat = os.stat(path)
-            digest.update(f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
-    return digest.hexdigest()
+    """Return a hash of the files of inputs, so that a part of an interrupted run made from others is not reused."""
+    stamps = [stamp_file(path, "-") for path in sorted({item.path for item in inputs}) if os.path.exists(path)]
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()
 
 
 def _note_change(head: Manifest, shards_dir: Path) -> None:
@@ -185,23 +178,19 @@ def _sample_documents(
 def finish_corpus(plan: Plan) -> Corpus:
     """Move the shards of all parts to their places, and write the manifest, which makes the corpus complete."""
     records = [PartRecord.read_record(part) for part in plan.parts]
-    head = _complete_head(plan, records)
-    parts = [each.shard_counts for each in records]
+    totals = {split: Statistics() for split in SPLITS}
+    for split, total in totals.items():
+        for part, each in zip(plan.parts, records, strict=True):
+            if split in each.shards:
+                total.merge_statistics(read_statistics(part, split))
+    head = _complete_head(plan, records, totals)
+    parts = [{split: len(shards) for split, shards in each.shards.items()} for each in records]
     part_shards = [each.shards_by_name for each in records]
     shards: list[Shard] = []
     for name, (number, name_in_part) in locate_shards(parts).items():
         if (plan.parts[number].folder / name_in_part).is_file():  # else an interrupted `finish_corpus` moved it
             _move_shard(plan.parts[number].folder / name_in_part, plan.folder / name)
         shards.append(replace(part_shards[number][name_in_part], file=name))
-    totals = {split: Statistics() for split in SPLITS}
-    for split, total in totals.items():
-        for part, each in zip(plan.parts, records, strict=True):
-            if split in each.shards:
-                total.merge_statistics(read_statistics(part, split))
-    notes = _describe_shared_documents(totals)
-    for note in notes:
-        log.info("  %s", note)
-    head["splits"] = {**head["splits"], "notes": head["splits"]["notes"] + notes}
     statistics = {split: asdict(total.make_summary()) for split, total in totals.items()}
     sync_folder(plan.folder)
     head |= {"statistics": statistics, "parts": parts, "shards": [asdict(each) for each in shards]}
@@ -210,12 +199,8 @@ def finish_corpus(plan: Plan) -> Corpus:
     return Corpus.open(plan.folder)
 
 
-def _complete_head(plan: Plan, records: list[PartRecord]) -> Manifest:
-    """Return the head of the manifest, completed with the findings of the parts.
-
-    Raises:
-        ValueError: nothing is left for training, or documents of two parts differ in form.
-    """
+def _complete_head(plan: Plan, records: list[PartRecord], totals: Mapping[str, Statistics]) -> Manifest:
+    """Return the head of the manifest with the findings of the parts, unless nothing is left for training."""
     source = make_source(plan.parts[0].source)
     forms = [each.form for each in records if each.form]
     for form in forms:
@@ -229,6 +214,7 @@ def _complete_head(plan: Plan, records: list[PartRecord]) -> Manifest:
     notes += [f"{split} is empty" for split in empty]
     if plan.head["splits"]["by"] == "hashed":
         notes += _describe_uneven_splits(records, source.options.valid_percent)
+    notes += _describe_shared_documents(totals)
     for note in notes:
         log.info("  %s", note)
     head = plan.head.copy()
@@ -241,10 +227,7 @@ def _complete_head(plan: Plan, records: list[PartRecord]) -> Manifest:
 def _explain_empty_splits(
     options: SourceOptions, splits: Allotted, remarks: Mapping[str, int], empty: list[str]
 ) -> str:
-    """Return a message that says why no document is left for training.
-
-    There is no document at all, none in the files for training, or all were held out.
-    """
+    """Return why no document is left for training: there is none at all, none in its files, or all were held out."""
     where = f"source.path={options.path}"
     train = {places: files for places, files in splits["files"].items() if "train" in places.split(", ")}
     if any(split not in empty for places in train for split in places.split(", ")):
@@ -286,7 +269,7 @@ def _describe_shared_documents(totals: Mapping[str, Statistics]) -> list[str]:
     """Return notes on documents that were held out and are in training, too, so that a model has read them."""
     train, notes = totals["train"], []
     for split in ("valid", "test"):
-        if shared := totals[split].count_shared_documents(train):
+        if shared := np.isin(totals[split].hashes, train.hashes).sum():
             notes.append(
                 f"{split} and train have the same text or data: {shared:,} of the {len(totals[split].hashes):,} documents of "
                 f"{split}. They are kept; a score of {split} counts what the model was trained on"
@@ -387,11 +370,7 @@ def open_built_corpus(folder: Path, chunker: ChunkerOptions) -> Corpus:
 
 
 def _build_corpus(corpora: Corpora, mapper: Mapper | None, listener: Listener | None) -> Corpus:
-    """Write the missing parts of a corpus, finish it, rebuild damaged shards, and return it. The caller has its lock.
-
-    Raises:
-        ValueError: the source changed meanwhile; nothing is kept then.
-    """
+    """Write missing parts of a corpus, finish it, rebuild damaged shards, and return it. The caller has its lock."""
     options, work = corpora.options, make_plan(corpora)
     _log_splits(work.head)
     place = work.folder / "parts"
@@ -468,10 +447,7 @@ def _warn_of_lost_shards(corpora: Corpora) -> None:
 
 
 def find_damaged_shards(corpus: Corpus, options: ShardOptions) -> list[str]:
-    """Return the files of shards that are missing or differ from the manifest.
-
-    Sizes are compared; with `verify`, also sha256.
-    """
+    """Return the files of shards that are missing or differ from the manifest in size or, with `verify`, in sha256."""
 
     def is_whole(shard: Shard) -> bool:
         path = corpus.folder / shard.file
@@ -524,10 +500,7 @@ def _move_shard(file: Path, path: Path) -> None:
 
 
 def locate_shards(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
-    """Map each shard of a corpus to the number of the part that makes it and its file name there.
-
-    `parts` has the number of shards of each split in each part.
-    """
+    """Map shards to the number of their part and their names there, given the number of shards of each split in parts."""
     places: dict[str, tuple[int, str]] = {}
     for split in SPLITS:
         owners = [(at, number_there) for at, counts in enumerate(parts) for number_there in range(counts.get(split, 0))]

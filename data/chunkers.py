@@ -11,6 +11,7 @@ numbers and the threshold.
 """
 
 import base64
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -26,9 +27,7 @@ ONE = np.zeros(1, np.int64)
 
 
 def _byte_mask(characters: bytes) -> np.ndarray:
-    table = np.zeros(256, bool)
-    table[list(characters)] = True
-    return table
+    return np.isin(np.arange(256), list(characters))
 
 
 _SPACE = _byte_mask(b" \t\n\r\x0b\x0c")
@@ -36,7 +35,7 @@ _WORD = _byte_mask(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 _NEWLINE = _byte_mask(b"\n")
 _RANKS = np.select([_WORD, _NEWLINE, _SPACE], [3, 0, 1], 2).astype(np.uint8).tobytes()  # punctuation is 2
 _MANY, _LONGEST_WORD = 0.1, 64  # share of long words above which k is advised; bytes of the longest useful k
-_STOP, _CLOSING = _byte_mask(b".!?"), _byte_mask(b"\"')]}")
+_SENTENCE_END = re.compile(rb"""[.!?\n](?:(?<=\n)|["')\]}]?\s)\s*""")
 
 
 class Chunker(ABC):
@@ -161,14 +160,10 @@ def _describe(value: Any) -> str:
 def _between_characters(tokens: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:
     """Return the positions that split chunks of more than k bytes. No part is longer, or ends inside a UTF-8 character.
 
-    Parts are as long as possible, but one begins about every 64k bytes, so that all blocks of a chunk are split at
-    once. A split depends only on the bytes before it, so a text and its continuation are split alike. Where no
-    character ends (bytes that are not UTF-8, a character of more than k bytes), a part has k bytes.
-
-    Args:
-        tokens: (n,) of the text.
-        first: (N,) positions where its chunks begin.
-        k: maximum bytes of a part.
+    The chunks of the text, `tokens` (n,), begin at `first` (N,). Parts are as long as possible, but one begins about
+    every 64k bytes, so that all blocks of a chunk are split at once. A split depends only on the bytes before it, so a
+    text and its continuation are split alike. Where no character ends (bytes that are not UTF-8, a character of more
+    than k bytes), a part has k bytes.
     """
 
     def after(at: np.ndarray, size: int | np.ndarray) -> np.ndarray:
@@ -270,21 +265,10 @@ class SentenceChunker(Chunker):
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """Begin a chunk after the white space that ends a sentence or a line."""
-        tokens = np.frombuffer(text, np.uint8)
-        space = _SPACE[tokens]
-        begins = np.zeros(len(text), bool)
-        after = np.flatnonzero(~space[1:] & space[:-1]) + 1  # the first byte after white space
-        filled = np.flatnonzero(~space)
-        rank = np.searchsorted(filled, after)
-        first = starts[np.searchsorted(starts, after, "right") - 1]
-        last = np.where(rank > 0, filled[rank - 1], -1)
-        stop = (last >= first) & _STOP[tokens[last]]
-        stop |= (last > first) & _CLOSING[tokens[last]] & _STOP[tokens[last - 1]]
-        newlines = np.flatnonzero(tokens == ord("\n"))
-        rank = np.searchsorted(newlines, after)
-        newline = np.where(rank > 0, newlines[rank - 1], -1) if len(newlines) else np.full(len(after), -1)
-        begins[after[stop | (newline >= np.maximum(last, first))]] = True
-        return begins
+        begins = np.zeros(len(text) + 1, bool)
+        for start, stop in pairwise([*starts.tolist(), len(text)]):
+            begins[[start + match.end() for match in _SENTENCE_END.finditer(text[start:stop])]] = True
+        return begins[:-1]
 
 
 def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, version: int | None = None) -> Chunker:
@@ -312,7 +296,6 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
 
 
 _STEPS = 31  # units per bit of entropy, so that 8 bits fit into a byte
-_COUNTED = 4 << 20
 
 
 class EntropyChunker(Chunker):
@@ -328,10 +311,7 @@ class EntropyChunker(Chunker):
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """Begin a chunk where the text is hard to predict.
-
-        A document's second byte begins none: it has too little context.
-        """
+        """Begin a chunk where the text is hard to predict, but not at a document's second byte: it lacks context."""
         tokens, begins = np.frombuffer(text, np.uint8), np.zeros(len(text), bool)
         begins[2:] = self.uncertain[tokens[:-2].astype(np.uint16) << 8 | tokens[1:-1]]
         second = starts + 1
@@ -340,11 +320,12 @@ class EntropyChunker(Chunker):
 
     @classmethod
     def fit(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any]:
-        """Return entropies in units of 1/31 bit, and a threshold.
-
-        It gives chunks of about `mean_length` bytes on the sample.
-        """
-        counts = _count_trigrams(documents).reshape(256, 256, 256)  # [a, b, x]
+        """Return entropies in units of 1/31 bit, and a threshold for a mean chunk of `mean_length` bytes."""
+        triples = np.zeros(1 << 24, np.int64)  # occurrences of each sequence of three bytes
+        for document in documents:
+            text = np.frombuffer(document, np.uint8).astype(np.int64)
+            np.add.at(triples, text[:-2] << 16 | text[1:-1] << 8 | text[2:], 1)
+        counts = triples.reshape(256, 256, 256)  # [a, b, x]
         pairs = counts.sum(0)
         frequent = pairs.sum(1, keepdims=True)
         kinds = (pairs > 0).sum(1, keepdims=True)
@@ -360,26 +341,3 @@ class EntropyChunker(Chunker):
         threshold = int(np.argmin(np.abs(above - weight.sum() / options.mean_length)))
         packed = base64.b64encode(zlib.compress(table.tobytes(), 9)).decode()
         return {"entropies": packed, "threshold": threshold, "threshold_bits": threshold / _STEPS}
-
-
-def _count_trigrams(documents: Iterable[bytes]) -> np.ndarray:
-    """Count each sequence of three bytes, (2^24,) int64."""
-    counts = np.zeros(1 << 24, np.int64)
-    waiting: list[bytes] = []
-
-    def count() -> None:
-        codes = []
-        for document in waiting:
-            text = np.frombuffer(document, np.uint8).astype(np.uint32)
-            codes.append(text[:-2] << 16 | text[1:-1] << 8 | text[2:])
-        np.add(counts, np.bincount(np.concatenate(codes), minlength=1 << 24), out=counts)
-        waiting.clear()
-
-    for document in documents:
-        if len(document) > 2:
-            waiting.append(document)
-        if sum(map(len, waiting)) >= _COUNTED:
-            count()
-    if waiting:
-        count()
-    return counts

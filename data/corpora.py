@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,11 @@ def collect_versions(source: Source, chunker: str) -> dict[str, str]:
         if name not in table:
             table.load_class(name)
             (entry, *_) = entry_points(group=table.group, name=name)
-            version_of[f"{table.group}:{name}"] = _package_version(entry)
+            path = getattr(sys.modules[entry.module], "__file__", None)
+            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "built in"
+            package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "no package"
+            version_of[f"{table.group}:{name}"] = f"{package}, {entry.value}, {content}"
     return version_of
-
-
-def _package_version(entry: EntryPoint) -> str:
-    module = sys.modules[entry.module]
-    path = getattr(module, "__file__", None)
-    content = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "built in"
-    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "no package"
-    return f"{package}, {entry.value}, {content}"
 
 
 class Corpora:
@@ -106,12 +101,12 @@ class Corpora:
         """
         reader = make_source(self.source)
         self.versions, self._fingerprint = collect_versions(reader, self.chunker.kind), reader.fingerprint()
-        settings = self._digest_settings() | {"versions": self.versions}
-        self._stamped = stamp = _hash_settings(settings, self._fingerprint)
-        known = self._read_notes().get(stamp, [""])[0]
+        self._stamped = self._hash_contents(self._fingerprint)
+        known = self._read_notes().get(self._stamped, [""])[0]
         if known.rpartition("-")[0] != source_title(self.source):
-            known = f"{source_title(self.source)}-{_hash_settings(settings, reader.compute_digest(self.options.workers))[:12]}"
-            self._write_notes({stamp: [known, ""]})
+            digest = self._hash_contents(reader.compute_digest(self.options.workers))
+            known = f"{source_title(self.source)}-{digest[:12]}"
+            self._write_notes({self._stamped: [known, ""]})
         return self.shards_dir / known
 
     @property
@@ -126,11 +121,11 @@ class Corpora:
             different = set(self._fingerprint) ^ set(reader.fingerprint())
         except (FileNotFoundError, ValueError):  # all of it was removed
             return self.source_name
-        settings = self._digest_settings() | {"versions": self.versions}
-        if not different or self.folder.name.endswith(
-            _hash_settings(settings, reader.compute_digest(self.options.workers))[:12]
-        ):
-            return None  # or only times changed, as files were copied or linked
+        if not different:
+            return None
+        digest = self._hash_contents(reader.compute_digest(self.options.workers))
+        if self.folder.name.endswith(digest[:12]):
+            return None  # only times changed, as files were copied or linked
         name = min(different).partition("\0")[0]
         is_alone = name == os.path.basename(self.source_name)  # the source is this file
         return self.source_name if is_alone else f"{name} in {self.source_name}"
@@ -146,7 +141,17 @@ class Corpora:
             folder = self.shards_dir / known.get(key, ["."])[0]
             if folder.name and os.path.lexists(folder / MANIFEST):
                 return folder
-        return next(self._find_by_manifest(), None)
+        wanted = replace(self.source, path="-") if self.piped else self.source
+        for folder, manifest in iterate_manifests(self.shards_dir):
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                source = restore_options(manifest["source"], SourceOptions, SOURCES)
+                chunker = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
+                if (source, chunker, manifest["megabytes"]) != (wanted, self.chunker, self.options.megabytes):
+                    continue
+                # A relative path may be another one in another folder.
+                if wanted.path in (None, "-") or os.path.isabs(wanted.path) or manifest["place"] == self.place:
+                    return folder
+        return None
 
     def has_changed(self) -> bool:
         """Return if files of the source exist and differ, by size and time, from those of the last corpus."""
@@ -155,8 +160,8 @@ class Corpora:
             reader = None if self.piped else make_source(self.source)
             if reader is None or not stamps or type(reader).fingerprint is not Source.fingerprint:
                 return False  # its fingerprint may be expensive
-            settings = self._digest_settings() | {"versions": collect_versions(reader, self.chunker.kind)}
-            return _hash_settings(settings, reader.fingerprint()) not in stamps
+            self.versions = collect_versions(reader, self.chunker.kind)
+            return self._hash_contents(reader.fingerprint()) not in stamps
         except (OSError, ValueError):
             return False
 
@@ -170,6 +175,9 @@ class Corpora:
             "megabytes": self.options.megabytes,
             "format": FORMAT,
         }
+
+    def _hash_contents(self, content: Any) -> str:
+        return _hash_settings(self._digest_settings() | {"versions": self.versions}, content)
 
     @property
     def place(self) -> str | None:
@@ -191,19 +199,6 @@ class Corpora:
             places = [os.path.abspath(str(path)), self.place, os.path.realpath(str(path))]
         settings = self._digest_settings() | {"format": None, "files": [self.source.pattern, self.source.follow_links]}
         return list(dict.fromkeys(_hash_settings(settings, place) for place in places))
-
-    def _find_by_manifest(self) -> Iterator[Path]:
-        """Yield corpora whose manifests record the same options, the newest first."""
-        wanted = replace(self.source, path="-") if self.piped else self.source
-        for folder, manifest in iterate_manifests(self.shards_dir):
-            with suppress(ValueError, KeyError, TypeError, AttributeError):
-                source = restore_options(manifest["source"], SourceOptions, SOURCES)
-                chunker = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS)
-                if (source, chunker, manifest["megabytes"]) != (wanted, self.chunker, self.options.megabytes):
-                    continue
-                # A relative path may be another one in another folder.
-                if wanted.path in (None, "-") or os.path.isabs(wanted.path) or manifest["place"] == self.place:
-                    yield folder
 
     def _read_notes(self) -> dict[str, list[str]]:
         """Return the notes: by digest, the name of a corpus and the stamp of the source that it was made from."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple, cast
+from typing import IO, Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -60,10 +60,7 @@ class Manifest(TypedDict, total=False):
 
 
 class CorpusSlice(NamedTuple):
-    """A document or a piece of one.
-
-    It has `begins` (the document begins here), its tokens (n,) and the lengths (N,) of its chunks.
-    """
+    """A document or a piece of one: whether the document begins here, tokens (n,), and lengths (N,) of chunks."""
 
     begins: bool
     tokens: np.ndarray
@@ -76,12 +73,8 @@ class Corpus:
     Attributes:
         location: folder or URL.
         folder: folder of its files; for a URL, its folder in the cache.
-        manifest: contents of manifest.json.
-        shards: its shards.
         parts: number of shards of each split that each part of the source gave.
         digest: of source, chunker and settings.
-        statistics: of each split.
-        chunker_version: version of the chunker that split it.
         form: properties that all documents share: height, width and channels of pictures, rate and channels of sound;
             empty for text.
     """
@@ -135,23 +128,25 @@ class Corpus:
             ValueError: the manifest is not one of ours, or the URL is not allowed.
         """
         options = options or LoaderOptions()
+        remote = None
         if is_remote(location):
             url = check_url(str(location))
+            where = f"{url}/{MANIFEST}"
             check_folder(options.cache_dir, "loader.cache_dir")
             log.info("reading shards from %s", url)
             remote = RemoteFolder(url, Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
             content = remote.read_manifest(MANIFEST)
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", url.rpartition("/")[2])[-100:]
             folder = remote.cache.make_folder(f"{name}-{hashlib.sha256(content).hexdigest()[:12]}")
-            return cls(folder, _parse_manifest(content, f"{url}/{MANIFEST}"), remote)
-        path = Path(location) / MANIFEST
-        try:
-            content = read_bytes(path, MANY)
-        except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(
-                f"{location} is not a sharded corpus: it has no {MANIFEST}. Run `haed shard` first"
-            ) from None
-        return cls(Path(location), _parse_manifest(content, str(path)))
+        else:
+            folder, where = Path(location), str(Path(location) / MANIFEST)
+            try:
+                content = read_bytes(where, MANY)
+            except (FileNotFoundError, NotADirectoryError):
+                raise FileNotFoundError(
+                    f"{location} is not a sharded corpus: it has no {MANIFEST}. Run `haed shard` first"
+                ) from None
+        return cls(folder, verify_checksums(parse_json(content, where), where), remote)
 
     def build_chunker(self) -> Chunker:
         """Create the chunker that split this corpus."""
@@ -184,10 +179,7 @@ class Corpus:
         return self.open_shard(shard)[0]
 
     def open_shard(self, shard: Shard) -> tuple[list[Sample], OpenedFile]:
-        """Return the samples of a shard and its file, where the tokens of each sample begin at `Sample.at`.
-
-        See `read`.
-        """
+        """Return the samples of a shard and its file, where the tokens of each begin at `Sample.at`. See `read`."""
         where = f"{self.location}/{shard.file}"
         for last in (self._remote is None, True):
             with self._open_shard_file(shard, where) as file:  # another process may remove it from the cache meanwhile
@@ -215,10 +207,7 @@ class Corpus:
             raise CorruptShardError(where, None, str(error)) from error
 
     def fetch_ahead(self, shards: list[Shard]) -> None:
-        """Fetch shards into the cache; do nothing for a folder.
-
-        After a failure it stops, and `read` raises the error later.
-        """
+        """Fetch shards into the cache; do nothing for a folder. An error ends it, and is raised by `read` later."""
         with suppress(OSError, CorruptShardError):
             for shard in shards if self._remote else []:
                 self._remote.open_shard(shard).close()  # type: ignore[union-attr]
@@ -317,7 +306,3 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-
-def _parse_manifest(content: bytes, where: str) -> Manifest:
-    return cast(Manifest, verify_checksums(parse_json(content, where), where))

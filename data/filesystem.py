@@ -64,9 +64,7 @@ def add_path_to_errors(path: Path | str) -> Iterator[None]:
 
 
 def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
-    """Open a file for reading, without waiting on devices or pipes.
-
-    `inside` is a folder that must contain the file after links are resolved; None: any folder.
+    """Open a file for reading, without waiting on devices or pipes. After links are resolved, it must be in `inside`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -149,20 +147,15 @@ def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes
 
 
 def read_text(path: Path | str, most: int) -> str:
-    """Return the contents of a file as text.
-
-    Bytes that are not UTF-8 are replaced. See `read_bytes` for the arguments.
-    """
+    """Return the contents of a file as text, with bytes that are not UTF-8 replaced. See `read_bytes`."""
     return read_bytes(path, most).decode(errors="replace")
 
 
 def parse_json(content: bytes | str, where: Path | str, advice: str = "") -> Any:
-    """Parse JSON whose tree is nested no deeper than `DEEPEST`.
-
-    Errors name it by `where`, and end with `advice`, which says what to do.
+    """Parse JSON. Errors name it by `where`, and end with `advice`, which says what to do.
 
     Raises:
-        CorruptFileError: it is nested deeper, or is no JSON.
+        CorruptFileError: it is nested deeper than `DEEPEST`, or is no JSON.
     """
     advice = advice and f". {advice}"
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
@@ -178,8 +171,8 @@ def parse_json(content: bytes | str, where: Path | str, advice: str = "") -> Any
         raise CorruptFileError(f"{where} is damaged: {error}{advice}") from error
 
 
-def check_yaml(content: bytes, where: Path | str) -> str:
-    """Return YAML as text after checking that no parser can choke on it. Errors name it by `where`.
+def read_yaml(path: Path | str, inside: Path | None = None) -> str:
+    """Return the text of a YAML file after checking that no parser can choke on it. See `read_bytes`.
 
     Raises:
         CorruptFileError: it is nested too deeply, has too many values, or is not UTF-8.
@@ -187,11 +180,11 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     from yaml import YAMLError
 
     try:
-        text = content.decode()
+        text = read_bytes(path, CONFIG, inside).decode()
     except UnicodeDecodeError as error:
-        raise CorruptFileError(f"{where} is not valid YAML: it is not UTF-8 ({error.reason})") from error
+        raise CorruptFileError(f"{path} is not valid YAML: it is not UTF-8 ({error.reason})") from error
     with suppress(YAMLError):  # its reader fails at the same place and says more
-        check_tree(text, where)
+        check_tree(text, path)
     return text
 
 
@@ -238,11 +231,6 @@ def _check_events(events: Iterable[Any], where: Path | str, most: int) -> None:
             raise CorruptFileError(f"{where} has more than {most:,} values")
 
 
-def read_yaml(path: Path | str, inside: Path | None = None) -> str:
-    """Return the text of a YAML file that any parser can take. See `read_bytes` and `check_yaml` for the errors."""
-    return check_yaml(read_bytes(path, CONFIG, inside), path)
-
-
 def stamp_file(path: Path | str) -> list[int]:
     """Return numbers that change when a file does.
 
@@ -261,17 +249,13 @@ def compute_checksum(value: Any, key: str = CHECKSUM) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def add_checksums(value: Any) -> Any:
-    """Return a mapping, or a list of mappings, with checksums added, as a JSON file stores it."""
-    value = json.loads(json.dumps(value))  # as it will be read: number keys become text, tuples lists
-    if isinstance(value, list):
-        return [add_checksums(each) for each in value]
-    return value | {CHECKSUM: compute_checksum(value)}
-
-
 def encode_checked_json(value: Any) -> bytes:
     """Encode a mapping, or a list of mappings, as JSON with checksums added."""
-    text = json.dumps(add_checksums(value), indent=2, ensure_ascii=False) + "\n"
+    value = json.loads(json.dumps(value))  # as it will be read: number keys become text, tuples lists
+    mappings = value if isinstance(value, list) else [value]
+    for each in mappings:
+        each[CHECKSUM] = compute_checksum(each)
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # Bytes that are not UTF-8, such as those of a file name, get JSON's own escape.
     return text.encode(errors="backslashreplace")
 
@@ -373,10 +357,7 @@ class Guard:
             )
 
     def moved_to(self) -> Path | None:
-        """Return the new path of a folder that was moved with its lock file.
-
-        It is None if the folder was not moved so, or if the system does not tell.
-        """
+        """Return the new path of a folder that was moved with its lock file; None: it was not, or that is unknown."""
         try:
             place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
@@ -390,10 +371,7 @@ _guards: list[Guard] = []  # of this process
 
 
 def is_still(path: Path, descriptor: int) -> bool:
-    """Return if a path names the open file.
-
-    Errors that do not show it is gone, such as a broken connection, count as true.
-    """
+    """Return if a path names the open file. An error that does not show it is gone, as of a network, counts as true."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError as error:
@@ -431,9 +409,7 @@ def check_guards(path: Path) -> None:
 
 
 def make_folders(path: Path, within: Path) -> None:
-    """Create a folder and its missing parents, up to `within`, which must exist.
-
-    `within` is never created, so a removed folder does not come back in part.
+    """Create a folder and its missing parents below `within`, so that a removed folder does not come back in part.
 
     Raises:
         FileNotFoundError: `within` does not exist.
@@ -520,7 +496,9 @@ def write_lock_holder(path: Path, file: IO[bytes]) -> None:
     """Write this process's description of itself into a lock file that it holds."""
     with add_path_to_errors(path):
         file.truncate(0)
-        os.write(file.fileno(), process_description().encode())  # what a buffer keeps fails again, unnamed, at its end
+        flow_run = f", flow run '{name}'" if (name := os.environ.get(FLOW_RUN)) else ""
+        description = f"process {os.getpid()} on {socket.gethostname()}{flow_run}"
+        os.write(file.fileno(), description.encode())  # what a buffer keeps fails again, unnamed, at its end
 
 
 def read_lock_holder(path: Path) -> str | None:
@@ -531,12 +509,6 @@ def read_lock_holder(path: Path) -> str | None:
         except BlockingIOError:
             return file.read(1000).decode(errors="replace")
     return None
-
-
-def process_description() -> str:
-    """Return a description of this process for people."""
-    flow_run = f", flow run '{name}'" if (name := os.environ.get(FLOW_RUN)) else ""
-    return f"process {os.getpid()} on {socket.gethostname()}{flow_run}"
 
 
 def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: None) -> None:
@@ -553,12 +525,11 @@ def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] 
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside `path`, sync it and rename it.
-
-    Even after a power cut, a reader finds the old file or the new.
+    """Write a temporary file beside `path`, sync it and rename it: even after a power cut, there is the old or the new.
 
     Raises:
         OSError: the disk is full or not writable; `path` is unchanged.
+        FolderLostError: a guarded folder around it is another now.
     """
     with replace_atomically(path) as file:
         file.write(content)

@@ -69,11 +69,7 @@ class _Stream:
             self.starts[begins[int(sample.continues) :]] = True
 
     def read_window(self, begin: int, size: int, lengths: np.ndarray, starts: np.ndarray) -> bytearray:
-        """Return the tokens of at most `size` chunks, from `begin` on, and write their lengths (T,) and starts (T,).
-
-        Raises:
-            CorruptShardError: the file was truncated since it was opened.
-        """
+        """Return the tokens of at most `size` chunks, from `begin` on, and write their lengths (T,) and starts (T,)."""
         stop, tokens = min(begin + size, self.firsts[-1]), bytearray()
         first = begin
         while begin < stop:
@@ -93,8 +89,6 @@ class Loader:
     """Endless batches of windows in the global order, from a position on.
 
     Args:
-        corpus: the corpus to read.
-        split: the split to read.
         context: T.
         sequences: B, per rank.
         seed: of the order.
@@ -196,9 +190,7 @@ class Loader:
         self._epoch, self._consumed, self._began = epoch, windows, int(state.get("began", 0))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches from the present position on, without end.
-
-        Workers run until the iterator is closed or collected.
+        """Yield batches from the present position on, without end. Workers run until it is closed or collected.
 
         A worker of torch's DataLoader yields every n-th batch, so that all workers together yield each batch once.
 
@@ -311,11 +303,8 @@ class Loader:
 
 
 def _worker_share() -> tuple[int, int]:
-    """Return the number of this worker of torch's DataLoader and the number of workers; (0, 1) elsewhere.
-
-    Torch is not imported.
-    """
-    torch_data: Any = sys.modules.get("torch.utils.data")
+    """Return the number of this worker of torch's DataLoader and the number of workers; (0, 1) elsewhere."""
+    torch_data: Any = sys.modules.get("torch.utils.data")  # which takes long to import
     worker = torch_data.get_worker_info() if torch_data else None
     return (worker.id, worker.num_workers) if worker else (0, 1)
 

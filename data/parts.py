@@ -62,7 +62,7 @@ KILLED = "a process that wrote shards was killed, perhaps because memory ran out
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: the shards of some inputs, written into `folder`.
+    """A unit of work: the shards of some inputs, written into a folder whose name is its number in the plan.
 
     `stamp` is a hash of the sizes and times of the inputs' files.
     """
@@ -74,11 +74,6 @@ class Part:
     limit: int
     inputs: tuple[Input, ...]
     stamp: str = ""
-
-    @property
-    def part_number(self) -> int:
-        """Its position in the plan."""
-        return int(self.folder.name)
 
     @property
     def size(self) -> int:
@@ -127,15 +122,6 @@ class PartRecord:
             return TypeAdapter(cls).validate_python(read_json(part.folder / RECORD))
         except ValidationError as error:  # of another version
             raise CorruptFileError(f"{part.folder / RECORD} cannot be read: {error.errors()[0]['msg']}") from error
-
-    def write_record(self, folder: Path) -> None:
-        """Write the record into the folder of the part."""
-        write_json(folder / RECORD, TypeAdapter(type(self)).dump_python(self, mode="json"))
-
-    @property
-    def shard_counts(self) -> dict[str, int]:
-        """Number of shards of each split."""
-        return {split: len(shards) for split, shards in self.shards.items()}
 
     @property
     def shards_by_name(self) -> dict[str, Shard]:
@@ -198,17 +184,19 @@ def _write_shards(part: Part, folder: Path) -> None:
                     if source.is_text:
                         look.inspect_piece(piece, item.path)
                     if piece.split not in writers:
-                        writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.part_number)
+                        writers[piece.split] = ShardWriter(
+                            folder, piece.split, chunker, part.limit, int(part.folder.name)
+                        )
                     writers[piece.split].add_piece(piece)
         except tarfile.TarError as error:
             raise ValueError(f"{item.path} cannot be read: {error}") from error
     shards = {split: writers[split].close() for split in SPLITS if split in writers}
     for split, writer in writers.items():
-        arrays: dict[str, Any] = dict(writer.statistics.to_arrays())
         packed = io.BytesIO()
-        np.savez(packed, **arrays)
+        np.savez(packed, **writer.statistics.to_arrays())  # type: ignore[arg-type]
         write_atomically(folder / f"{split}-statistics.npz", packed.getvalue())
-    PartRecord(shards, source.form, +source.remarks, look.findings, part.stamp).write_record(folder)
+    record = PartRecord(shards, source.form, +source.remarks, look.findings, part.stamp)
+    write_json(folder / RECORD, TypeAdapter(PartRecord).dump_python(record, mode="json"))
 
 
 def read_statistics(part: Part, split: str) -> Statistics:
@@ -218,7 +206,8 @@ def read_statistics(part: Part, split: str) -> Statistics:
         CorruptFileError: they are not what was written.
     """
     path = part.folder / f"{split}-statistics.npz"
-    content = io.BytesIO(read_bytes(path, max(MANY, path.stat().st_size)))  # it has 8 bytes for each document
+    # The file has 8 bytes for each document, and checksums of its own.
+    content = io.BytesIO(read_bytes(path, max(MANY, path.stat().st_size)))
     try:
         with np.load(content, allow_pickle=False) as arrays:
             return Statistics.from_arrays(dict(arrays))
@@ -240,10 +229,7 @@ def write_persistently(part: Part) -> None:
 
 
 def is_passing(error: object) -> bool:
-    """Return if a retry may help.
-
-    It may after a system error such as a broken connection, but not after a full disk or a missing file.
-    """
+    """Return if a retry may help: after a broken connection, for example, not after a full disk or a missing file."""
     return isinstance(error, OSError) and not isinstance(error, FolderLostError) and error.errno not in _FINAL
 
 

@@ -68,10 +68,7 @@ def _read_group_quota(group: Path) -> Iterator[float]:
 
 
 def free_memory() -> float:
-    """Return the bytes of this machine's memory that are free or can be freed.
-
-    If the system does not say, as macOS, it is all memory, and infinity if it does not say that either.
-    """
+    """Return the bytes of memory that are free or can be freed; else, as on macOS, of all memory; else infinity."""
     with suppress(OSError, KeyError, IndexError), open("/proc/meminfo") as file:
         values = {line.split(":")[0]: line.split()[1] for line in file}
         return 1024 * float(values["MemAvailable"])
@@ -81,10 +78,7 @@ def free_memory() -> float:
 
 
 def allowed_workers(workers: int) -> int:
-    """Return the number of workers that this process may start.
-
-    A multiprocessing daemon, such as a DataLoader worker, may start none.
-    """
+    """Return the number of workers that this process may start: none in a daemon, such as a worker of a DataLoader."""
     if workers and multiprocessing.current_process().daemon:
         log.warning("a daemonic process may not start others, so it does the work of the %d workers itself", workers)
         return 0

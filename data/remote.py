@@ -77,7 +77,10 @@ class ShardCache:
         self.make_folder()
 
     def make_folder(self, name: str = "") -> Path:
-        """Create the folder, which anybody may delete at any time, and one in it; return that one."""
+        """Create the folder, unless there is one that is no cache, and one in it; return that one.
+
+        Anybody may delete it at any time.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         there = os.listdir(self.folder)
         if there and _MARK not in there:
@@ -126,7 +129,7 @@ class ShardCache:
                 written.close()
                 raise
             _mark_used(written)
-            fcntl.flock(written, fcntl.LOCK_UN)  # a memory map of the file would keep the lock
+            fcntl.flock(written, fcntl.LOCK_UN)  # as long as it is open, it would keep the lock
             self._make_room(0, keep=path)
             return written
 
@@ -137,10 +140,7 @@ class ShardCache:
             path.unlink(missing_ok=True)
 
     def _make_room(self, wanted: int, keep: Path | None = None) -> None:
-        """Remove files until `wanted` more bytes fit the limit.
-
-        Leftovers of killed processes go first, then the least recently used files.
-        """
+        """Remove leftovers of killed processes, then the least recently used files, until `wanted` more bytes fit."""
         remove_unlocked_files(path for path in self.folder.glob("*.partial") if _OURS.fullmatch(path.name))
         removable: list[tuple[int, int, Path]] = []
         used, entries = wanted, list[os.DirEntry[str]]()
@@ -199,8 +199,9 @@ class RemoteFolder:
         scheme, _, rest = self.url.partition("://")
         try:
             self._is_local = scheme == "file"
-            self._make_files = partial(fsspec.filesystem, scheme, **options)
-            self._make_files()
+            # One in each process, as fsspec remembers: it is not to be used after a fork.
+            self._file_system = partial(fsspec.filesystem, scheme, **options)
+            self._file_system()
             path = path_of_file_url(self.url) if self._is_local else rest
             self.path = self.url if scheme in ("http", "https") else path
         except ImportError:
@@ -208,11 +209,6 @@ class RemoteFolder:
         except ValueError as error:
             advice = f". {CREDENTIALS}" if scheme in _PACKAGES else ""
             raise ValueError(f"{self.url} cannot be opened: {redact_urls(str(error))}{advice}") from None
-
-    @property
-    def files(self) -> Any:
-        """Fsspec's file system, one in each process: it is not to be used after a fork."""
-        return self._make_files()
 
     def read_manifest(self, name: str) -> bytes:
         """Fetch the manifest, every time anew.
@@ -284,8 +280,8 @@ class RemoteFolder:
 
     def _open_stream(self, path: str) -> Any:
         if self.url.startswith("s3://"):
-            return _S3Stream(self.files, path)
-        return self.files.open(path, "rb", **self._how)
+            return _S3Stream(self._file_system(), path)
+        return self._file_system().open(path, "rb", **self._how)
 
 
 class _S3Stream:

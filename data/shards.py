@@ -31,6 +31,7 @@ from pydantic import Field
 
 from data.chunkers import Chunker
 from data.filesystem import add_path_to_errors, parse_json
+from data.sources.files import read_npy_header
 from data.sources.source import SPLITS, Piece
 from data.statistics import Statistics
 from data.urls import is_remote
@@ -41,10 +42,7 @@ _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
 
 @dataclass
 class Shard:
-    """A finished tar; an entry of `shards` in manifest.json.
-
-    Its counts are of samples, documents, chunks, tokens and bytes.
-    """
+    """A finished tar, with what it holds; an entry of `shards` in manifest.json."""
 
     file: str
     split: Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
@@ -309,11 +307,7 @@ def read_shard(path: Path | str, content: bytes | memoryview, shard: Shard | Non
 
 
 def _read_samples(path: Path | str, content: bytes | memoryview, checked: bool) -> Iterator[Sample]:
-    """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
-
-    Raises:
-        CorruptShardError: at the offset of the first member that is not what was written.
-    """
+    """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place."""
     parts: dict[str, Any] = {}
     end = at = 0
     try:
@@ -356,17 +350,9 @@ def _make_sample(
 
 
 def _parse_npy(body: memoryview, dtype: Any) -> np.ndarray:
-    """Return the array of a .npy without a copy.
-
-    Its header can neither make it larger than it is nor an array of objects.
-    """
+    """Return the array of a .npy, without a copy: its header makes it neither larger than it is nor one of objects."""
     file = io.BytesIO(bytes(body[:1024]))
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("it is not a .npy of version 1.0")
-    try:
-        shape, _, dtype_there = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # Python's parser reads it, and may raise many kinds of errors
-        raise ValueError(f"its header is invalid: {error or type(error).__name__}") from error
+    shape, dtype_there = read_npy_header(file)
     array = np.frombuffer(body, dtype, offset=file.tell())
     if dtype_there != dtype or shape != array.shape:
         raise ValueError(f"its header says {dtype_there} {shape}, but it holds {array.size} of {np.dtype(dtype)}")

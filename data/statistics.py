@@ -16,7 +16,7 @@ from pydantic import Field
 
 KEPT, HEAD = 1 << 16, 1 << 12
 _Count = Annotated[int, Field(ge=0, lt=2**63)]  # for readers of a manifest
-_WAITING = 1 << 22
+_WAITING, _POINTS = 1 << 22, 60  # chunks that wait to be counted; points of a curve
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # masks of the first n of eight bytes
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -75,8 +75,12 @@ class Frequencies:
         self.limit = min(self.limit, other.limit)
         self._trim_rarest()
 
+    @property
+    def _sample_size(self) -> int:
+        return int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
+
     def _trim_rarest(self) -> None:
-        below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
+        below = self._sample_size
         if below > KEPT:
             self.limit, below = int(self.keys[KEPT - 1]), KEPT
         if below < len(self.keys):
@@ -102,17 +106,16 @@ class Frequencies:
         """Number of distinct chunks; an estimate with a standard error of 0.4 % unless `is_exact`."""
         if self.is_exact:
             return len(self.keys)
-        below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
-        return round((below - 1) / (self.limit / 2**64))
+        return round((self._sample_size - 1) / (self.limit / 2**64))
 
-    def rank_curve(self, points: int = 60) -> list[tuple[int, int]]:
+    def rank_curve(self) -> list[tuple[int, int]]:
         """Return pairs of rank and count, evenly spaced over the logarithm of the rank."""
         head = np.sort(self.counts)[::-1]
         total = self.distinct_count
-        ranks = np.unique(np.geomspace(1, max(total, 1), points).round().astype(np.int64))
+        ranks = np.unique(np.geomspace(1, max(total, 1), _POINTS).round().astype(np.int64))
         if self.is_exact:
             return [(int(rank), int(head[rank - 1])) for rank in ranks] if total else []
-        below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
+        below = self._sample_size
         sample = np.sort(self.counts[:below])[::-1]
         trusted = HEAD // 4  # deeper ranks may miss chunks that were rare in one part and frequent in another
         at = np.minimum((ranks * below // total), below - 1)
@@ -121,10 +124,7 @@ class Frequencies:
 
 @dataclass
 class DocumentLengths:
-    """The lengths of documents in tokens: shortest, longest, and a histogram.
-
-    `documents_from` has the number of documents with 2^n to 2^(n+1) − 1 tokens, by 2^n as text.
-    """
+    """The lengths of documents in tokens, and numbers of documents with 2^n to 2^(n+1) − 1 tokens, by 2^n as text."""
 
     shortest: int
     longest: int
@@ -249,21 +249,16 @@ class Statistics:
         restored.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
         return restored
 
-    def count_shared_documents(self, other: "Statistics") -> int:
-        """Return the number of documents whose bytes a document of another split has, too."""
-        return int(np.isin(self.hashes, other.hashes).sum())
-
     def make_summary(self) -> Summary:
         """Return the statistics for the manifest."""
         self._count_waiting()
         self._end_document()
         last = int(np.flatnonzero(self.lengths)[-1]) if self.lengths.any() else 0
         bins = np.flatnonzero(self.documents)
-        frequencies = self.frequencies
         return Summary(
             self.lengths[: last + 1].tolist(),
-            frequencies.distinct_count,
-            frequencies.is_exact,
-            frequencies.rank_curve(),
+            self.frequencies.distinct_count,
+            self.frequencies.is_exact,
+            self.frequencies.rank_curve(),
             DocumentLengths(self.shortest, self.longest, {str(1 << int(n)): int(self.documents[n]) for n in bins}),
         )

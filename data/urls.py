@@ -84,10 +84,7 @@ def check_url(url: str, option: str = "") -> str:
     host = re.split("[/?#]", rest)[0]
     if "@" in host or "%40" in host:
         raise ValueError(f"{shown} holds a name or password. Leave it out. {CREDENTIALS}")
-    if scheme in _LITERAL:
-        _check_key(rest, shown)
-    else:
-        _check_encoded(rest, shown, scheme)
+    _check_rest(rest, shown, scheme)
     if scheme == "file":
         return f"file://{rest.rstrip('/')}"
     try:
@@ -99,24 +96,21 @@ def check_url(url: str, option: str = "") -> str:
     return f"{scheme}://{rest.rstrip('/')}"
 
 
-def _check_key(rest: str, shown: str) -> None:
-    """Raise ValueError if a bucket and key seem to contain a signature, or name a version, which is not opened."""
-    query = "?" + rest.partition("?")[2]
-    if any(_SECRET.search(name) for _, name, _ in _PARAMETER.findall(query)):
+def _check_rest(rest: str, shown: str, scheme: str) -> None:
+    """Raise ValueError if what follows the scheme has a query or signature, a version, or characters to be encoded."""
+    is_literal = scheme in _LITERAL
+    parameters = _PARAMETER.findall("?" + rest.partition("?")[2] if is_literal else rest)
+    is_secret = any(_SECRET.search(name) for _, name, _ in parameters) or ("?" in rest and not is_literal)
+    if is_secret and scheme != "file":
+        advice = "" if is_literal else ", and write %3F for a ? in a name"
         raise ValueError(
-            f"{shown} has a query or signature after its path, which would not stay secret. Leave it out. {CREDENTIALS}"
+            f"{shown} has a query or signature after its path, which would not stay secret. Leave it out{advice}. "
+            f"{CREDENTIALS}"
         )
-    if "?versionid=" in rest.lower():
-        raise ValueError(f"{shown} names a version of an object, which is not supported. Leave out ?versionId=")
-
-
-def _check_encoded(rest: str, shown: str, scheme: str) -> None:
-    """Raise ValueError if a URL of http, https or file contains characters that must be encoded, or a query."""
-    if scheme != "file" and ("?" in rest or any(_SECRET.search(name) for _, name, _ in _PARAMETER.findall(rest))):
-        raise ValueError(
-            f"{shown} has a query or signature after its path, which would not stay secret. Leave it out, "
-            f"and write %3F for a ? in a name. {CREDENTIALS}"
-        )
+    if is_literal:
+        if "?versionid=" in rest.lower():
+            raise ValueError(f"{shown} names a version of an object, which is not supported. Leave out ?versionId=")
+        return
     for sign, code in _CODES.items():
         if sign in rest:
             raise ValueError(f"{shown} has a {'blank' if sign == ' ' else sign}. Write {code} instead, as in every URL")

@@ -87,7 +87,6 @@ def _count_samples(
     limit: int | None = None,
     any_of_equal: bool = False,
 ) -> DistinctChunks:
-    """Count the chunks of samples; see `count_distinct_chunks`."""
     import duckdb
     import pyarrow
 
@@ -158,10 +157,7 @@ def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
 
 
 class Occurrences:
-    """The counts in `split` of the chunks of the split `among`, by 64-bit hashes.
-
-    It takes 16 bytes per distinct chunk of the latter.
-    """
+    """The counts in `split` of the chunks of the split `among`, by 64-bit hashes, in 16 bytes per distinct chunk."""
 
     def __init__(self, corpus: Corpus, split: str, among: str) -> None:
         self._keys, waiting, size = np.zeros(0, np.uint64), [], 0
@@ -182,10 +178,7 @@ class Occurrences:
         return place, self._keys[place] == keys
 
     def count_occurrences(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the counts (N,) of chunks, given all their tokens (n,) and lengths (N,).
-
-        It is 0 for a chunk that is not in `among`.
-        """
+        """Return the counts (N,) of chunks, 0 if not in `among`, given all their tokens (n,) and lengths (N,)."""
         if not len(self._keys):
             return np.zeros(len(lengths), np.int64)
         place, known = self._find_keys(hash_chunks(tokens, lengths))
@@ -219,10 +212,7 @@ def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> 
 
 
 def frequent_words(corpus: Corpus, number: int) -> list[str]:
-    """Return some frequent chunks of the train split if it is text.
-
-    Only its first megabytes are counted. See `select_telling_chunks`.
-    """
+    """Return some frequent chunks of the train split's first megabytes, if it is text. See `select_telling_chunks`."""
     first = list(islice(_iterate_samples(corpus, "train"), _LOOKED_AT))
     chunker = corpus.build_chunker()
     chosen = select_telling_chunks(_count_samples(first, chunker.k), number, chunker)

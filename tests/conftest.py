@@ -200,6 +200,23 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole / "runs" / "run", tmp_path / "runs" / "run"))
 
 
+@pytest.fixture(scope="module")
+def handed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus and two such runs on it, as somebody hands them over; tests leave it as it is."""
+    from data.filesystem import write_json
+
+    place = tmp_path_factory.mktemp("handed")
+    shutil.copytree(whole / "runs" / "run", place / "runs" / "run")
+    remembered = json.loads((place / "runs/run/corpus.json").read_text())
+    shutil.copytree(remembered["location"], place / "corpus")  # other tests may have left other corpora beside it
+    config = place / "runs/run/config.yaml"
+    here = config.read_text().replace(f"{whole}/shards", "shards").replace(f"{whole}/runs", "runs")
+    config.write_text(here.replace("kind: text", "kind: shards"))
+    write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus", "beside": "../../corpus"})
+    shutil.copytree(place / "runs/run", place / "runs/other")
+    return place
+
+
 @pytest.fixture(scope="session")
 def sharded(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the shards of `text`, to be copied."""

@@ -28,13 +28,6 @@ from tests.conftest import mostly_nightly
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def waited(process: "subprocess.Popen[str]", path: Path, lines: int) -> None:
-    """Waits until a file has so many lines."""
-    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
-        time.sleep(0.01)
-    assert process.poll() is None
-
-
 MAPS = """
 import sys
 from pathlib import Path
@@ -81,8 +74,10 @@ def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_
     (config := tmp_path / "cut.yaml").write_text(dump_options(options))
     command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
     run = RunFolder.from_options(options)
+    metrics = run.phase_folder("train") / "metrics.jsonl"
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        waited(process, run.phase_folder("train") / "metrics.jsonl", 3)
+        while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 3):
+            time.sleep(0.01)
         for path in Path(open_shards(options).location).glob("train-*.tar"):
             os.truncate(path, 1024)
         _, said = process.communicate()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from data.filesystem import write_json
 from pipeline.cli import main
 
 KINDS: dict[str, Callable[[Path], object]] = {
@@ -102,21 +101,6 @@ for line in sys.stdin:
     names = {os.path.realpath(os.fsdecode(each)) for each in opened if not isinstance(each, (int, type(None)))}
     print(json.dumps([found, [os.path.relpath(each, os.path.realpath(place)) for each in names]]), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def handed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and two runs on it, one of which will be damaged."""
-    place = tmp_path_factory.mktemp("hostile")
-    shutil.copytree(whole / "runs" / "run", place / "runs" / "run")
-    remembered = json.loads((place / "runs/run/corpus.json").read_text())
-    shutil.copytree(remembered["location"], place / "corpus")
-    config = place / "runs/run/config.yaml"
-    here = config.read_text().replace(f"{whole}/shards", "shards").replace(f"{whole}/runs", "runs")
-    config.write_text(here.replace("kind: text", "kind: shards"))
-    write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus", "beside": "../../corpus"})
-    shutil.copytree(place / "runs/run", place / "runs/other")
-    return place
 
 
 class Asker:

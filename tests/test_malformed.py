@@ -9,8 +9,8 @@ import pickle
 import re
 import shutil
 import struct
-import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from pipeline.config import ConfigError, load_options
 from pipeline.run.checkpoints import CorruptCheckpointError, load_checkpoint
 from pipeline.run.metrics import encode_record, read_metrics
 from tests.conftest import Listener, flip_bit, write_state
+from tests.data.conftest import tar_of
+from tests.data.test_filesystem import LAUGHS
 
 PWNED = Path("pwned")
 
@@ -38,35 +40,18 @@ class Exploit:
         return PWNED.touch, ()
 
 
-@pytest.fixture(scope="module")
-def whole(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and a run with everything in it, as somebody hands them over."""
-    place = tmp_path_factory.mktemp("handed")
-    shutil.copytree(whole / "runs", place / "runs")
-    remembered = json.loads((place / "runs/run/corpus.json").read_text())
-    shutil.copytree(remembered["location"], place / "corpus")  # other tests may have left other corpora beside it
-    config = place / "runs/run/config.yaml"
-    config.write_text(config.read_text().replace(f"{whole}/shards", f"{place}/shards"))
-    write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus"})
-    return place
-
-
 def replaced(content: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(content) and None
 
 
 @pytest.fixture
-def handed(whole: Path, here: Path) -> None:
+def copied(handed: Path, here: Path) -> None:
     """A copy of these, to change, in the working folder."""
-    shutil.copytree(whole, here, dirs_exist_ok=True)
+    shutil.copytree(handed, here, dirs_exist_ok=True)
 
 
 def cut(share: float) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)]) and None
-
-
-def flipped(place: int) -> Callable[[Path], None]:
-    return lambda path: flip_bit(path, place)
 
 
 def with_key(value: Any, *keys: Any) -> Callable[[Path], None]:
@@ -79,17 +64,6 @@ def with_key(value: Any, *keys: Any) -> Callable[[Path], None]:
             branch = branch[key]
         branch[keys[-1]] = value
         write_json(path, tree)  # with its checksum: a stranger can make one
-
-    return change
-
-
-def as_tar(members: dict[str, bytes]) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        with tarfile.open(path, "w") as file:
-            for name, content in members.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                file.addfile(info, io.BytesIO(content))
 
     return change
 
@@ -140,15 +114,14 @@ JSON = {
     "pickle": replaced(pickle.dumps(Exploit())),
     "gone": Path.unlink,
 }
-BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
 CONFIG = {
     "empty value": b"batch:\n",
     "list": b"- 1\n",
     "tabs": b"batch:\n\tcontext: 3\n",
     "bytes": b"\xff\xfe\x00",
     "code": b"name: !!python/object/apply:pathlib.Path.touch [pwned]\n",
-    "bomb": BOMB.encode(),
-    "bomb in a list": (BOMB + "\nsample: {prompts: *a11}\n").encode(),
+    "bomb": LAUGHS.encode(),
+    "bomb in a list": (LAUGHS + "\nsample: {prompts: *a11}\n").encode(),
     "itself": b"batch: &a\n  more: *a\n",
     "deep": b"[" * 5000,
     "unknown key": b"batches: {}\n",
@@ -205,12 +178,12 @@ CASES |= {
     "manifest: names that are none": ("corpus/manifest.json", with_key([1], "splits", "files", "train"), CAT),
     "tar: empty": (TRAIN_TAR, replaced(b""), CAT),
     "tar: half": (TRAIN_TAR, cut(0.5), CAT),
-    "tar: a bit": (TRAIN_TAR, flipped(700), CAT),
-    "tar: a path outside": (TRAIN_TAR, as_tar({"../../escaped.tokens.npy": b"x"}), CAT),
-    "tar: a pickle": (TRAIN_TAR, as_tar({"0.tokens.npy": pickled_array()}), CAT),
+    "tar: a bit": (TRAIN_TAR, partial(flip_bit, place=700), CAT),
+    "tar: a path outside": (TRAIN_TAR, replaced(tar_of(("../../escaped.tokens.npy", b"x"))), CAT),
+    "tar: a pickle": (TRAIN_TAR, replaced(tar_of(("0.tokens.npy", pickled_array()))), CAT),
     "model: empty": (CHECKPOINT + "model.safetensors", replaced(b""), EVALUATE),
     "model: half": (CHECKPOINT + "model.safetensors", cut(0.5), EVALUATE),
-    "model: a bit": (CHECKPOINT + "model.safetensors", flipped(-1), EVALUATE),
+    "model: a bit": (CHECKPOINT + "model.safetensors", partial(flip_bit, place=-1), EVALUATE),
     "model: gone": (CHECKPOINT + "model.safetensors", Path.unlink, EVALUATE),
     "model: a pickle": (CHECKPOINT + "model.safetensors", replaced(pickle.dumps(Exploit())), EVALUATE),
     "model: a long header": (CHECKPOINT + "model.safetensors", replaced(struct.pack("<Q", 1 << 62)), EVALUATE),
@@ -222,7 +195,7 @@ CASES |= {
     "latest: outside": ("runs/run/finetune/checkpoints/latest", replaced(b"../../../../etc"), ["compare", "runs/none"]),
     "index: empty": ("runs/run/index/chunks/vectors.faiss", replaced(b""), NEIGHBOURS),
     "index: half": ("runs/run/index/chunks/vectors.faiss", cut(0.5), NEIGHBOURS),
-    "index: a bit": ("runs/run/index/chunks/vectors.faiss", flipped(100), NEIGHBOURS),
+    "index: a bit": ("runs/run/index/chunks/vectors.faiss", partial(flip_bit, place=100), NEIGHBOURS),
     "index: gone": ("runs/run/index/chunks/vectors.faiss", Path.unlink, NEIGHBOURS),
     "table: half": ("runs/run/index/chunks/table.parquet", cut(0.5), NEIGHBOURS),
     "table: pickle": ("runs/run/index/chunks/table.parquet", replaced(pickle.dumps(Exploit())), NEIGHBOURS),
@@ -236,14 +209,14 @@ CASES |= {
 }
 
 
-@pytest.mark.usefixtures("handed")
+@pytest.mark.usefixtures("copied")
 def test_what_is_whole_is_taken() -> None:
     for command in (FINETUNE, EVALUATE, NEIGHBOURS, CAT, REPORT):
         assert main(command) == 0
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.usefixtures("handed")
+@pytest.mark.usefixtures("copied")
 def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pattern, change, command = CASES[case]
     for path in list(tmp_path.glob(pattern)) or [tmp_path / pattern]:
@@ -275,14 +248,13 @@ def test_a_line_or_two_of_error(case: str, tmp_path: Path, capsys: pytest.Captur
         (["options"], []),
     ],
 )
-@pytest.mark.usefixtures("handed")
+@pytest.mark.usefixtures("copied")
 def test_a_state_of_other_types_is_a_damaged_checkpoint(
     keys: list[str], value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in tmp_path.glob("runs/run/*/checkpoints/*/state.json"):
+    for path in tmp_path.glob("runs/*/*/checkpoints/*/state.json"):
         with_key(value, *keys)(path)
         write_state(path, json.loads(path.read_text()))
-    shutil.copytree("runs/run", "runs/other")
     for command in (EVALUATE, FINETUNE, REPORT, ["compare", "runs/run", "runs/other"], ["profile", "runs/run"]):
         status, said = main(command), capsys.readouterr().err
         assert "--debug prints the traceback" not in said
@@ -298,25 +270,24 @@ def test_figures_that_no_float_holds_are_a_damaged_line(name: str, value: Any, t
 
 @pytest.mark.parametrize("address", ["dask://HOST::file:///any", "http://me:pw@HOST/x"])
 def test_addresses_in_a_strangers_run_are_not_opened(
-    whole: Path, address: str, listener: Listener, here: Path, capsys: pytest.CaptureFixture[str]
+    handed: Path, address: str, listener: Listener, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(whole / "runs", here / "runs")
+    shutil.copytree(handed / "runs", here / "runs")
     url = address.replace("HOST", listener.host)
     config = here / "runs/run/config.yaml"
     with_key(url, "location")(here / "runs/run/corpus.json")
     assert main(EVALUATE) == 1
-    kind, path = "kind: shards", f"path: '{url}'"
-    config.write_text(re.sub("kind: text", kind, re.sub("path: .*", path, config.read_text())))
+    config.write_text(re.sub("path: .*", f"path: '{url}'", config.read_text()))
     assert main(["shard", "runs/run"]) == 2
     assert main(EVALUATE) == 2
     assert "pw" not in capsys.readouterr().err and listener.contacts == 0
 
 
 def test_an_address_in_a_run_is_said_before_it_is_opened(
-    whole: Path, listener: Listener, here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    handed: Path, listener: Listener, here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(data.remote, "ATTEMPTS", 1)
-    shutil.copytree(whole / "runs", here / "runs")
+    shutil.copytree(handed / "runs", here / "runs")
     url = "http://127.0.0.1:1/x"
     with_key(url, "location")(here / "runs/run/corpus.json")
     assert main(EVALUATE) == 1
@@ -334,7 +305,7 @@ def test_an_address_in_a_run_is_said_before_it_is_opened(
         ("corpus/manifest.json", 256 << 20, CAT),
     ],
 )
-@pytest.mark.usefixtures("handed")
+@pytest.mark.usefixtures("copied")
 def test_a_file_that_is_larger_than_its_kind_may_be_is_not_parsed(
     name: str, most: int, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,7 +315,7 @@ def test_a_file_that_is_larger_than_its_kind_may_be_is_not_parsed(
     assert f"{Path(name).name} has more than {most:,} bytes" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("handed")
+@pytest.mark.usefixtures("copied")
 def test_no_other_file_is_opened_than_those_of_a_checkpoint(tmp_path: Path) -> None:
     """A file that is opened is summed, and refused for its sum."""
     (tmp_path / "secret").write_text("SECRET")

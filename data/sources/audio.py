@@ -80,20 +80,13 @@ class AudioSource(MediaSource):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the encoded recordings of a file or a tar, in pieces."""
-        if is_tar(item.path):
-            for name, content, size in self.iterate_tar_documents(item.path):
-                if _is_flac(name):  # its decoder seeks, and a member of a tar cannot
-                    content = io.BytesIO(read_whole(content, size, f"{item.path}: {name}"))
-                yield from self._read_recording(content, size, f"{item.name}/{name}", item)
-        else:
-            with open(item.path, "rb") as file:
-                yield from self._read_recording(file, item.size, item.name, item)
+        for name, content, size, where in self.iterate_documents(item):
+            if is_tar(item.path) and _is_flac(name):  # its decoder seeks, and a member of a tar cannot
+                content = io.BytesIO(read_whole(content, size, where))
+            yield from self._read_recording(content, size, name, item)
 
     def _read_recording(self, file: IO[bytes], size: int, name: str, item: Input) -> Iterator[Piece]:
-        """Yield a recording in pieces.
-
-        Its split is a hash of its first frames, the same under any name, unless names decide.
-        """
+        """Yield a recording in pieces. Unless names decide, a hash of its first frames decides its split."""
         split, encode = "", encode_mulaw if self.options.encoding == "mulaw" else encode_pcm16
         try:
             for frames, samples in (self._read_flac if _is_flac(name) else self._read_wav)(file, size, name):
@@ -123,8 +116,7 @@ class AudioSource(MediaSource):
             left -= len(frames)
             frames = frames[: len(frames) // width * width]
             yield frames, _convert_samples(frames, sound.coding, notes)
-        _check_length(sound.stated, size, left)
-        _check_rest(file, sound.bytes % 2)
+        _check_end(file, size, sound, left)
         self.remarks.update(notes)
 
     def _read_flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
@@ -264,25 +256,14 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
     return content
 
 
-def _check_length(stated: int, size: int, left: int) -> None:
-    """Compare the size in a WAV's header with the file's `size`. `left` is the number of missing bytes of sound.
-
-    Raises:
-        ValueError: the file is shorter or longer than its header says.
-    """
-    if left > 0 or stated > size + 8:  # 8: some writers count the header twice
-        raise ValueError(
-            f"it was truncated, or written to a pipe: its header says {stated:,} bytes, but it has {size:,}"
-        )
-    if size > stated + 1:  # an odd size is padded
-        raise ValueError(
-            f"its header says {stated:,} bytes, but it has {size:,}: it has more than one recording, or is incomplete"
-        )
-
-
-def _check_rest(file: IO[bytes], padding: int) -> None:
-    """Raise ValueError if another chunk of sound follows, which would be lost."""
-    file.read(padding)
+def _check_end(file: IO[bytes], size: int, sound: WavHeader, left: int) -> None:
+    """Refuse a WAV of another size than its header says, with `left` bytes of sound missing, or with more sound behind."""
+    said = f"its header says {sound.stated:,} bytes, but it has {size:,}"
+    if left > 0 or sound.stated > size + 8:  # 8: some writers count the header twice
+        raise ValueError(f"it was truncated, or written to a pipe: {said}")
+    if size > sound.stated + 1:  # an odd size is padded
+        raise ValueError(f"{said}: it has more than one recording, or is incomplete")
+    file.read(sound.bytes % 2)
     while len(head := file.read(8)) == 8:
         kind, left = struct.unpack("<4sI", head)
         if kind == b"data":
@@ -293,11 +274,7 @@ def _check_rest(file: IO[bytes], padding: int) -> None:
 
 
 def _convert_samples(frames: bytes, coding: str, notes: set[str]) -> np.ndarray:
-    """Return samples int16 of frames, and add notes on conversions.
-
-    Raises:
-        ValueError: a float is not a finite number.
-    """
+    """Return samples int16 of frames, and add notes on conversions; refuse floats that are not finite numbers."""
     if coding == "PCM_16":
         return np.frombuffer(frames, "<i2").astype(np.int16)
     if coding == "PCM_U8":

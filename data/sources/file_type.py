@@ -320,19 +320,17 @@ class TextInspector:
 
     def __init__(self, skip: int, whole_files: bool) -> None:
         self.findings, self.skip, self.whole_files = TextFindings(), skip, whole_files
-        self._begin_text(None, False)
-
-    def _begin_text(self, name: str | None, goes_on: bool) -> None:
-        self._name, self._goes_on = name, goes_on  # it began in an earlier part
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._known: set[str] = set()
-        self._position, self._ends_in_cr = 0, False
+        self._name: str | None = None
 
     def inspect_piece(self, piece: Piece, path: str) -> None:
         """Check the next piece, which is of the file at `path`."""
         if not piece.continues or self._name is None:
             is_part = self.whole_files and os.path.basename(piece.name) != os.path.basename(path)
-            self._begin_text(_CUT.sub("", piece.name) if is_part else piece.name, piece.continues)
+            self._name = _CUT.sub("", piece.name) if is_part else piece.name
+            self._goes_on = piece.continues  # it began in an earlier part
+            self._decoder = codecs.getincrementaldecoder("utf-8")()
+            self._known: set[str] = set()
+            self._position, self._ends_in_cr = 0, False
         for reason in [*self._count_ends(piece.data), *self._find_oddities(piece.data)]:
             if reason not in self._known:
                 self._known.add(reason)

@@ -13,13 +13,16 @@ import os
 import re
 import sys
 import tarfile
+import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
+
+import numpy as np
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -77,15 +80,13 @@ class File:
     size: int
 
 
-LeftOut = dict[str, list[str]]  # names of files that are not read, by the reason
+LeftOut = defaultdict[str, list[str]]  # names of files that are not read, by the reason
 
 
 def list_files(
     path: str | None, pattern: str, kind: str, follow_links: bool = False, left_out: LeftOut | None = None
 ) -> list[File]:
-    """List the files of a file, folder or glob in order of their names.
-
-    Hidden and empty files are left out, and those that are no data by their names.
+    """List the files of a file, folder or glob in order of their names, but those hidden, empty, or no data by name.
 
     Args:
         path: a file, a folder, or a glob; with braces, as in a shell, several of these. A glob is a folder and a pattern
@@ -103,7 +104,7 @@ def list_files(
         raise ValueError(f"source.kind={kind} needs source.path=, a file, folder or glob, such as source.path=my-texts")
     if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"source.pattern={pattern!r}: expected a glob relative to source.path, such as **/*.txt")
-    left_out = {} if left_out is None else left_out
+    left_out = LeftOut(list) if left_out is None else left_out
     paths = [path] if os.path.lexists(path) else expand_braces(path, "source.path")
     patterns = [each.split("/") for each in dict.fromkeys((pattern, *expand_braces(pattern, "source.pattern")))]
     base = Path(os.path.dirname(path.partition("{")[0]))  # names of files are relative to it
@@ -127,7 +128,7 @@ def list_files(
             if any(_matches_glob((root.name,), one) for one in patterns):
                 paths_by_name[before[:-1] or root.name] = str(root)
         elif root.is_dir():
-            inside, aside = dict[str, str](), LeftOut()
+            inside, aside = dict[str, str](), LeftOut(list)
             if glob_parts is None:
                 names_and_paths = _walk_files(str(root), patterns, follow_links, left_out)
             else:
@@ -135,13 +136,13 @@ def list_files(
             for name, place in sorted(names_and_paths):
                 reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
                 if reason:
-                    aside.setdefault(reason, []).append(name)
+                    aside[reason].append(name)
                 else:
                     inside[name] = place
             if not inside and is_chosen:  # the pattern asks for just these
-                inside, aside = {name: str(root / name) for names in aside.values() for name in names}, {}
+                inside, aside = {name: str(root / name) for names in aside.values() for name in names}, LeftOut(list)
             for reason, names in aside.items():
-                left_out.setdefault(reason, []).extend(names)
+                left_out[reason] += names
             paths_by_name |= {before + name: place for name, place in inside.items()}
         elif root.exists():
             raise ValueError(f"source.path={path} is neither a file nor a folder. Pipe it in with source.path=-")
@@ -152,7 +153,7 @@ def list_files(
         if size := os.stat(each).st_size:
             files.append(File(name, each, size))
         else:
-            left_out.setdefault("empty", []).append(name)
+            left_out["empty"].append(name)
     if not files:
         raise ValueError(f"source.path={path} has no data: {_explain_no_files(paths_by_name, pattern, left_out)}")
     return files
@@ -234,27 +235,24 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
     """Yield name and path of the regular files that match a pattern. No folder is visited twice."""
     home, seen = os.path.realpath(root), {os.path.realpath(root)}
 
-    def leave(name: str, reason: str) -> None:
-        left_out.setdefault(reason, []).append(name)
-
     def unreadable(error: OSError) -> None:
-        leave(os.path.relpath(error.filename, root), "not readable")
+        left_out["not readable"].append(os.path.relpath(error.filename, root))
 
     for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=follow):
         base = os.path.relpath(folder, root)
         parts = () if base == "." else tuple(base.split(os.sep))
         is_corpus = bool(parts) and "manifest.json" in names and _CORPUS.fullmatch(parts[-1])
         if parts and (NOTES in names or is_corpus or any(each.issubset(names) for each in MADE)):
-            leave(f"{base}/", "made by haed")  # shards_dir or a run, in the folder of the source
+            left_out["made by haed"].append(f"{base}/")  # shards_dir or a run, in the folder of the source
             folders.clear()
             continue
         kept = []
         for each in sorted(folders):
             place, name = os.path.join(folder, each), "/".join((*parts, each, ""))
             if _is_hidden(each):
-                leave(name, "hidden")
+                left_out["hidden"].append(name)
             elif os.path.islink(place) and not follow:
-                leave(name, LINKS)
+                left_out[LINKS].append(name)
             elif (real := os.path.realpath(place)) not in seen:  # else a loop or a repetition
                 seen.add(real)
                 kept.append(each)
@@ -264,13 +262,13 @@ def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: Le
             if not any(_matches_glob((*parts, each), pattern) for pattern in patterns):
                 continue
             if _is_hidden(each):
-                leave(name, "hidden")
+                left_out["hidden"].append(name)
             elif os.path.islink(place) and not os.path.exists(place):
-                leave(name, "links to nowhere")
+                left_out["links to nowhere"].append(name)
             elif os.path.islink(place) and not follow and os.path.commonpath((os.path.realpath(place), home)) != home:
-                leave(name, LINKS)
+                left_out[LINKS].append(name)
             elif not os.path.isfile(place):
-                leave(name, "no regular files")
+                left_out["no regular files"].append(name)
             else:
                 yield name, place
 
@@ -279,13 +277,13 @@ def _walk_glob(
     root: str, glob_parts: list[str], patterns: list[list[str]], follow: bool, left_out: LeftOut
 ) -> Iterator[tuple[str, str]]:
     """Yield the files of a glob that match a pattern; if the glob matches no file, those in the folders it matches."""
-    walked, depth = LeftOut(), 0
+    walked, depth = LeftOut(list), 0
     names_and_paths = list(_walk_files(root, [glob_parts], follow, walked))
     if not names_and_paths:
-        walked, depth = LeftOut(), len(glob_parts)
+        walked, depth = LeftOut(list), len(glob_parts)
         names_and_paths = list(_walk_files(root, [[*glob_parts, *ANY.split("/")]], follow, walked))
     for reason, names in walked.items():
-        left_out.setdefault(reason, []).extend(names)
+        left_out[reason] += names
     for name, path in names_and_paths:
         parts = tuple(name.split("/"))  # a pattern matches all of them, or those below a folder that the glob matches
         if any(_matches_glob(parts[first:], pattern) for pattern in patterns for first in {0, depth}):
@@ -396,10 +394,7 @@ class _BoundedStream(io.RawIOBase):
 class _DecompressedStream(io.RawIOBase):
     """A stream of concatenated xz, bzip2 or zstd streams with a bound on memory, which `lzma.open` and others lack.
 
-    Args:
-        file: the compressed file.
-        make: makes a decompressor of one stream.
-        padding: zeros may follow a stream in multiples of this number of bytes (xz: 4); 0: only another stream may.
+    Zeros may follow a stream in multiples of `padding` bytes (xz: 4); 0: only another stream may.
     """
 
     def __init__(self, file: IO[bytes], make: Callable[[], Any], padding: int = 0) -> None:
@@ -463,15 +458,9 @@ class _TarStream:
         return content
 
 
-class Member(NamedTuple):
-    """A regular file of a tar: its name, its content and its size in bytes."""
-
-    name: str
-    content: IO[bytes]
-    size: int
-
-
-def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
+def iterate_members(
+    path: str, expansion: int, remarks: Counter[str] | None = None
+) -> Iterator[tuple[str, IO[bytes], int]]:
     """Yield the regular files of a tar, compressed or not. The content of each is valid until the next is requested.
 
     Args:
@@ -498,7 +487,7 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
                     remarks["links in tars were left out, although they may stand for files"] += is_link
                     content = tar.extractfile(member) if member.isfile() else None
                     if content is not None:
-                        yield Member(member.name, content, member.size)
+                        yield member.name, content, member.size
                     setattr(tar, "members", [])  # noqa: B010 - else headers pile up
                 rest: Any = tar.fileobj
                 whole.left = float("inf")
@@ -511,6 +500,21 @@ def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = No
                 raise ValueError(f"{path} was truncated: the tar has no end")
     except tarfile.TarError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and type of the array in a .npy; raise ValueError if it is no such, or in Fortran order."""
+    try:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = reader(file)
+    except (OSError, zipfile.BadZipFile):
+        raise
+    except Exception as error:  # Python's parser reads the header, and may raise many kinds of errors
+        raise ValueError(f"its header is invalid: {error or type(error).__name__}") from error
+    if fortran:
+        raise ValueError("its array has Fortran order")
+    return shape, dtype
 
 
 def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> bytes:

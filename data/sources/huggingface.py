@@ -61,16 +61,7 @@ class DatasetsSource(Source):
             path = os.path.abspath(path)  # `datasets` has loaders called json, csv and so on
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
         stamp = tuple(stamp_file(str(each)) for each in there)
-        try:
-            splits = _load_splits(path, self.options.config, self.options.revision, stamp)
-        except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
-            message = str(error)
-            if isinstance(error, IndexError) or "corresponds to no data" in message or "BatchSize must be" in message:
-                raise ValueError(
-                    f"source.path={path} has no rows, or a split without rows, which datasets cannot load. Remove such "
-                    "a split: `del data['valid']`, then `data.save_to_disk(…)`, or delete its files"
-                ) from error
-            raise
+        splits = _load_splits(path, self.options.config, self.options.revision, stamp)
         if pattern != ANY:
             wanted = expand_braces(pattern, "source.pattern")
             others = [name for name in splits if not any(fnmatchcase(name, each) for each in wanted)]
@@ -185,10 +176,7 @@ def _describe_column(column: Any) -> str:
 
 @lru_cache(maxsize=2)
 def _load_splits(path: str, config: str | None, revision: str | None, stamp: tuple[str, ...]) -> dict[str, Any]:
-    """Load the splits of a data set, once per process for all its parts, as long as its files have the same `stamp`.
-
-    Its rows are memory-mapped.
-    """
+    """Load the splits of a data set, memory-mapped, once per process as long as its files have the same `stamp`."""
     try:
         import datasets
     except ImportError as error:
@@ -239,21 +227,23 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
         return dict(datasets.load_dataset(path, config, **settings))
     except datasets.exceptions.DataFilesNotFoundError as error:
         raise ValueError(others) from error
-    except (IndexError, MemoryError, ConnectionError, TimeoutError):  # of files without rows, see above; and of the hub
+    except (MemoryError, ConnectionError, TimeoutError):  # of the hub
         raise
     except Exception as error:  # whatever `datasets` raises for what it did not expect
         is_of_network = not is_local and isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
         if str(error) == others or is_of_network:  # which may pass
             raise
-        raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error
+        reason = _find_cause(error)
+        if isinstance(error, IndexError) or "corresponds to no data" in reason or "BatchSize must be" in reason:
+            raise ValueError(
+                f"source.path={path} has no rows, or a split without rows, which datasets cannot load. Remove such "
+                "a split: `del data['valid']`, then `data.save_to_disk(…)`, or delete its files"
+            ) from error
+        raise ValueError(f"source.path={path} cannot be read as a data set: {reason}") from error
 
 
 def _check_descriptions(folder: Path) -> None:
-    """Check the files that describe a data set in a folder, before `datasets` obeys them.
-
-    Raises:
-        ValueError: they are too large or nested too deeply, or name files outside the folder, or addresses.
-    """
+    """Refuse files that describe a data set, before `datasets` obeys them, if they name others outside its folder."""
     import yaml
 
     described = list[tuple[Path, Any]]()

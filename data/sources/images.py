@@ -16,12 +16,12 @@ import zlib
 from collections.abc import Iterator
 from math import isqrt
 from pathlib import PurePosixPath
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from data.sources.file_type import HEAD, TO_PNG, detect_foreign_format
-from data.sources.files import FREE, File, bound_stream, is_tar, read_whole
+from data.sources.files import FREE, File, bound_stream, is_tar, read_npy_header, read_whole
 from data.sources.safe_pickle import read_rows
 from data.sources.source import Input, MediaSource, Piece
 from data.sources.splits import named_split
@@ -94,14 +94,9 @@ class ImageSource(MediaSource):
         """Yield name, height and width, and raster of each picture."""
         from PIL import Image
 
-        if is_tar(item.path):
-            for name, content, size in self.iterate_tar_documents(item.path):
-                whole = read_whole(content, size, f"{item.path}: {name}")
-                yield f"{item.name}/{name}", *self._decode_picture(whole, f"{item.path}: {name}")
-        elif PurePosixPath(item.path.lower()).suffix in PICTURES:
-            with open(item.path, "rb") as file:
-                whole = read_whole(file, item.size, item.path)
-            yield item.name, *self._decode_picture(whole, item.path)
+        if is_tar(item.path) or PurePosixPath(item.path.lower()).suffix in PICTURES:
+            for name, content, size, where in self.iterate_documents(item):
+                yield name, *self._decode_picture(read_whole(content, size, where), where)
         else:
             row = 0
             for planes in _read_batches(item.path, self.options.expansion):
@@ -157,26 +152,22 @@ class ImageSource(MediaSource):
         return picture.resize((side, side), Image.Resampling.BOX)
 
     def _check_whole(self, picture: Any, content: bytes) -> bool:
-        """Decode a picture, and return whether there are bytes behind its end.
-
-        Raises:
-            ValueError: a part is missing, which the decoder would fill in.
-        """
+        """Decode a picture, unless a part is missing, and return whether there are bytes behind its end."""
         if picture.format == "PNG":
-            palette = check_png(content)
+            colours, behind = check_png(content)
             picture.load()
-            if palette.colours is not None and (most := int(np.asarray(picture).max(initial=0))) >= palette.colours:
-                raise ValueError(f"a pixel has colour {most} of a palette with {palette.colours} colours")
-            return palette.behind > 0
+            if colours is not None and (most := int(np.asarray(picture).max(initial=0))) >= colours:
+                raise ValueError(f"a pixel has colour {most} of a palette with {colours} colours")
+            return behind > 0
         from PIL import Image
 
-        jpeg = check_jpeg(content)
+        copies, behind = check_jpeg(content)
         raster = picture.tobytes()
-        for each in jpeg.padded:
+        for each in copies:
             with Image.open(io.BytesIO(each), formats=("JPEG",)) as padded:
                 if padded.tobytes() != raster:
                     raise ValueError(TRUNCATED)
-        return jpeg.behind > 0
+        return behind > 0
 
     def _count_conversions(self, picture: Any) -> None:
         """Count conversions that make the raster differ from the picture that people see."""
@@ -199,10 +190,7 @@ class ImageSource(MediaSource):
 
 
 def _is_batch(file: File) -> bool:
-    """Return if a file is a .npz or a pickle.
-
-    A pickle is known by its first byte, since CIFAR's files have no suffix.
-    """
+    """Return if a file is a .npz or a pickle, which is known by its first byte, since CIFAR's files have no suffix."""
     if file.path.endswith(".npz"):
         return True
     if PurePosixPath(file.name).suffix not in ("", ".pkl", ".pickle"):
@@ -226,7 +214,7 @@ def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate without a bound
             raise ValueError("its compression is not NumPy's")
         with bound_stream(archive.open(member), file, path, expansion, member.file_size) as stream:
-            shape, dtype = _npy_header(stream)
+            shape, dtype = read_npy_header(stream)
             if len(shape) == 4 and shape[-1] == 3:
                 raise ValueError(f"expected planes (N, 3·pixels), got pictures {shape}")
             if len(shape) != 2 or dtype != np.uint8 or not 0 < shape[1] <= _LARGEST_ROW:
@@ -242,32 +230,12 @@ def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
                 raise ValueError(f"it continues after its {shape[0]:,} rows")
 
 
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    try:
-        version = np.lib.format.read_magic(file)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = reader(file)
-    except (OSError, zipfile.BadZipFile):
-        raise
-    except Exception as error:  # Python's parser reads the header, and may raise many kinds of errors
-        raise ValueError(f"its header is invalid: {error or type(error).__name__}") from error
-    if fortran:
-        raise ValueError("its array has Fortran order")
-    return shape, dtype
-
-
-class Palette(NamedTuple):
-    """The number of colours in a PNG's palette (None without a palette), and the number of bytes behind its end."""
-
-    colours: int | None
-    behind: int
-
-
-def check_png(content: bytes) -> Palette:
+def check_png(content: bytes) -> tuple[int | None, int]:
     """Compare the contents of a PNG with its header: checksums, bytes of its rows, palette and end.
 
     Returns:
-        The number of its palette's colours, beyond which a pixel may not point, and the number of bytes behind its end.
+        the number of its palette's colours, beyond which a pixel may not point (None without a palette), and the number
+            of bytes behind its end.
 
     Raises:
         ValueError: something is missing, damaged or too much.
@@ -292,7 +260,7 @@ def check_png(content: bytes) -> Palette:
     if colour == _INDEXED and palette is None:
         raise ValueError("its pixels need a palette, but it has none")
     _check_rows(b"".join(rows), _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced)))
-    return Palette(palette if colour == _INDEXED else None, behind)
+    return palette if colour == _INDEXED else None, behind
 
 
 def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes, int]]:
@@ -337,13 +305,6 @@ def _check_rows(compressed: bytes, size: int) -> None:
         )
 
 
-class Jpeg(NamedTuple):
-    """Copies of a JPEG with other bytes where its data end, and the number of bytes behind its end."""
-
-    padded: tuple[bytes, ...]
-    behind: int
-
-
 class _Frame(NamedTuple):
     """The size of a JPEG in pixels, and the sampling factors of its components by number."""
 
@@ -362,11 +323,11 @@ class _Frame(NamedTuple):
         return -(-self.width // (8 * across)) * -(-self.height // (8 * down))
 
 
-def check_jpeg(content: bytes) -> Jpeg:
+def check_jpeg(content: bytes) -> tuple[list[bytes], int]:
     """Check that a JPEG has all scans, restart markers and its end.
 
     Returns:
-        Copies with other bytes behind each stretch of entropy-coded data, and the number of bytes behind its end. The
+        copies with other bytes behind each stretch of entropy-coded data, and the number of bytes behind its end. The
             picture is whole if all copies decode to the same raster as the original.
 
     Raises:
@@ -407,8 +368,8 @@ def check_jpeg(content: bytes) -> Jpeg:
     if not left or any(bits != 0 for each in left.values() for bits in each):
         raise ValueError(f"{TRUNCATED} (it lacks scans)")
     parts.append(content[match.start() : match.end()])
-    padded = tuple(b"".join(fill if part is None else part for part in parts) for fill in _OTHER)
-    return Jpeg(padded, len(content) - match.end())
+    padded = [b"".join(fill if part is None else part for part in parts) for fill in _OTHER]
+    return padded, len(content) - match.end()
 
 
 def _read_frame(marker: int, body: bytes) -> _Frame:
@@ -437,10 +398,7 @@ def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) ->
 
 
 def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Return stretches of entropy-coded data and their end.
-
-    Each stretch comes with the restart marker behind it; the last has none.
-    """
+    """Return stretches of entropy-coded data, each with the restart marker behind it but the last, and their end."""
     stretches = []
     for match in _MARKER.finditer(content, at):
         restart = match[1][0] in range(0xD0, 0xD8)

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import IO, ClassVar
 
 from data.filesystem import add_path_to_errors
 from data.options import SOURCES, SourceOptions
 from data.processes import available_threads
 from data.sources.files import (
     File,
-    Member,
     is_about,
     is_beside,
     is_compressed,
@@ -120,7 +119,8 @@ class Source(ABC):
     options_class: ClassVar[type[SourceOptions]] = SourceOptions
     once = False
     unlike = "give documents of one form"
-    needs = gives = ""
+    needs = ""
+    gives = ""
     is_text = False
     looked_at = 0
     whole_files = False
@@ -206,12 +206,7 @@ class Source(ABC):
             held = piece
 
     def _read_checked(self, item: Input) -> Iterator[Piece]:
-        """Yield what `read` does, and check that these are pieces as `Piece` describes them.
-
-        Raises:
-            TypeError: `read` yields something else, or its data are no bytes.
-            ValueError: a piece has no known split, or continues no document.
-        """
+        """Yield what `read` does, and check that these are pieces as `Piece` describes them."""
         before: tuple[str, str] | None = None
         pieces, where = self.read(item), f"source.kind={self.options.kind}: read"
         if not isinstance(pieces, Iterable):
@@ -245,10 +240,9 @@ class Source(ABC):
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """Map files to the splits that their documents may go to, and keep the result in `record`.
 
-        See `data.sources.splits`.
-
-        `inputs` calls it. A file that holds one document (`is_single_file`) gets one split. A tar gets none if its members'
-        paths state splits: its input then has `stated`. Repeated files are left out if `once` is set.
+        See `data.sources.splits`. `inputs` calls it. A file that holds one document (`is_single_file`) gets one split.
+        A tar gets none if its members' paths state splits: its input then has `stated`. Repeated files are left out if
+        `once` is set.
 
         Raises:
             ValueError: some files state a split and some do not, or nothing is for training.
@@ -290,14 +284,11 @@ class Source(ABC):
             return files
         for file in files:
             if file in left_out:
-                self.record.leave_out("about the data, by their names", file.name)
+                self.record.left_out["about the data, by their names"].append(file.name)
         return others
 
     def is_note(self, file: File) -> bool:
-        """Return if a file with a name such as README.md may be left out as a note.
-
-        It may if no such file is a document (`prose` is False), or if its folder states no split.
-        """
+        """Return if a file such as README.md may be a note: no such is prose, or its folder states no split."""
         folder = file.name.rpartition("/")[0]
         return not self.prose or self.stated_split(f"{folder}/-" if folder else "-") is None
 
@@ -322,17 +313,14 @@ class Source(ABC):
         return [(name, self.stated_split(name)) for name in members]
 
     def _drop_repeated(self, files: list[File], places: dict[str, Places]) -> list[File]:
-        """Return the files without repeated ones.
-
-        Of copies in several splits, a held-out one is kept; else the first.
-        """
+        """Return the files without repeated ones. Of copies, one that is held out is kept; else the first."""
         is_hashed = self.record.by == "hashed" and len(files) > 1  # then the contents of all documents are needed
         some = [file for file in files if is_hashed and self.is_single_file(file)] or self._find_alike(files)
         kept: dict[bytes, File] = {}
         for file, digest in sorted(self._hash_files(some), key=lambda each: -SPLITS.index(places[each[0].name][0])):
             first = kept.setdefault(digest, file)
             if first is not file:
-                self.record.leave_out("repeated", f"{file.name} (the same as {first.name})")
+                self.record.left_out["repeated"].append(f"{file.name} (the same as {first.name})")
                 del places[file.name]
         return [file for file in files if file.name in places]
 
@@ -451,7 +439,7 @@ class MediaSource(Source):
             if self.is_chosen(file):
                 files.append(file)
             else:
-                self.record.leave_out(f"no {self.noun}", file.name)
+                self.record.left_out[f"no {self.noun}"].append(file.name)
         if not files:
             raise ValueError(f"source.path={self.options.path} has {self.missing}")
         for file, splits in self.places(files).items():
@@ -470,11 +458,15 @@ class MediaSource(Source):
         path = PurePosixPath(name)
         return path.suffix.lower() in self.suffixes and not path.name.startswith(".")
 
-    def iterate_tar_documents(self, path: str) -> Iterator[Member]:
-        """Yield the members of a tar that are documents. Others are counted."""
-        for member in iterate_members(path, self.options.expansion, self.remarks):
-            if self.accepts(member.name):
-                yield member
+    def iterate_documents(self, item: Input) -> Iterator[tuple[str, IO[bytes], int, str]]:
+        """Yield name, content, size, and place for errors, of a file or the documents of a tar. Others are counted."""
+        if not is_tar(item.path):
+            with open(item.path, "rb") as file:
+                yield item.name, file, item.size, item.path
+            return
+        for name, content, size in iterate_members(item.path, self.options.expansion, self.remarks):
+            if self.accepts(name):
+                yield f"{item.name}/{name}", content, size, f"{item.path}: {name}"
             else:
                 self.remarks[f"members of tars were left out: they are hidden, or not {self.noun}"] += 1
 

@@ -12,6 +12,7 @@ manifest.
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -101,12 +102,8 @@ class Record:
 
     by: str = "own"
     files: dict[Places, list[str]] = field(default_factory=dict)
-    left_out: dict[str, list[str]] = field(default_factory=dict)
+    left_out: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     notes: list[str] = field(default_factory=list)
-
-    def leave_out(self, reason: str, name: str) -> None:
-        """Add a file that is not read."""
-        self.left_out.setdefault(reason, []).append(name)
 
     def add_places(self, places_by_name: Mapping[str, Places], where: str) -> None:
         """Add the splits that documents may go to.

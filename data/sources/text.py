@@ -13,9 +13,10 @@ import shlex
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from data.sources.file_type import CONTINUATION_BYTES, HEAD, check_head, convert_by, describe_doubt, display_path
 from data.sources.files import (
@@ -74,7 +75,7 @@ class Texts(Source):
             with open_stream(file.path, self.options.expansion) as stream:
                 head = stream.read(HEAD)
             if not head:  # compressed
-                self.record.leave_out("empty", file.name)
+                self.record.left_out["empty"].append(file.name)
                 continue
             read.append(file)
             if oddity := self.check_beginning(head, file.path):
@@ -267,7 +268,7 @@ class StdlibSource(TextSource):
     @cached_property
     def files(self) -> list[File]:
         """The source files, except for tests and installed packages."""
-        options, left_out = self.options, LeftOut()
+        options, left_out = self.options, LeftOut(list)
         root = options.path or sysconfig.get_paths()["stdlib"]
         pattern = _MODULES if options.pattern == ANY else options.pattern
         hint = f"source.kind=stdlib reads {pattern} of it. For other texts add source.kind=text"
@@ -279,7 +280,8 @@ class StdlibSource(TextSource):
         if not files:
             raise ValueError(f"there are no Python sources in {root}. {hint}")
         for reason, names in left_out.items():
-            self.record.left_out.setdefault(reason, []).extend(filter(_is_module_of_library, names))
+            if of_library := list(filter(_is_module_of_library, names)):
+                self.record.left_out[reason] += of_library
         if options.path is not None:
             self.record.notes.append(hint)
         return files
@@ -405,16 +407,15 @@ def check_lines(head: bytes, path: str, field: str) -> None:
     """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     first, end, rest = text.partition(b"\n")
-    try:
-        value = json.loads(first, parse_int=float)
-        is_array = isinstance(value, list) and (not rest.strip() or any(isinstance(each, dict) for each in value))
-        is_long = False
-    except (ValueError, RecursionError):
+    value, is_array, is_long = _parse_line(first), False, False
+    if value is None:
         is_array = text[:1] == b"["
         is_long = text[:1] == b"{" and bool(end) and first.rstrip()[-1:] in (b"{", b"[", b",", b":")
+    elif isinstance(value, list):
+        is_array = not rest.strip() or any(isinstance(each, dict) for each in value)
     if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
         raise ValueError(f"{display_path(path)} is an empty JSON array")
-    if is_long and _is_object(first.rstrip().removesuffix(b",")):
+    if is_long and isinstance(_parse_line(first.rstrip().removesuffix(b",")), dict):
         problem = "has commas between its JSON objects instead of one object per line"
         command = "sed 's/,[[:space:]]*$//'"
     elif text[:1] == b"\x1e":
@@ -436,11 +437,10 @@ def check_lines(head: bytes, path: str, field: str) -> None:
     raise ValueError(f"{display_path(path)} {problem}. Convert it with `{convert_by(command, path)}`")
 
 
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line, parse_int=float), dict)
-    except (ValueError, RecursionError):
-        return False
+def _parse_line(line: bytes) -> Any:
+    """Return the JSON value of a line; None also if it has none."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(line, parse_int=float)
 
 
 def _wrap_in_field(field: str) -> str:
@@ -534,31 +534,20 @@ class WikiTextSource(_Documents):
             for at, first, data in split_at_headings(read_blocks(stream, size), item.start):
                 name = f"{item.name}@{at}"
                 if first:
-                    split = self.split_of(name, item.splits, self._split_key(data))
-                    titles += _HEADING.search(b"\n\n" + data[:_LONGEST_HEADING]) is not None
+                    head = data[:_LONGEST_HEADING]  # the same whatever line endings are, if they become LF
+                    key = as_lf(head)[: _LONGEST_HEADING // 2] if self.options.newlines == "lf" else head
+                    split = self.split_of(name, item.splits, key)
+                    titles += _HEADING.search(b"\n\n" + head) is not None
                 yield Piece(name, split, data, not first)
         whole = not item.start and item.stop in (None, os.path.getsize(item.path))
         self.remarks["files have no heading such as ` = Title = `, so each is one document"] += whole and not titles
 
-    def _split_key(self, data: bytes) -> bytes:
-        """Return the beginning of a document, whose hash is its split.
 
-        It does not depend on line endings if they become LF.
-        """
-        head = data[:_LONGEST_HEADING]
-        return as_lf(head)[: _LONGEST_HEADING // 2] if self.options.newlines == "lf" else head
+def split_at_headings(stream: Iterator[bytes], start: int) -> Iterator[tuple[int, bool, bytes]]:
+    """Split WikiText, given in blocks, at its headings. Its first byte, at the offset `start`, begins a line.
 
-
-class Section(NamedTuple):
-    """A piece of a document: the offset of the document, `first` for its first piece, and the bytes."""
-
-    document: int
-    first: bool
-    data: bytes
-
-
-def split_at_headings(stream: Iterator[bytes], start: int) -> Iterator[Section]:
-    """Split WikiText, given in blocks, at its headings. Its first byte, at the offset `start`, begins a line."""
+    Yield for each piece the offset of its document, whether it is the document's first, and its bytes.
+    """
     buffer, base, begin, first = b"\n", start - 1, start, True  # buffer[0] is the byte before, for the look-behind
     block: bytes | None = b""
     while block is not None:
@@ -570,13 +559,13 @@ def split_at_headings(stream: Iterator[bytes], start: int) -> Iterator[Section]:
             if match.start() >= safe:
                 break
             if match.start() > at:
-                yield Section(begin, first, buffer[at : match.start()])
+                yield begin, first, buffer[at : match.start()]
             elif first:
                 continue  # at the very start: no other document before it
             begin, first, at = base + match.start(), True, match.start()
         if first and block is not None and safe - at < _LONGEST_HEADING:
             safe = at  # keep a first piece long enough to hash, wherever blocks end
         if safe > at:
-            yield Section(begin, first, buffer[at:safe])
+            yield begin, first, buffer[at:safe]
             first = False
         base, buffer = base + safe - 1, buffer[safe - 1 :]

@@ -1,6 +1,7 @@
 """What several tests of data make: corpora, tars and servers of files."""
 
 import io
+import resource
 import sys
 import tarfile
 import threading
@@ -35,12 +36,13 @@ def shard_source(
     workers: int = 1,
     megabytes: int = 16,
     mapper: Mapper | None = None,
+    verify: bool = False,
     **source: Any,
 ) -> Corpus:
     """The corpus of what lies at a path."""
     chunker = ChunkerOptions(kind=chunker) if isinstance(chunker, str) else chunker
     options = SourceOptions(kind=kind, path=str(path), **source)
-    return shard(options, chunker, ShardOptions(workers=workers, megabytes=megabytes), into, mapper)
+    return shard(options, chunker, ShardOptions(workers=workers, megabytes=megabytes, verify=verify), into, mapper)
 
 
 def tar_of(*members: tuple[str, bytes], mode: str = "w") -> bytes:
@@ -107,6 +109,17 @@ def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
         thread.join()
 
 
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes: Python ignores the signal, so that it is an OSError."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An empty folder for a source."""
@@ -114,9 +127,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
+def shared_data(name: str) -> Path:
+    """A file of real data, if it is there."""
+    if not (SHARED / name).is_file():
+        pytest.skip(f"{name} is not in ../shared/data")
+    return SHARED / name
+
+
 @pytest.fixture
 def shared_wikitext() -> bytes:
-    path = SHARED / "wikitext-2" / "valid.txt"
-    if not path.is_file():
-        pytest.skip("WikiText-2 is not in ../shared/data")
-    return path.read_bytes()
+    return shared_data("wikitext-2/valid.txt").read_bytes()

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from data.filesystem import (
     NODES,
     CorruptFileError,
     OpenedFile,
-    check_yaml,
     encode_checked_json,
     file_lock,
     open_file,
@@ -27,10 +25,11 @@ from data.filesystem import (
     read_bytes,
     read_json,
     read_lock_holder,
+    read_yaml,
     remove_unlocked_files,
     write_json,
 )
-from tests.data.conftest import brief
+from tests.data.conftest import brief, file_size_limit
 
 
 def link(target: str | Path) -> Callable[[Path], None]:
@@ -86,13 +85,8 @@ def test_an_error_of_the_disk_names_the_file(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_lock_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # Python ignores the signal: it is an OSError
-    try:
-        with pytest.raises(OSError) as raised, file_lock(tmp_path / "lock"):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_size_limit(0), pytest.raises(OSError) as raised, file_lock(tmp_path / "lock"):
+        pass
     assert raised.value.filename == str(tmp_path / "lock") and not list(tmp_path.iterdir())
 
 
@@ -163,19 +157,16 @@ LAUGHS = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]
     ],
     ids=brief,
 )
-def test_no_yaml_chokes_a_parser(content: str, said: str) -> None:
+def test_no_yaml_chokes_a_parser(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(CorruptFileError, match=f"config.yaml.*{said}"):
-        check_yaml(content.encode(), "config.yaml")
+        read_yaml(tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize("content", ["a: [1, 2", "\0", "a:\n\tb"])
-def test_what_is_no_yaml_is_left_to_its_reader(content: str) -> None:
-    assert check_yaml(content.encode(), "config.yaml") == content
-
-
-def test_yaml_with_anchors_is_taken() -> None:
-    assert check_yaml(b"a: &x [1, 2]\nb: *x\nc: &y z\nd: *y\n", "x")
-    assert check_yaml(b"", "x") == ""
+@pytest.mark.parametrize("content", ["a: [1, 2", "\0", "a:\n\tb", "a: &x [1, 2]\nb: *x\nc: &y z\nd: *y\n", ""])
+def test_yaml_with_anchors_is_taken_and_what_is_none_is_left_to_its_reader(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    assert read_yaml(tmp_path / "config.yaml") == content
 
 
 VALUES = st.recursive(

@@ -4,6 +4,7 @@ import multiprocessing
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -93,12 +94,17 @@ def test_workers_change_nothing_that_a_rank_sees(corpus: Corpus, workers: int, r
         stream.close()  # type: ignore[attr-defined]
 
 
-def test_workers_end_with_the_iteration(corpus: Corpus) -> None:
+def begin(corpus: Corpus, workers: int) -> tuple[Iterator[Batch], list[psutil.Process]]:
+    """A loader that has returned its first batch, and its workers."""
     before = set(psutil.Process().children(recursive=True))
-    stream = iter(loader(corpus, options=LoaderOptions(workers=2)))
+    stream = iter(loader(corpus, options=LoaderOptions(workers=workers)))
     next(stream)
     started = set(psutil.Process().children(recursive=True)) - before
-    workers = [process for process in started if "resource_tracker" not in " ".join(process.cmdline())]
+    return stream, [process for process in started if "resource_tracker" not in " ".join(process.cmdline())]
+
+
+def test_workers_end_with_the_iteration(corpus: Corpus) -> None:
+    stream, workers = begin(corpus, 2)
     assert len(workers) == 2
     stream.close()  # type: ignore[attr-defined]
     assert not any(process.is_running() for process in workers)
@@ -138,13 +144,9 @@ def test_a_process_of_multiprocessing_that_has_workers_ends(corpus: Corpus, star
 
 @pytest.mark.parametrize("found", ["in a result", "when the next is asked for"])
 def test_a_killed_worker_is_an_error_and_no_end_of_the_data(corpus: Corpus, found: str) -> None:
-    before = set(psutil.Process().children(recursive=True))
-    stream = iter(loader(corpus, options=LoaderOptions(workers=1)))
-    next(stream)
+    stream, (worker,) = begin(corpus, 1)
     managers = [thread for thread in threading.enumerate() if "ExecutorManager" in type(thread).__name__]
-    for process in set(psutil.Process().children(recursive=True)) - before:
-        if "resource_tracker" not in " ".join(process.cmdline()):
-            process.kill()
+    worker.kill()
     if found == "when the next is asked for":  # the pool knows already
         for thread in managers:
             thread.join()

@@ -5,7 +5,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from pipeline.cli import main
 from pipeline.console import format_error
 from pipeline.run.run_directory import RunFolder
 from tests.conftest import TINY, mostly_nightly
-from tests.data.conftest import Files, serving, shard_source
+from tests.data.conftest import Files, file_size_limit, serving, shard_source
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +203,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
-def test_a_server_that_drips_is_given_up(
-    scheme: str, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_drips_is_given_up(scheme: str, corpus: Corpus, tmp_path: Path, keys: pytest.MonkeyPatch) -> None:
     class Drip(Files):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -215,8 +212,8 @@ def test_a_server_that_drips_is_given_up(
                 self.wfile.write(b" ")
                 time.sleep(0.05)
 
-    monkeypatch.setattr("data.remote._SLOW_AFTER", 0.3)
-    monkeypatch.setattr("data.remote.ATTEMPTS", 2)
+    keys.setattr("data.remote._SLOW_AFTER", 0.3)
+    keys.setattr("data.remote.ATTEMPTS", 2)
     with serving(corpus.folder, Drip) as url, pytest.raises(OSError, match=r"attempts: 2\): .* bytes came in 0 s"):
         keys.setenv("AWS_ENDPOINT_URL", url)
         Corpus.open(url if scheme == "http" else "s3://corpora/books", options(tmp_path))
@@ -450,13 +447,7 @@ def test_a_run_keeps_the_url_of_its_shards(corpus: Corpus, tmp_path: Path) -> No
     ],
 )
 def test_an_answer_of_s3_is_no_error_of_the_disk(
-    status: int,
-    error: type[OSError],
-    message: str,
-    tries: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    keys: pytest.MonkeyPatch,
+    status: int, error: type[OSError], message: str, tries: int, tmp_path: Path, keys: pytest.MonkeyPatch
 ) -> None:
     class Refusing(Files):
         def do_GET(self) -> None:
@@ -468,8 +459,8 @@ def test_an_answer_of_s3_is_no_error_of_the_disk(
 
     called = []
     read = data.remote.RemoteFolder._read_blocks
-    monkeypatch.setattr(data.remote, "ATTEMPTS", 2)
-    monkeypatch.setattr(data.remote.RemoteFolder, "_read_blocks", lambda *a: called.append(a) or read(*a))
+    keys.setattr(data.remote, "ATTEMPTS", 2)
+    keys.setattr(data.remote.RemoteFolder, "_read_blocks", lambda *a: called.append(a) or read(*a))
     with serving(tmp_path, Refusing) as address:
         keys.setenv("AWS_ENDPOINT_URL", address)
         with pytest.raises(error, match=message):
@@ -528,40 +519,23 @@ def test_a_cache_that_is_deleted_or_emptied_meanwhile_is_one_again(
         check_read(opened, corpus, 1, 0)
 
 
-def test_a_cache_that_is_deleted_while_the_manifest_is_fetched_is_one_again(
-    corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["read_manifest", "_fetch_shard"])
+def test_a_cache_that_is_deleted_while_something_is_fetched_is_one_again(
+    method: str, corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = data.remote.RemoteFolder.read_manifest
+    fetch = getattr(data.remote.RemoteFolder, method)
 
-    def read_and_delete(self: data.remote.RemoteFolder, name: str) -> bytes:
+    def fetch_and_delete(self: data.remote.RemoteFolder, *arguments: Any) -> Any:
+        fetched = fetch(self, *arguments)
         shutil.rmtree(self.cache.folder.parent)
-        return read(self, name)
+        return fetched
 
-    monkeypatch.setattr(data.remote.RemoteFolder, "read_manifest", read_and_delete)
+    monkeypatch.setattr(data.remote.RemoteFolder, method, fetch_and_delete)
     for _ in range(2):
-        remote = Corpus.open(server, options(tmp_path))
-    check_read(remote, corpus, 0)
+        check_read(Corpus.open(server, options(tmp_path)), corpus, 0, 1)
 
 
 def test_a_disk_that_does_not_take_a_shard_is_named_by_the_folder_of_the_cache(remote: Corpus) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match="haed-cache"):
-            remote.read(remote.shards[0])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_size_limit(1000), pytest.raises(OSError, match="haed-cache"):
+        remote.read(remote.shards[0])
     assert "loader.cache_dir=" in format_error(OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_a_cache_that_is_deleted_while_a_shard_is_fetched_does_no_harm(
-    corpus: Corpus, remote: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetch = data.remote.RemoteFolder._fetch_shard
-
-    def fetch_and_delete(self: data.remote.RemoteFolder, *arguments: Any) -> None:
-        fetch(self, *arguments)
-        shutil.rmtree(self.cache.folder)
-
-    monkeypatch.setattr(data.remote.RemoteFolder, "_fetch_shard", fetch_and_delete)
-    check_read(remote, corpus, 0, 1)

@@ -9,26 +9,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data import parts
-from data.build import find_damaged_shards, shard
-from data.chunkers import make_chunker
+from data.build import find_damaged_shards
 from data.corpus import Corpus
 from data.filesystem import file_lock, write_json
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import ShardOptions
 from data.parts import write_part
 from data.sources.source import Input, Piece
 from data.sources.text import TextSource
+from tests.data.conftest import shard_source
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> SourceOptions:
+def source(tmp_path: Path) -> Path:
     """Three parts, and two small files in the first and the last."""
     place = tmp_path / "texts"
     place.mkdir()
@@ -36,18 +37,17 @@ def source(tmp_path: Path) -> SourceOptions:
         (place / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
     for split in ("valid", "test"):
         (place / f"{split}.txt").write_text(f"some text for {split}\n" * 10)
-    return SourceOptions(kind="text", path=str(place))
+    return place
 
 
-def sharded(source: SourceOptions, into: Path, **options: object) -> Corpus:
-    return shard(source, ChunkerOptions(), ShardOptions(megabytes=1, **options), into)
+sharded = partial(shard_source, megabytes=1)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_damaged_corpus_of_somebody_else_is_named_with_what_to_do(source: SourceOptions, tmp_path: Path) -> None:
+def test_a_damaged_corpus_of_somebody_else_is_named_with_what_to_do(source: Path, tmp_path: Path) -> None:
     corpus = sharded(source, tmp_path / "shards")
     (corpus.folder / "train-00001.tar").unlink()
     for folder in (corpus.folder, tmp_path / "shards"):
@@ -56,7 +56,7 @@ def test_a_damaged_corpus_of_somebody_else_is_named_with_what_to_do(source: Sour
     plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"] if os.geteuid() == 0 else []
     if plain and not shutil.which("setpriv"):
         pytest.skip("this is root, and there is no setpriv")
-    command = [*plain, sys.executable, "-m", "pipeline", "shard", "source.kind=text", f"source.path={source.path}"]
+    command = [*plain, sys.executable, "-m", "pipeline", "shard", "source.kind=text", f"source.path={source}"]
     command += [f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=1"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     for folder in (tmp_path / "shards", corpus.folder):
@@ -65,7 +65,7 @@ def test_a_damaged_corpus_of_somebody_else_is_named_with_what_to_do(source: Sour
 
 
 def test_only_what_is_missing_or_damaged_is_made_anew(
-    source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = sharded(source, tmp_path / "shards")
     whole = contents(corpus.folder)
@@ -82,7 +82,7 @@ def test_only_what_is_missing_or_damaged_is_made_anew(
     assert not written
 
 
-def test_a_finished_corpus_is_found_where_nothing_can_be_written(source: SourceOptions, tmp_path: Path) -> None:
+def test_a_finished_corpus_is_found_where_nothing_can_be_written(source: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     folder = sharded(source, shards).folder
     for name in (".sources.json.lock", f".{folder.name}.lock"):
@@ -90,7 +90,7 @@ def test_a_finished_corpus_is_found_where_nothing_can_be_written(source: SourceO
     assert sharded(source, shards).folder == folder
 
 
-def test_other_bytes_of_the_same_size_are_found_when_asked_for(source: SourceOptions, tmp_path: Path) -> None:
+def test_other_bytes_of_the_same_size_are_found_when_asked_for(source: Path, tmp_path: Path) -> None:
     corpus = sharded(source, tmp_path / "shards")
     path = corpus.folder / "train-00002.tar"
     whole = path.read_bytes()
@@ -104,24 +104,24 @@ def test_other_bytes_of_the_same_size_are_found_when_asked_for(source: SourceOpt
 
 
 def test_without_its_source_a_corpus_is_used_and_not_mended(
-    source: SourceOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = sharded(source, tmp_path / "shards")
-    shutil.rmtree(str(source.path))
+    shutil.rmtree(source)
     assert sharded(source, tmp_path / "shards").digest == corpus.digest
     assert "no such file or folder. The shards made from it are complete" in caplog.text
     (corpus.folder / "train-00001.tar").unlink()
     said = r"damaged files that cannot be made again \(train-00001\.tar.*no such file or folder"
     with pytest.raises(FileNotFoundError, match=said):
         sharded(source, tmp_path / "shards")
-    Path(str(source.path)).mkdir()
-    (Path(str(source.path)) / "train.txt").write_bytes(b"another text\n" * 1000)
+    source.mkdir()
+    (source / "train.txt").write_bytes(b"another text\n" * 1000)
     other = sharded(source, tmp_path / "shards")
     assert other.digest != corpus.digest
     assert "has missing or damaged files: train-00001.tar. They cannot be made again, because the source" in caplog.text
 
 
-def test_shards_that_come_out_otherwise_are_refused(source: SourceOptions, tmp_path: Path) -> None:
+def test_shards_that_come_out_otherwise_are_refused(source: Path, tmp_path: Path) -> None:
     corpus = sharded(source, tmp_path / "shards")
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     manifest["shards"][1]["sha256"] = "0" * 64
@@ -142,7 +142,7 @@ def test_shards_that_come_out_otherwise_are_refused(source: SourceOptions, tmp_p
     ],
 )
 def test_a_manifest_that_is_damaged_or_of_another_format_or_corpus_is_refused(
-    source: SourceOptions, tmp_path: Path, key: str | None, value: object, said: str
+    source: Path, tmp_path: Path, key: str | None, value: object, said: str
 ) -> None:
     corpus = sharded(source, tmp_path / "shards")
     whole, path = contents(corpus.folder), corpus.folder / "manifest.json"
@@ -178,12 +178,12 @@ def child(tmp_path: Path, kind: str, path: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def test_the_second_of_two_shardings_waits_and_finds_it_finished(source: SourceOptions, tmp_path: Path) -> None:
+def test_the_second_of_two_shardings_waits_and_finds_it_finished(source: Path, tmp_path: Path) -> None:
     whole = sharded(source, tmp_path / "alone")
     (tmp_path / "shards").mkdir()
     lock = tmp_path / "shards" / f".{whole.folder.name}.lock"
     with file_lock(lock):  # so that both meet it
-        children = [child(tmp_path, "text", str(source.path)) for _ in range(2)]
+        children = [child(tmp_path, "text", str(source)) for _ in range(2)]
         said = [each.stderr.readline().decode() for each in children if each.stderr]
         assert all(f"is being sharded by process {os.getpid()} on " in line for line in said)
     for each in children:
@@ -193,7 +193,7 @@ def test_the_second_of_two_shardings_waits_and_finds_it_finished(source: SourceO
     assert {path.name for path in (tmp_path / "shards").iterdir()} == {whole.folder.name, ".sources.json"}
 
 
-def test_a_part_that_two_write_is_whole(source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_two_write_is_whole(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of a cluster may go on writing after the process that asked for it was killed."""
     write = parts._write_shards
     met: list[Path] = []
@@ -210,7 +210,7 @@ def test_a_part_that_two_write_is_whole(source: SourceOptions, tmp_path: Path, m
     assert not (corpus.folder / "parts").exists()
 
 
-def test_what_a_kill_leaves_is_cleaned_by_the_next(source: SourceOptions, tmp_path: Path) -> None:
+def test_what_a_kill_leaves_is_cleaned_by_the_next(source: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     killed, living = (child(tmp_path, "stdin", "-") for _ in range(2))
     for each in (killed, living):
@@ -238,7 +238,7 @@ def test_what_a_kill_leaves_is_cleaned_by_the_next(source: SourceOptions, tmp_pa
 
 
 def test_statistics_and_folders_are_on_the_disk_before_a_part_is_called_done(
-    source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -260,10 +260,10 @@ def test_statistics_and_folders_are_on_the_disk_before_a_part_is_called_done(
     assert any("train-statistics.npz" in path for path in synced)
 
 
-def test_the_largest_part_is_begun_first(source: SourceOptions, tmp_path: Path) -> None:
+def test_the_largest_part_is_begun_first(source: Path, tmp_path: Path) -> None:
     """A large compressed file is one part, whatever its size: others are written beside it, none waits for it."""
     noise = np.random.default_rng(0).integers(97, 123, 900_000).astype(np.uint8).tobytes()
-    (Path(str(source.path)) / "train-2.txt.gz").write_bytes(gzip.compress(noise))
+    (source / "train-2.txt.gz").write_bytes(gzip.compress(noise))
     begun: list[tuple[str, ...]] = []
 
     def mapped(write: Callable[[parts.Part], None], given: tuple[parts.Part, ...]) -> None:
@@ -271,7 +271,7 @@ def test_the_largest_part_is_begun_first(source: SourceOptions, tmp_path: Path) 
         for part in given:
             write(part)
 
-    shard(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards", mapped)
+    sharded(source, tmp_path / "shards", mapper=mapped)
     assert len(begun) > 2 and begun[0] == ("train-2.txt.gz",)
 
 
@@ -290,15 +290,13 @@ class Flaky(TextSource):
 def test_a_part_is_tried_again_after_errors_that_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.txt").write_bytes(b"some text\n" * 100)
     monkeypatch.setattr(parts, "make_source", Flaky)
-    monkeypatch.setattr(parts, "make_chunker", make_chunker)
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    source = SourceOptions(kind="text", path=str(tmp_path / "train.txt"))
     Flaky.failures = [OSError(errno.EIO, "input/output error"), ConnectionResetError(errno.ECONNRESET, "reset")]
-    assert sharded(source, tmp_path / "one").split_counts("train").documents == 1
+    assert sharded(tmp_path / "train.txt", tmp_path / "one").split_counts("train").documents == 1
     assert pauses == [1.0, 4.0]
     for final in (OSError(errno.ENOSPC, "no space"), FileNotFoundError(errno.ENOENT, "gone")):
         Flaky.failures = [final]
         with pytest.raises(OSError, match=str(final.strerror)):
-            sharded(source, tmp_path / "two")
+            sharded(tmp_path / "train.txt", tmp_path / "two")
         assert len(pauses) == 2 and not list((tmp_path / "two").rglob("*.partial"))

@@ -1,7 +1,5 @@
 """Shards: whatever goes in comes out, in any pieces; whatever is changed on the way is noticed and located."""
 
-import hashlib
-import io
 import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,14 +71,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Shar
     return folder / shard.file, (folder / shard.file).read_bytes(), shard
 
 
-def members(content: bytes) -> list[tarfile.TarInfo]:
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        return tar.getmembers()
-
-
 def test_a_changed_array_is_located(written: tuple[Path, bytes, Shard]) -> None:
     path, content, shard = written
-    infos = members(content)
+    with tarfile.open(path) as tar:
+        infos = tar.getmembers()
     assert len(infos) == 12
     for at, sample in ((0, 3), (5, 7), (10, 11)):
         changed = bytearray(content)
@@ -121,21 +115,17 @@ def test_a_truncated_or_longer_shard_is_noticed(written: tuple[Path, bytes, Shar
         "{'descr': '<i8', 'fortran_order': False, 'shape': (1,)}",
     ],
 )
-def test_a_forged_array_allocates_nothing(tmp_path: Path, header: str) -> None:
+def test_a_forged_array_allocates_nothing(header: str) -> None:
     text = header.encode().ljust(117) + b"\n"
     body = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
-    content = tar_of(("000000.tokens.npy", body))
-    shard = Shard("x.tar", "train", 1, 1, 1, 1, 1, len(content), hashlib.sha256(content).hexdigest())
     with pytest.raises(CorruptShardError, match="its header says|damaged at byte 0"):
-        read_shard(tmp_path / "x.tar", content, shard)
+        read_shard("x.tar", tar_of(("000000.tokens.npy", body)))
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE])
-def test_a_shard_has_regular_files_alone(kind: bytes, tmp_path: Path) -> None:
+def test_a_shard_has_regular_files_alone(kind: bytes) -> None:
     """Headers that describe others may take a time to read that grows with their square."""
     head = tarfile.TarInfo("000000.tokens.npy")
     head.type, head.size = kind, 1 << 20
-    content = head.tobuf() + (1 << 20) * b"1" + bytes(1024)
-    shard = Shard("x.tar", "train", 1, 1, 1, 1, 1, len(content), hashlib.sha256(content).hexdigest())
     with pytest.raises(CorruptShardError, match="is damaged at byte 0: .* no regular file"):
-        read_shard(tmp_path / "x.tar", content, shard)
+        read_shard("x.tar", head.tobuf() + (1 << 20) * b"1" + bytes(1024))

@@ -3,7 +3,6 @@
 import base64
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -180,23 +179,18 @@ class Guarded(Files):
     do_HEAD = do_GET
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[str]:
+def test_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     (tmp_path / "train.txt").write_text("some words\n" * 100)
-    with serving(shard_source(tmp_path / "train.txt", tmp_path / "shards").folder, Guarded) as address:
-        yield address
-
-
-def test_netrc(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     options = LoaderOptions(cache_dir=str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(PermissionError, match="cannot be read.*401.*netrc"):
-        Corpus.open(guarded, options)
-    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
-    (tmp_path / "netrc").chmod(0o600)
-    with caplog.at_level(logging.INFO):
-        remote = Corpus.open(guarded, options)
+    with serving(shard_source(tmp_path / "train.txt", tmp_path / "shards").folder, Guarded) as address:
+        with pytest.raises(PermissionError, match="cannot be read.*401.*netrc"):
+            Corpus.open(address, options)
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+        (tmp_path / "netrc").chmod(0o600)
+        remote = Corpus.open(address, options)
         assert b"".join(remote.iterate_originals("train")) == b"some words\n" * 100
-    (tmp_path / "netrc").write_text("default login me password hunter2\n")
-    assert Corpus.open(guarded, options).digest == remote.digest
-    assert f"reading shards from {guarded}" in caplog.text and "hunter2" not in caplog.text
+        (tmp_path / "netrc").write_text("default login me password hunter2\n")
+        assert Corpus.open(address, options).digest == remote.digest
+    assert f"reading shards from {address}" in caplog.text and "hunter2" not in caplog.text

@@ -1,6 +1,5 @@
 """Counting distinct chunks against a Counter, in memory and beyond it, and what stops it."""
 
-import resource
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ from data.vocabulary import (
     count_distinct_chunks,
     count_documents_with,
 )
-from tests.data.conftest import shard_source
+from tests.data.conftest import file_size_limit, shard_source
 
 
 @pytest.fixture(scope="module")
@@ -101,19 +100,12 @@ def test_what_goes_wrong_while_chunks_are_read_is_raised_as_it_is(corpus: Corpus
 
 
 def test_no_room_for_temporary_files_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file may grow beyond a megabyte; Python ignores the signal that tells so."""
     monkeypatch.setattr(vocabulary, "MEMORY", 32 << 20)
     tokens = (np.arange(2_000_000, dtype=">u8") * 0x9E3779B97F4A7C15).view(np.uint8)
     sample = Sample(tokens, np.full(2_000_000, 8, np.uint8), np.array([2_000_000]), ["a"])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    try:
-        with pytest.raises(
-            OSError, match=r"counting distinct chunks needs disk space in .*Set TMPDIR to another folder\."
-        ):
-            vocabulary._count_samples([sample], 8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"counting distinct chunks needs disk space in .*Set TMPDIR to another folder\."
+    with file_size_limit(1 << 20), pytest.raises(OSError, match=said):
+        vocabulary._count_samples([sample], 8)
 
 
 @pytest.mark.parametrize("share", [8, 1 << 24])

@@ -13,8 +13,7 @@ import soundfile
 from data.options import ChunkerOptions
 from data.sources import audio
 from data.sources.audio import decode_pcm16, encode_mulaw, encode_pcm16
-from tests.conftest import SHARED
-from tests.data.conftest import brief, shard_source, tar_of
+from tests.data.conftest import brief, shard_source, shared_data, tar_of
 
 SAMPLES = np.random.default_rng(0).integers(-32768, 32768, 20_000).astype(np.int16)
 
@@ -305,9 +304,7 @@ def test_a_flac_of_hours_of_silence_is_a_bomb(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.nightly
 def test_real_recordings(tmp_path: Path) -> None:
-    path = SHARED / "fsdd-8khz" / "recordings.tar.xz"
-    if not path.is_file():
-        pytest.skip("fsdd-8khz is not in ../shared/data")
+    path = shared_data("fsdd-8khz/recordings.tar.xz")
     corpus = sharded(path, tmp_path, test_pattern=r"_[0-4]\.wav$", valid_pattern=r"_[5-9]\.wav$", encoding="pcm16")
     assert [corpus.split_counts(split).documents for split in ("train", "valid", "test")] == [2400, 300, 300]
     assert corpus.split_counts("test").tokens == 2 * 1_034_030

@@ -19,8 +19,7 @@ from data.sources import safe_pickle
 from data.sources.images import _read_batches
 from data.sources.safe_pickle import read_rows
 from data.sources.source import make_source
-from tests.conftest import SHARED
-from tests.data.conftest import shard_source, tar_of
+from tests.data.conftest import shard_source, shared_data, tar_of
 
 GENERATOR = np.random.default_rng(0)
 PICTURES = GENERATOR.integers(0, 256, (300, 32, 32, 3), dtype=np.uint8)
@@ -238,20 +237,16 @@ def test_a_tar_cannot_write_anywhere(tmp_path: Path) -> None:
 
 
 def test_real_pictures(tmp_path: Path) -> None:
-    folder = SHARED / "imagenette32"
-    if not folder.is_dir():
-        pytest.skip("imagenette32 is not in ../shared/data")
-    corpus = sharded(folder / "val_data.npz", tmp_path, valid_pattern="(?!)")
-    planes = np.load(folder / "val_data.npz")["data"]
+    path = shared_data("imagenette32/val_data.npz")
+    corpus = sharded(path, tmp_path, valid_pattern="(?!)")
+    planes = np.load(path)["data"]
     found = b"".join(corpus.iterate_originals("train"))
     wanted = planes.reshape(-1, 3, 1024).transpose(0, 2, 1).tobytes()
     assert found == wanted
 
 
 def test_real_jpegs_in_a_compressed_tar(tmp_path: Path) -> None:
-    path = SHARED / "tiny-imagenet-32-jpeg" / "val.tar.xz"
-    if not path.is_file():
-        pytest.skip("tiny-imagenet-32-jpeg is not in ../shared/data")
+    path = shared_data("tiny-imagenet-32-jpeg/val.tar.xz")
     options = SourceOptions(kind="images", path=str(path), valid_pattern="val")
     source = make_source(options)
     (item,) = source.inputs(1 << 24, 1)

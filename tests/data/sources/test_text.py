@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from data.options import SourceOptions
 from data.sources.files import zstd
 from data.sources.source import Source, make_source, named_split
-from tests.conftest import SHARED, mostly_nightly
-from tests.data.conftest import brief, shard_source
+from tests.conftest import mostly_nightly
+from tests.data.conftest import brief, shard_source, shared_data
 
 COMPRESS = {
     "": lambda content: content,
@@ -47,13 +48,15 @@ def source(kind: str, path: Path, **options: object) -> Source:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("size", [1 << 20, 1000])
-def test_one_text_is_cut_in_three_alike_plain_or_compressed(tmp_path: Path, suffix: str, size: int) -> None:
-    text = b"".join(b"paragraph %d\nsecond line\n\n" % number for number in range(1000))
+@pytest.mark.parametrize(("size", "end"), [(1 << 20, b"\n"), (1000, b"\n"), (1 << 20, b"\r\n")])
+def test_one_text_is_cut_in_three_between_paragraphs_alike_plain_or_compressed(
+    tmp_path: Path, suffix: str, size: int, end: bytes
+) -> None:
+    text = b"".join(b"paragraph %d%bsecond line%b%b" % (number, end, end, end) for number in range(1000))
     (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](text))
     found = documents(source("text", tmp_path), size)
     parts = [joined(found, split) for split in ("train", "valid", "test")]
-    assert b"".join(parts) == text and all(part.endswith(b"\n\n") for part in parts)
+    assert b"".join(parts) == text and all(part.endswith(end + end) for part in parts)
     assert [round(len(part) / len(text), 2) for part in parts] == [0.9, 0.05, 0.05]
     assert [len(found[split]) for split in ("train", "valid", "test")] == [1, 1, 1]
     if suffix:  # a worker finds where to cut, as in the plain file
@@ -90,6 +93,7 @@ def test_a_window_of_xz_that_asks_for_too_much_memory_is_refused(tmp_path: Path)
 
 def test_names_of_splits() -> None:
     said = {"train/val_1.txt": "train", "wiki.dev.raw": "valid", "test_batch": "test", "validation.txt": "valid"}
+    said |= {f"wiki.{split}.{suffix}": split for split in ("train", "valid", "test") for suffix in ("tokens", "raw")}
     assert {name: named_split(name) for name in said} == said
     assert [named_split(name) for name in ("contest.txt", "latest", "training.txt", "data_batch_1")] == [None] * 4
 
@@ -102,14 +106,6 @@ def test_patterns_decide_before_all_else(tmp_path: Path) -> None:
 
 
 TEXTS = [f"text {number} é𝔘\r\n\x00" * (number % 7 + 1) for number in range(300)]
-
-
-def test_a_text_with_ends_of_lines_as_in_windows_is_cut_between_paragraphs(tmp_path: Path) -> None:
-    text = b"".join(b"paragraph %d\r\ngoes on\r\n\r\n" % number for number in range(200))
-    (tmp_path / "one.txt").write_bytes(text)
-    found = documents(source("text", tmp_path))
-    parts = [joined(found, split) for split in ("train", "valid", "test")]
-    assert b"".join(parts) == text and all(part.startswith(b"paragraph") for part in parts)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -211,25 +207,19 @@ def test_a_text_without_characters_is_cut_anywhere(tmp_path: Path, suffix: str) 
 
 
 def test_python_sources_are_listed_as_all_files_are(tmp_path: Path) -> None:
-    (tmp_path / "package.py").mkdir()
-    (tmp_path / "test").mkdir()
-    for name in ("a.py", "b.py", "c.txt", ".hidden.py", "test/d.py"):
-        (tmp_path / name).write_text(f"x = {name!r}\n")
+    """What is no part of the library is not told."""
+    for name in ("package.py", "test", "site-packages", "json"):
+        (tmp_path / name).mkdir()
+    for name in ("a.py", "b.py", "c.txt", ".hidden.py", "test/d.py", "site-packages/empty.py", "json/empty.py"):
+        (tmp_path / name).write_text(f"x = {name!r}\n" * ("empty" not in name))
     (tmp_path / "nowhere.py").symlink_to("is not there")
+    os.mkfifo(tmp_path / "test" / "pipe.py")
     made = source("stdlib", tmp_path)
     assert [file.name for file in made.files] == ["a.py", "b.py"]
-    assert made.record.left_out == {"hidden": [".hidden.py"], "links to nowhere": ["nowhere.py"]}
+    left_out = {"hidden": [".hidden.py"], "links to nowhere": ["nowhere.py"], "empty": ["json/empty.py"]}
+    assert made.record.left_out == left_out
     assert made.record.notes == ["source.kind=stdlib reads **/*.py of it. For other texts add source.kind=text"]
     assert [file.name for file in source("stdlib", tmp_path, pattern="a*").files] == ["a.py"]
-
-
-def test_of_the_standard_library_what_is_no_part_of_it_is_not_told(tmp_path: Path) -> None:
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "json").mkdir()
-    for name in ("a.py", "site-packages/empty.py", "json/empty.py"):
-        (tmp_path / name).write_text("x = 1\n" * ("empty" not in name))
-    made = source("stdlib", tmp_path)
-    assert [file.name for file in made.files] == ["a.py"] and made.record.left_out == {"empty": ["json/empty.py"]}
 
 
 @pytest.mark.parametrize("name", ["notes.md", "tests/a.py"])
@@ -257,9 +247,7 @@ def test_a_name_that_ends_like_an_offset_is_said_whole(tmp_path: Path) -> None:
     ],
 )
 def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
-    path = SHARED / folder / name
-    if not path.is_file():
-        pytest.skip(f"{folder} is not in ../shared/data")
+    path = shared_data(f"{folder}/{name}")
     whole = lzma.open(path).read() if name.endswith(".xz") else path.read_bytes()
     corpus = shard_source(path, tmp_path, kind, valid_pattern="(?!)" if kind == "wikitext" else None)
     assert b"".join(b"".join(corpus.iterate_originals(split)) for split in ("train", "valid", "test")) == whole
