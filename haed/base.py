@@ -8,6 +8,7 @@ vector.
 """
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -424,6 +425,17 @@ class FlopCounter(TorchDispatchMode):
 @register_flop_formula(torch.ops.aten.addmm_)
 def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -> int:
     return 2 * a[0] * a[1] * b[1]
+
+
+# PyTorch's own LSTM, for families and parts that use it: each row is multiplied with all matrices of its layers.
+@register_flop_formula(torch.ops.aten.mkldnn_rnn_layer)
+def _count_lstm_layer(x: torch.Size, w_input: torch.Size, w_state: torch.Size, *_: object, **__: object) -> int:
+    return 2 * math.prod(x[:-1]) * (math.prod(w_input) + math.prod(w_state))
+
+
+@register_flop_formula(torch.ops.aten._cudnn_rnn)
+def _count_cudnn_rnn(x: torch.Size, weights: list[torch.Size], *_: object, **__: object) -> int:
+    return 2 * math.prod(x[:-1]) * sum(math.prod(each) for each in weights if len(each) == 2)
 
 
 @register_flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)

@@ -6,7 +6,7 @@ of ŷ, V vocabulary, S packed decisions.
 
 import math
 from itertools import pairwise, zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, Vocabula
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
 from haed.layers.lstm import ROW_MULTIPLE, LSTMLayer, initialise_lstm
 from haed.layers.transformer import scale_residual_init
-from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
+from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions, PartKinds
 
 _SCALE_BOUND = math.log(1000)
 _CLOSE = 1e-3, 1e-3  # relative and absolute: results of other shapes differ by their rounding
@@ -57,7 +57,8 @@ class HAED(SequenceModel):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
         width = self.width = options.main.width
-        make_encoder, make_main = ENCODERS.load_class(options.encoder.kind), MAINS.load_class(options.main.kind)
+        make_encoder = _load_part(ENCODERS, options.encoder.kind, Encoder)
+        make_main = _load_part(MAINS, options.main.kind, Main)
         self.encoder: Encoder = make_encoder(options.encoder, cut.k, cut.vocabulary, iem.bias)
         self.main: Main = make_main(options.main, options.encoder.width, cut.context)
         if iem.head == "none" and width < options.encoder.width:
@@ -68,7 +69,7 @@ class HAED(SequenceModel):
         self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
         self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
         self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
-        make_decoder = DECODERS.load_class(options.decoder.kind)
+        make_decoder = _load_part(DECODERS, options.decoder.kind, Decoder)
         self.decoder: Decoder = make_decoder(options.decoder, width, cut.vocabulary, cut.k)
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: VocabularyScorer | None = None
@@ -143,6 +144,7 @@ class HAED(SequenceModel):
             predictions = torch.randn(3, self.width).to(grid)
         if self.encoder in parts:
             together, alone = (self.encode(chunks[:count]).vector for count in (3, 1))
+            _require_finite(type(self.encoder).__name__, together)
             if not torch.allclose(together[:1], alone, *_CLOSE):
                 raise ValueError(f"{type(self.encoder).__name__}: the vector of a chunk depends on the other chunks")
         if self.main in parts:
@@ -173,6 +175,7 @@ class HAED(SequenceModel):
         if not isinstance(predictions, Tensor) or predictions.shape != (2, context, self.width):
             expected = f"{(2, context, self.width)}: windows × chunks × model.main.width"
             raise ValueError(f"{name} returned {describe_value(predictions)}, expected {expected}")
+        _require_finite(name, predictions)
         for place in range(context):
             other = torch.cat([grid[:, :place], grid[:, place:] + 1], 1)
             if not torch.allclose(predictions[:, : place + 1], self.main(other, starts)[:, : place + 1], *_CLOSE):
@@ -196,14 +199,20 @@ class HAED(SequenceModel):
             raise ValueError(
                 f"{name} returned {describe_value(logits)}, expected {expected}: decisions × (symbols, and the end of a chunk)"
             )
+        _require_finite(name, logits)
         for number in range(3):
-            is_of_chunk, rows = packed.order[packed.chunk] == number, torch.tensor([number, number - 1])
+            is_of_chunk, rows = packed.order[packed.chunk] == number, torch.tensor([number - 1, number])
             state = self.decoder.initial_state(predictions[rows], to_device(before[rows], self.device))
+            if not hasattr(state, "select_rows"):
+                raise ValueError(
+                    f"{name}: initial_state returned {describe_value(state)}, expected a state with select_rows(rows), "
+                    "which keeps some chunks"
+                )
             steps = []
             for place, symbol in enumerate(packed.inputs[is_of_chunk]):
                 if place == 1:
-                    state.select_rows(torch.tensor([True, False], device=self.device))
-                steps.append(self.decoder.step(state, symbol.expand(1 if place else 2))[:1])
+                    state.select_rows(torch.tensor([1], device=self.device))  # as sampling does, by index or mask
+                steps.append(self.decoder.step(state, symbol.expand(1 if place else 2))[-1:])
             together = torch.cat(steps)
             if together.shape != logits[is_of_chunk].shape or not torch.allclose(
                 logits[is_of_chunk], together, *_CLOSE
@@ -415,6 +424,21 @@ class HAED(SequenceModel):
             group("head", 0, self.head, self.mixture),
             *group("decoder", 0, self.decoder).split_off_table(None if grams is None else grams.table),
         ]
+
+
+def _load_part(kinds: PartKinds, kind: str, base: type[nn.Module]) -> Any:
+    """Return the class of a kind of part, after checking that it is one of this base class."""
+    part = kinds.load_class(kind)
+    if not (isinstance(part, type) and issubclass(part, base)):
+        raise ValueError(f"{kind} of {kinds.group} is {part!r:.100}, expected a class derived from {base.__name__}")
+    return part
+
+
+def _require_finite(part: str, values: Tensor) -> None:
+    if not values.isfinite().all():
+        raise ValueError(
+            f"{part} returned a number that is infinite or NaN. Does each parameter have a value at first?"
+        )
 
 
 def mask_end(logits: Tensor, sizes: list[int], fixed: bool) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from haed.base import ChunkingSpec, count_flops
 from haed.chunk.mixture import ChunkVocabulary
@@ -74,6 +74,17 @@ def test_layers_of_pytorch_are_counted_as_by_its_own_counter(mode: type[torch.no
             with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as theirs:
                 call()
             assert count_flops(call) == theirs.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_lstms_of_pytorch_are_counted_on_a_cpu_and_with_cudnn(mode: type[torch.no_grad]) -> None:
+    lstm = torch.nn.LSTM(6, 5, num_layers=2)
+    expected = 2 * 7 * 3 * sum(x.numel() for x in lstm.parameters() if x.ndim == 2)
+    with mode():
+        assert count_flops(lambda: lstm(torch.ones(7, 3, 6))) == expected
+    weights = list(lstm.parameters())
+    found = flop_registry[torch.ops.aten._cudnn_rnn](torch.ones(7, 3, 6), weights, 4, None, out_val=None)
+    assert found == expected
 
 
 def test_a_gate_is_counted_and_a_table_costs_nothing() -> None:
