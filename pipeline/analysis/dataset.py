@@ -33,17 +33,13 @@ class ChunkTable:
 
     Attributes:
         chunks: bytes of each chunk.
-        counts: (n,) occurrences in the split.
-        rows: the same chunks as tokens and lengths, ready to be embedded.
+        rows: the same chunks as tokens and lengths, with their counts, and the number of further ones.
         least: minimum count that was asked of a chunk. All in the table may have more.
-        left_out: number of further chunks that reach this count.
     """
 
     chunks: list[bytes]
-    counts: np.ndarray
     rows: DistinctChunks
     least: int
-    left_out: int
 
 
 @dataclass
@@ -51,7 +47,6 @@ class AnalysisData:
     """Input data of an analysis.
 
     Attributes:
-        run: the opened run.
         every: all chunks that were read, including those only exported.
         embedded: (N, E) embeddings of `every`.
         chunks: the first n of them, which are analysed; the following fields refer to these.
@@ -99,7 +94,7 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
     notes = []
     if every.least > 1:
         notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 keeps all)")
-    if left_out := len(every.chunks) - size + every.left_out:
+    if left_out := len(every.chunks) - size + every.rows.left_out:
         notes.append(
             f"{left_out:,} chunks that are as rare or rarer are left out (analyse.max_chunks={limits.max_chunks})"
         )
@@ -109,13 +104,13 @@ def load_analysis_data(run: Run, options: Options) -> AnalysisData:
             f"(analyse.corpus_chunks={limits.corpus_chunks})"
         )
     if (mean := _mean_of_index(run)) is None:
-        mean = vectors[every.counts >= known_count_threshold(every.counts)].mean(0)
+        mean = vectors[every.rows.counts >= known_count_threshold(every.rows.counts)].mean(0)
     return AnalysisData(
         run=run,
         every=every,
         embedded=vectors,
         chunks=every.chunks[:size],
-        counts=every.counts[:size],
+        counts=every.rows.counts[:size],
         vectors=vectors[:size],
         mean=mean,
         labels=label_chunks(run, every.chunks[:size]),
@@ -161,7 +156,7 @@ def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int |
             f"{'Lower analyse.min_count, or choose' if least > 1 else 'Choose'} another analyse.split"
         )
     chunks = [row.tobytes()[:length] for row, length in zip(distinct.tokens, distinct.lengths, strict=True)]
-    return ChunkTable(chunks, distinct.counts, distinct, least, distinct.left_out)
+    return ChunkTable(chunks, distinct, least)
 
 
 def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tuple[np.ndarray, bool]:

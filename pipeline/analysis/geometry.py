@@ -69,17 +69,10 @@ def find_nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarra
     faiss = load_faiss()
 
     units = normalise_rows(vectors)
-    index = faiss.IndexFlatIP(units.shape[1])
-    index.add(units)
-    _, neighbours = index.search(units[rows], count + 1)
-    return _drop_self(neighbours, rows, count)
-
-
-def _drop_self(neighbours: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """Remove each query from its neighbours (Q, count + 1), or the last one where equal vectors displaced the query."""
+    _, neighbours = faiss.knn(units[rows], units, count + 1, metric=faiss.METRIC_INNER_PRODUCT)
     is_self = neighbours == rows[:, None]
-    is_self[~is_self.any(1), -1] = True
-    return neighbours[~is_self].reshape(len(rows), count)
+    is_self[~is_self.any(1), -1] = True  # equal vectors displaced the query, so the last one goes instead
+    return np.asarray(neighbours[~is_self].reshape(len(rows), count))
 
 
 def highest_columns(values: np.ndarray, excluded: np.ndarray, count: int) -> np.ndarray:

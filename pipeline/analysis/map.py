@@ -19,11 +19,10 @@ import logging
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -156,43 +155,21 @@ def _project_tsne(units: np.ndarray, seed: int) -> np.ndarray:
 _STEPS = 20_000  # largest integer coordinate
 
 
-@dataclass
-class MapPoints:
-    """Points of n chunks on maps, the most frequent first.
-
-    Attributes:
-        labels: (n) displayed chunks.
-        counts: (n,) occurrences.
-        lengths: (n,) lengths in bytes.
-        clusters: (n,) clusters.
-        near: (n, m) rows of the nearest chunks by embedding.
-        cosines: (n, m) cosines of these, in hundredths.
-        places: positions (n, 2) by the name of a map. The first map is shown first.
-        pixels: true if the labels are colours.
-    """
-
-    labels: list[str]
-    counts: np.ndarray
-    lengths: np.ndarray
-    clusters: np.ndarray
-    near: np.ndarray
-    cosines: np.ndarray
-    places: dict[str, np.ndarray]
-    pixels: bool
-
-
-def render_map_page(title: str, description: str, checkpoint: str, points: MapPoints) -> str:
-    """Return the map as an HTML page.
+def render_map_page(title: str, description: str, checkpoint: str, points: dict[str, Any]) -> str:
+    """Return the map of n points, the most frequent chunk first, as an HTML page.
 
     Args:
         title: heading of the page.
         description: a sentence about the map.
         checkpoint: digest of the checkpoint that the embeddings are of.
-        points: points to show.
+        points: by name `labels` (n), `counts` (n,), `lengths` (n,) in bytes and `clusters` (n,) of the chunks; the rows
+            (n, m) of the chunks that are `near` by embedding, and their `cosines` (n, m) in hundredths; `places`:
+            positions (n, 2) by the name of a map, the one shown first before the others; `pixels`: labels are colours.
     """
-    places = {name: _to_integer_coordinates(xy) for name, xy in points.places.items()}
-    values = vars(points) | {"places": places}
-    content = json.dumps(values, separators=(",", ":"), default=np.ndarray.tolist).replace("<", "\\u003c")
+    places = {name: _to_integer_coordinates(xy) for name, xy in points["places"].items()}
+    content = json.dumps(points | {"places": places}, separators=(",", ":"), default=np.ndarray.tolist).replace(
+        "<", "\\u003c"
+    )
     before, rest = (Path(__file__).parent / "map.html").read_text(encoding="utf-8").split("@POINTS@")
     named = {"@CHECKPOINT@": checkpoint, "@ABOUT@": description, "@TITLE@": title}
     return re.sub("|".join(named), lambda match: escape(named[match[0]]), before) + content + rest

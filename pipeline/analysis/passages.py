@@ -13,7 +13,7 @@ Legend: P places, Q queries among them, W width of a state.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,7 +117,8 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
     elsewhere = places.window[queries, None] != places.window
     others = elsewhere.sum(1)
     count = min(NEAREST, int(others.min()))
-    groups = {"last": _number_chunks(places.last), "following": _number_chunks(places.following)}
+    chunks = {"last": places.last, "following": places.following}
+    groups = {name: np.unique(np.array(each, object), return_inverse=True)[1] for name, each in chunks.items()}
     groups["document"] = places.document
     same = {name: (values[queries, None] == values) & elsewhere for name, values in groups.items()}
     units = [normalise_rows(states - states.mean(0)) for states in places.states]
@@ -144,9 +145,3 @@ def compare_layers(places: Places, seed: int) -> ByLayer:
         layers=layers,
         examples=[SimilarPassages(places.texts[queries[row]], list_nearest(row)) for row in shown],
     )
-
-
-def _number_chunks(chunks: Sequence[bytes]) -> np.ndarray:
-    """Number the chunks. Equal chunks get equal numbers."""
-    seen: dict[bytes, int] = {}
-    return np.array([seen.setdefault(chunk, len(seen)) for chunk in chunks])

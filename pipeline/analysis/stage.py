@@ -20,7 +20,7 @@ from pipeline.analysis import distributional, geometry, map, passages, plots
 from pipeline.analysis import intrinsic as checks
 from pipeline.analysis.dataset import AnalysisData, label_chunks, load_analysis_data
 from pipeline.analysis.geometry import find_nearest, measure_drift, normalise_rows
-from pipeline.analysis.map import MapPoints, render_map_page
+from pipeline.analysis.map import render_map_page
 from pipeline.config import ConfigError, Options
 from pipeline.console import format_error
 from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, RESULT, describe_findings
@@ -149,7 +149,6 @@ def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
 
 
 def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer | None:
-    """Compare the nearest passages layer by layer, at places drawn from the whole split."""
     limits = options.analyse
     if not limits.passages:
         return None
@@ -250,16 +249,16 @@ def _render_map(options: Options, dataset: AnalysisData, places: dict[str, np.nd
     run, size, units = dataset.run, len(dataset.chunks), normalise_rows(dataset.centred)
     near = find_nearest(dataset.centred, np.arange(size), min(_ON_MAP, size - 1))
     cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
-    points = MapPoints(
-        labels=dataset.labels,
-        counts=dataset.counts,
-        lengths=np.array([len(chunk) for chunk in dataset.chunks]),
-        clusters=dataset.clusters,
-        near=near,
-        cosines=(100 * cosines).round().astype(int),
-        places=places,
-        pixels=dataset.pixels,
-    )
+    points = {
+        "labels": dataset.labels,
+        "counts": dataset.counts,
+        "lengths": np.array([len(chunk) for chunk in dataset.chunks]),
+        "clusters": dataset.clusters,
+        "near": near,
+        "cosines": (100 * cosines).round().astype(int),
+        "places": places,
+        "pixels": dataset.pixels,
+    }
     description = (
         f"{run.phase} step {run.step:,}, checkpoint {run.digest[:12]}, made on {time.strftime('%Y-%m-%d at %H:%M')}: "
         f"the {size:,} most frequent chunks of the {options.analyse.split} split. Lines lead to the "
@@ -305,7 +304,6 @@ def _open_drift_reference(run: Run) -> Run | str:
 
 
 def _draw_pictures(analysis: Analysis, dataset: AnalysisData, places: dict[str, np.ndarray]) -> dict[str, bytes]:
-    """Draw the plots of the analysis; return PNG files by name."""
     first = analysis.maps[0]
     point_colours = plots.choose_pixel_colours(dataset.labels) if dataset.pixels else []
     pictures = {"map.png": plots.plot_map(places[first], dataset.clusters, dataset.labels, first, point_colours)}
@@ -331,6 +329,6 @@ def _export_projector(dataset: AnalysisData, options: Options) -> None:
         f"{options.name} centred",
         dataset.embedded[top] - dataset.mean,
         label_chunks(dataset.run, chunks),
-        {"count": dataset.every.counts[top], "bytes": dataset.every.rows.lengths[top]},
+        {"count": dataset.every.rows.counts[top], "bytes": dataset.every.rows.lengths[top]},
         chunks if dataset.pixels else [],
     )

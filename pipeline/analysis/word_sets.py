@@ -14,7 +14,6 @@ class WordSet:
     """Words that should be neighbours of each other, or pairs whose halves should be.
 
     Attributes:
-        name: its name.
         of: the kind of corpus that has such words.
         members: words, as tuples of one, or pairs of words.
         spelled: whether the members, or the halves of a pair, also look alike, so that spelling finds most of them.
@@ -89,14 +88,9 @@ _SPELLED = ("years", "plurals", "capitalised", "past tense")  # spelling alone f
 
 
 def _make_sets(language: Literal["text", "code"], sets: dict[str, str], pairs: dict[str, str]) -> list[WordSet]:
-    single_words = [
-        WordSet(name, language, tuple((word,) for word in words.split()), name in _SPELLED)
-        for name, words in sets.items()
-    ]
-    return single_words + [
-        WordSet(name, language, tuple(tuple(pair.split("/")) for pair in words.split()), name in _SPELLED)
-        for name, words in pairs.items()
-    ]
+    members: dict[str, list[tuple[str, ...]]] = {name: [(word,) for word in sets[name].split()] for name in sets}
+    members |= {name: [tuple(pair.split("/")) for pair in pairs[name].split()] for name in pairs}
+    return [WordSet(name, language, tuple(words), name in _SPELLED) for name, words in members.items()]
 
 
 WORD_SETS = (*_make_sets("text", _TEXT, _TEXT_PAIRS), *_make_sets("code", _CODE, _CODE_PAIRS))

@@ -131,16 +131,9 @@ def _draw_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> str:
-    """Return the SVG of lines.
+    """Return the SVG of lines over a range of x, in a range of y: a line is interrupted where it leaves that.
 
-    Args:
-        title: title of the chart.
-        unit: title of the x-axis.
-        lines: the lines; on a logarithmic axis their coordinates are decimal logarithms.
-        across: range of x.
-        upwards: range of y. Points out of it are left out, and the line is interrupted there.
-        log_x: the x-axis is logarithmic.
-        log_y: the y-axis is logarithmic.
+    On a logarithmic axis, coordinates are decimal logarithms.
     """
     left, right = across if across[0] < across[1] else (across[0] - 0.5, across[0] + 0.5)
     low, high = upwards

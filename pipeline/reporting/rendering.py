@@ -182,5 +182,4 @@ def _refer_to_characters(text: str) -> Markup:
 
 
 def _split_pixels(hexadecimal: str) -> list[str]:
-    """Return the colours of a chunk of pixels."""
     return [f"#{hexadecimal[i : i + 6]}" for i in range(0, len(hexadecimal) - 5, 6)]

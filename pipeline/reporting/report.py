@@ -22,7 +22,7 @@ from pipeline.config import PHASES, Difference, Options, Phase, flatten_options,
 from pipeline.console import format_error, markdown_code, markdown_text
 from pipeline.reporting.charts import draw_corpus, draw_curves
 from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, RESULT, precision_table
-from pipeline.reporting.rendering import Column, Table, data_uri, render_file
+from pipeline.reporting.rendering import Table, data_uri, render_file
 from pipeline.reporting.run_state import (
     RunState,
     count_parameters,
@@ -58,32 +58,20 @@ class RankedModel:
     is_model: bool = False
 
 
-BASELINE_COLUMNS = (
-    Column("model", lambda row: row.name),
-    Column("bits", lambda row: row.bits, "{:.4f}"),
-    Column("", lambda row: row.verdict),
-)
-
-
 @dataclass
 class RunReport:
     """Content of a run page, as far as available.
 
     Attributes:
-        name: name of the run.
-        state: its progress.
         phases: metrics of each phase.
         warnings: sentences on the checkpoint, and on outdated, missing or damaged parts.
-        evaluation: content of evaluation.json, or None.
-        statistics: statistics of the train split, or None if they are unknown.
-        samples: content of samples.json.
+        statistics: statistics of the train split.
         neighbours: neighbours of chunks with their scores; empty on a served page.
-        analysis: content of analysis.json, or None if there is none of the present checkpoint.
+        analysis: content of analysis.json, if it is of the present checkpoint.
         pictures: PNG files that exist, by their name in the run's folder.
-        checkpoints: the checkpoints of all phases.
         options: every option by dotted key; empty if the configuration cannot be read.
-        environment: text of environment.json, empty if there is none.
-        parameters: number of parameters of the checkpoint, or None if it cannot be read.
+        environment: text of environment.json.
+        parameters: number of parameters of the checkpoint.
     """
 
     name: str
@@ -221,8 +209,8 @@ def summarise_report(options: Options) -> str:
             shares = f"Share of the text by part: {evaluation.remembered}."
             lines.append(f"{evaluation.alone.value:.3f} {metric.unit} by the model alone. {shares}")
         lines += [markdown_text(note) for note in (evaluation.perplexity_note, evaluation.likelihood_note) if note]
-    if report.ranking:
-        lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())
+    if ranking := [[each.name, f"{each.bits:.4f}", each.verdict] for each in report.ranking]:
+        lines.append(Table(["model", "bits", ""], ranking, [False, True, False]).to_markdown())
     if report.mixture:
         lines.append(report.mixture.to_markdown())
     lines += [markdown_text(name_flows(warning)) for warning in report.warnings]
@@ -278,12 +266,7 @@ def load_run_report(folder: RunFolder, options: Options | None = None) -> RunRep
 
 
 class _RunFiles:
-    """A reader of the files of a run.
-
-    Args:
-        folder: folder of the run.
-        is_strict: raise an error for a damaged file; otherwise it is a warning.
-    """
+    """A reader of the files of a run. A damaged file is an error if it is strict, otherwise a warning."""
 
     def __init__(self, folder: RunFolder, is_strict: bool) -> None:
         self.folder, self.is_strict = folder, is_strict
@@ -380,12 +363,8 @@ class CheckpointInfo:
     """A checkpoint in a run's folder.
 
     Attributes:
-        phase: its phase.
-        step: its step.
         digest: digest of its content; None: it is damaged.
         score: validation loss; None: it was not validated.
-        unit: unit of the score.
-        megabytes: size of its files in MB.
         notes: best, latest, or in use (questions go to this checkpoint).
     """
 

@@ -58,13 +58,12 @@ TOOLS = {
     "score": "bits of a text",
     "map": "map",
 }
-# By tool: the class of its question, and the function that answers one with an opened run.
-_QUESTIONS: dict[str, tuple[type, Callable[[Any, Any], Any]]] = {
-    "neighbours": (questions.NeighbourQuestion, questions.answer_neighbours),
-    "passages": (questions.PassageQuestion, questions.answer_passages),
-    "next": (questions.NextChunkQuestion, questions.answer_next_chunks),
-    "samples": (questions.SampleQuestion, questions.answer_samples),
-    "score": (questions.ScoreQuestion, questions.answer_score),
+_QUESTIONS = {
+    "neighbours": questions.NeighbourQuestion,
+    "passages": questions.PassageQuestion,
+    "next": questions.NextChunkQuestion,
+    "samples": questions.SampleQuestion,
+    "score": questions.ScoreQuestion,
 }
 _OF_CHUNKS = ("neighbours", "next", "map")  # tools that models of tokens do not have
 
@@ -176,10 +175,7 @@ def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str
         Route("/runs/{name}/", pages.show_run),
         Route("/runs/{name}/live", pages.show_progress),
         Route("/runs/{name}/edit", pages.edit_run, methods=["GET", "POST"]),
-        *(
-            Route(f"/runs/{{name}}/{tool}", partial(pages.answer_tool, tool, *kind))
-            for tool, kind in _QUESTIONS.items()
-        ),
+        *(Route(f"/runs/{{name}}/{tool}", partial(pages.answer_tool, tool)) for tool in _QUESTIONS),
         Route("/runs/{name}/chunks", pages.complete_chunk),
         Route("/runs/{name}/map", pages.show_map),
         Route("/runs/{name}/files/{file:path}", pages.serve_file),
@@ -377,17 +373,10 @@ class _Pages:
                 return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=disposition)
         raise NotFoundError(f"{folder.path.name} has no served file {name!r}")
 
-    async def answer_tool(self, tool: str, kind: Any, answer: Callable[[Any, Any], Any], request: Request) -> Response:
-        """Show the form of a question, with the answer if the question was asked. One for neighbours always is.
-
-        Args:
-            tool: name of the page and its template.
-            kind: class of the question.
-            answer: returns the answer to a question and an opened run.
-            request: the request.
-        """
-        folder, wants_json = self._find_run(request), _wants_json(request)
-        known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "tools": _tools_of(folder)}
+    async def answer_tool(self, tool: str, request: Request) -> Response:
+        """Show the form of a question, with the answer if the question was asked. One for neighbours always is."""
+        folder, wants_json, kind = self._find_run(request), _wants_json(request), _QUESTIONS[tool]
+        known = _tool_values(folder, tool)
         known["pictures"] = read_settings(folder).get("chunker.kind") == PIXELS
         known["question"], known["bounds"], status = kind(), describe_bounds(kind), 200
         try:
@@ -396,7 +385,7 @@ class _Pages:
             if tool in _OF_CHUNKS and tool not in known["tools"]:
                 raise ValueError(f"this run's model predicts tokens, so it has no {TOOLS[tool]}. Choose another page")
             if tool == "neighbours" or "prompt" in request.query_params or wants_json:
-                asking = self._warm.ask_run(folder, partial(answer, known["question"]))
+                asking = self._warm.ask_run(folder, known["question"].answer)
                 if (result := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
                 known["answer"] = result
@@ -443,7 +432,7 @@ class _Pages:
             if os.path.islink(place := folder.path / ANALYSIS):
                 raise ValueError(f"{place} is a link, so its files are not served. Replace it by a folder")
             self._maps[folder.path] = self._warm.start_work(folder, _draw_map)
-        return self._render_page("map.html", 202, name=folder.path.name, tool="map", tools=_tools_of(folder))
+        return self._render_page("map.html", 202, **_tool_values(folder, "map"))
 
     async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
@@ -504,12 +493,15 @@ def _is_chunk_model(folder: RunFolder) -> bool:
 
 
 def _tools_of(folder: RunFolder) -> dict[str, str]:
-    """Return the titles of the tools that answer questions about a run, by name."""
     absent: tuple[str, ...] = () if _is_chunk_model(folder) else _OF_CHUNKS
     with suppress(OSError, ValueError):  # else what is damaged is named by the tool
         form = folder.read_corpus_record().form
         absent += (*(("samples",) if "height" in form else ()), *(("score",) if form else ()))
     return {tool: title for tool, title in TOOLS.items() if tool not in absent}
+
+
+def _tool_values(folder: RunFolder, tool: str) -> dict[str, Any]:
+    return {"name": folder.path.name, "tool": tool, "title": TOOLS[tool], "tools": _tools_of(folder)}
 
 
 def _suggest_extension(folder: RunFolder) -> Suggestion | None:
@@ -556,7 +548,6 @@ def _csv_row(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _csv_response(rows: Sequence[Mapping[str, Any]], name: str) -> Response:
-    """Return rows as a CSV file to save, with a column for each key of a row."""
     written = io.StringIO()
     table = csv.DictWriter(written, dict.fromkeys(key for row in rows for key in row))
     table.writeheader()

@@ -78,10 +78,9 @@ def exit_if_busy(warm: ModelCache, status: int) -> None:
 
 
 def _open_socket(port: int | None) -> socket.socket:
-    for wanted in (PORT, 0) if port is None else (port,):
-        try:
-            return socket.create_server(("127.0.0.1", wanted))
-        except OSError:
-            if port is not None:
-                raise OSError(f"port {port} is in use. Choose another with --port, or leave --port out") from None
-    raise AssertionError
+    try:
+        return socket.create_server(("127.0.0.1", PORT if port is None else port))
+    except OSError:
+        if port is None:
+            return socket.create_server(("127.0.0.1", 0))
+        raise OSError(f"port {port} is in use. Choose another with --port, or leave --port out") from None

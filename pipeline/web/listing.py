@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as StillReadingError
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock, Thread
@@ -32,18 +31,13 @@ from pipeline.web.runs import ServedRuns
 
 _WAIT_SECONDS, _FRESH_SECONDS, _LONG_WAIT_SECONDS = 0.5, 5.0, 20.0
 
-Stamps = tuple[tuple[int, ...] | None, ...]
-
 
 @dataclass
 class RunRow:
     """A row of the list of runs.
 
     Attributes:
-        name: name of the run.
-        state: its progress.
         evaluation: its evaluation, without the large parts that a row does not show.
-        notes: its note, tags, and whether it is archived.
         preset: the preset with the fewest other options; empty if the configuration cannot be read.
         changed: options that differ from the preset, by dotted key.
         corpus: kind and place of the source.
@@ -81,10 +75,12 @@ def state_facts(name: str, state: RunState) -> dict[str, Any]:
 def make_row(folder: RunFolder) -> RunRow:
     """Return the row of a run. For a damaged run it holds a warning, so that the others are still listed."""
     try:
-        row = RunRow(folder.path.name, determine_state(folder), _shorten_evaluation(evaluation_status(folder)))
+        row = RunRow(folder.path.name, determine_state(folder), evaluation_status(folder))
         settings = read_settings(folder)
     except Exception as error:  # whatever a stranger's files hold
         return RunRow(folder.path.name, damaged_state(folder), EvaluationStatus(None, [format_error(error)]))
+    if result := row.evaluation.result:
+        row.evaluation.result = replace(result, breakdown=None, baselines=[], not_beaten=[], iem=None)
     if "model.kind" in settings:
         row.preset, changed = find_nearest_preset(settings)
         row.changed = {each.key: each.now for each in changed}
@@ -149,7 +145,7 @@ class RunListing:
             is_fresh = time.monotonic() - self._looked_at < _FRESH_SECONDS
         try:
             return reading.result(None if last is None else _WAIT_SECONDS if is_fresh else _LONG_WAIT_SECONDS)
-        except StillReadingError:
+        except TimeoutError:
             if last is None or reading.done():
                 raise
             return last
@@ -186,15 +182,7 @@ class RunListing:
         return row
 
 
-def _shorten_evaluation(status: EvaluationStatus) -> EvaluationStatus:
-    """Return an evaluation without the large parts that a row does not show."""
-    if status.result is None:
-        return status
-    brief = replace(status.result, breakdown=None, baselines=[], not_beaten=[], iem=None)
-    return replace(status, result=brief)
-
-
-def stamp_run(run: Path) -> Stamps:
+def stamp_run(run: Path) -> tuple[tuple[int, ...] | None, ...]:
     """Return device, inode, size and times of the files that a run's row depends on; None for a missing file."""
     return tuple(_stamp_or_none(path) for path in _list_row_files(os.fspath(run)))
 

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from data.filesystem import stamp_file
 from pipeline.console import warn_once
 from pipeline.run.run_directory import CORPUS, RunFolder
 from pipeline.signals import AbandonedError, abandon_when, check_abandoned
@@ -62,14 +63,9 @@ class LoadedRun:
 
 @dataclass
 class QueryResult(Generic[T]):
-    """The answer of a run.
+    """The answer of a run, with the phase, step and digest of the checkpoint that answered.
 
     Attributes:
-        value: the answer.
-        run: name of the run.
-        phase: phase of the checkpoint that answered.
-        step: step of that checkpoint.
-        checkpoint: digest of that checkpoint.
         seconds: duration of the question, without opening the run.
         opening: seconds that opening the run took; 0: it was open.
         warnings: warnings that were logged when the run was opened, and during the question.
@@ -225,7 +221,7 @@ class ModelCache:
             del self._kept[path]
         kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
         stage = kept.run.options.evaluate.stage if kept else self._load_options(folder).evaluate.stage
-        stamp = (folder.select_checkpoint(stage).digest, *_file_stamps(folder.path))
+        stamp = (folder.select_checkpoint(stage).digest, *_stamp_files(folder.path))
         if kept is None or kept.stamp != stamp:
             from pipeline.run.device import release_memory
             from pipeline.run.opened import Run
@@ -243,15 +239,13 @@ class ModelCache:
 
 
 def _load_lazy_parts(opened: LoadedRun) -> None:
-    """Load the parts that a first question would wait for."""
     opened.run.likelihood  # noqa: B018
     with suppress(ValueError, OSError):
         opened.run.probe.index  # noqa: B018
         opened.corpus_examples  # noqa: B018
 
 
-def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Return size and modification time of the files of an opened run besides checkpoints."""
+def _stamp_files(folder: Path) -> list[Any]:
+    """Return stamps of the files of an opened run besides checkpoints."""
     paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/**/[!.]*"))]
-    statuses = [(path, path.stat()) for path in paths if path.is_file()]
-    return [(str(path), status.st_size, status.st_mtime_ns) for path, status in statuses]
+    return [(path, *stamp_file(path)) for path in paths if path.is_file()]

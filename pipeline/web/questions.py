@@ -16,14 +16,12 @@ from starlette.datastructures import QueryParams
 
 from pipeline.config import SampleOptions
 from pipeline.console import escape_control_characters, format_error, unescape_query
-from pipeline.run.files import Sample, describe_speed, type_adapter
-from pipeline.run.index.queries import PIXELS, Neighbour, QueryResult, display_chunk
-from pipeline.run.index.storage import RandomPairScores
+from pipeline.run.files import describe_speed, type_adapter
+from pipeline.run.index.queries import PIXELS, QueryResult, display_chunk
 from pipeline.suggestions import format_command
-from pipeline.web.corpus_examples import Example
 
 if TYPE_CHECKING:  # torch costs two seconds
-    from pipeline.run.opened import NextChunks, ScoredChunk
+    from pipeline.run.opened import NextChunks
     from pipeline.web.model_cache import LoadedRun
 
 MOST_CHUNKS = 2000  # of all samples together
@@ -66,6 +64,37 @@ class NeighbourQuestion:
     count: Annotated[int, Field(ge=1, le=100)] = 8
     min_count: Annotated[int, Field(ge=1, le=10**12)] | None = None
 
+    def answer(self, opened: "LoadedRun") -> dict[str, Any]:
+        """Return the nearest chunks to each query, with examples from the corpus.
+
+        Returns:
+            `asked`: each query with its answer. `least`: minimum count of the chunks that were searched. `among`: their
+            number, of all `indexed` ones. `where`: where examples were searched, or why they were not. `chance`: scores of
+            random pairs of chunks, None if there are too few. Also the name of the `score`, and the `split`.
+
+        Raises:
+            InvalidQuestionError: a query is not one of this run's chunks.
+        """
+        run, index = opened.run, opened.run.probe.index
+        pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
+        queries = [query.encode(errors="replace") if pictures else _query_bytes(query) for query in self.query if query]
+        queries += [digits.encode() if pictures else bytes.fromhex(digits) for digits in self.hex]
+        with blame_box("min_count"):
+            among, least = index.searched_rows(self.min_count)
+        with blame_box("query"):
+            results = run.probe.neighbours(*queries, count=self.count, min_count=self.min_count)
+        texts = [b""] * len(results) if pictures or not queries else queries
+        return {
+            "asked": [_describe_result(opened, each, text) for each, text in zip(results, texts, strict=True)],
+            "score": results.score,
+            "split": index.meta.split,
+            "least": least,
+            "among": among,
+            "indexed": len(index),
+            "where": opened.corpus_examples.where,
+            "chance": index.meta.chance,
+        }
+
 
 @dataclass(kw_only=True)
 class PromptQuestion:
@@ -85,15 +114,11 @@ class PromptQuestion:
             return [self.prompt.encode(errors="replace")]
         return [_query_bytes(line) for line in self.prompt.split("\n") if line] or [b""]
 
-    def check_size(self) -> None:
-        """Refuse more than is answered at once.
-
-        Raises:
-            InvalidQuestionError: there are more than `MOST_PROMPTS` texts.
-        """
-        if (number := len(self.split_prompts())) > MOST_PROMPTS:
-            trouble = f"{number} lines were given. Ask at most {MOST_PROMPTS} at once"
-            raise InvalidQuestionError({"prompt": trouble}, self)
+    def find_excess(self) -> dict[str, str]:
+        """Return what exceeds the limits of all boxes together, by box."""
+        if (number := len(self.split_prompts())) <= MOST_PROMPTS:
+            return {}
+        return {"prompt": f"{number} lines were given. Ask at most {MOST_PROMPTS} at once"}
 
     def answer_each(self, ask: Callable[[bytes], T]) -> T | list[T]:
         """Return the answer about the text; a list of them with `lines`."""
@@ -108,6 +133,16 @@ class PassageQuestion(PromptQuestion):
 
     count: Annotated[int, Field(ge=1, le=100)] = 8
 
+    def answer(self, opened: "LoadedRun") -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the places of the corpus whose state is nearest to that after each text, and the chance level of scores."""
+        probe, chance = opened.run.probe, opened.run.probe.places.meta.chance
+
+        def find(prompt: bytes) -> dict[str, Any]:
+            results = probe.contexts(prompt, count=self.count)
+            return vars(results[0]) | {"score": results.score, "chance": chance}
+
+        return self.answer_each(find)
+
 
 @dataclass(kw_only=True)
 class NextChunkQuestion(PromptQuestion):
@@ -115,12 +150,42 @@ class NextChunkQuestion(PromptQuestion):
 
     count: Annotated[int, Field(ge=1, le=200)] = 12
 
+    def answer(self, opened: "LoadedRun") -> "NextChunks | list[NextChunks]":
+        """Return the most likely next chunks after each prompt."""
+        return self.answer_each(lambda prompt: opened.run.next(prompt, self.count))
+
 
 @dataclass(kw_only=True)
 class ScoreQuestion:
     """A question for the bits of each chunk of a text."""
 
     prompt: Prompt = ""
+
+    def answer(self, opened: "LoadedRun") -> dict[str, Any]:
+        """Return the bits of a text, chunk by chunk.
+
+        Returns:
+            `chunks` with their bits; `bits_per_char`, also by the model `alone`, and `uniform`: if all bytes were equally
+            likely; `shares`: mean shares of the parts of the likelihood, weighted by characters.
+
+        Raises:
+            InvalidQuestionError: the text is empty.
+            ValueError: the model is of pictures or sound.
+        """
+        run, text = opened.run, self.prompt.encode(errors="replace")
+        if run.of_values:
+            again = format_command("evaluate", run.folder.path)
+            raise ValueError(f"this run's model is of pictures or sound. Run {again} to score them")
+        if not text:
+            raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
+        chunks, size = run.score_chunks(text), max(1, run.size(text))
+        weighed = [(run.size(bytes.fromhex(each.hex)), each.parts) for each in chunks if each.parts is not None]
+        total = sum(weight for weight, _ in weighed)
+        names = weighed[0][1] if weighed else {}
+        shares = {name: sum(weight * parts[name] for weight, parts in weighed) / max(1, total) for name in names}
+        bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
+        per_char = {"bits_per_char": bits / size, "alone": alone / size, "uniform": 8 * len(text) / size}
+        return {"chunks": chunks, **per_char, "shares": shares}
 
 
 @dataclass(kw_only=True)
@@ -133,18 +198,29 @@ class SampleQuestion(PromptQuestion):
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
 
-    def check_size(self) -> None:
-        """Refuse more than is answered at once.
+    def find_excess(self) -> dict[str, str]:
+        """Return what exceeds the limits of all boxes together, by box."""
+        wanted = len(self.split_prompts()) * self.samples * self.chunks
+        advice = f"A page draws at most {MOST_CHUNKS:,}, so lower one of them"
+        too_many = {"chunks": f"prompts × samples × chunks is {wanted:,}. {advice}"} if wanted > MOST_CHUNKS else {}
+        return super().find_excess() or too_many
+
+    def answer(self, opened: "LoadedRun") -> dict[str, Any]:
+        """Return continuations of each prompt, and the speed of sampling.
 
         Raises:
-            InvalidQuestionError: there are more than `MOST_PROMPTS` texts, or more than `MOST_CHUNKS` chunks.
+            ValueError: the model is of pictures.
         """
-        super().check_size()
-        if (wanted := len(self.split_prompts()) * self.samples * self.chunks) > MOST_CHUNKS:
-            trouble = (
-                f"prompts × samples × chunks is {wanted:,}. A page draws at most {MOST_CHUNKS:,}, so lower one of them"
-            )
-            raise InvalidQuestionError({"chunks": trouble}, self)
+        from pipeline.inference import continue_prompt
+
+        run, prompts = opened.run, self.split_prompts()
+        if run.chunker.name == PIXELS:
+            again = format_command("sample", run.folder.path)
+            raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
+        sampling = SampleOptions(chunks=self.chunks, temperature=self.temperature, top_p=self.top_p, seed=self.seed)
+        with blame_box("prompt"):
+            written = [each for prompt in prompts for each in continue_prompt(run, prompt, self.samples, sampling)]
+        return {"samples": written, "pace": describe_speed(written)}
 
 
 def parse_question(kind: Any, parameters: QueryParams) -> Any:
@@ -179,8 +255,8 @@ def parse_question(kind: Any, parameters: QueryParams) -> Any:
             troubles.setdefault(name, f"{name} has the control character {shown}. Remove it")
     if troubles:
         raise InvalidQuestionError(troubles, SimpleNamespace(**vars(default) | typed))
-    if isinstance(question, PromptQuestion):
-        question.check_size()
+    if isinstance(question, PromptQuestion) and (troubles := question.find_excess()):
+        raise InvalidQuestionError(troubles, question)
     return question
 
 
@@ -212,153 +288,39 @@ def blame_box(name: str) -> Iterator[None]:
     """Turn a ValueError into one about a box."""
     try:
         yield
-    except InvalidQuestionError:
-        raise
     except ValueError as error:
         raise InvalidQuestionError({name: format_error(error)}) from error
-
-
-@dataclass
-class ShownChunk:
-    """A chunk as text for people, and its exact bytes in hexadecimal."""
-
-    text: str
-    hex: str
-
-
-@dataclass
-class LongerChunk(ShownChunk):
-    """A chunk of the index that begins with a query, and its count."""
-
-    count: int
-
-
-@dataclass
-class NeighbourWithExamples(Neighbour):
-    """A neighbour with some of its places in the corpus."""
-
-    examples: list[Example] = field(default_factory=list)
-
-
-@dataclass
-class QueryResponse:
-    """A query and its answer.
-
-    Attributes:
-        query: the query as text for people.
-        hex: its exact bytes in hexadecimal.
-        count: its number of occurrences in the split; None: it is not in the index and was embedded for this query.
-        pieces: the chunks that the query's text is cut into, if there are several.
-        longer: if it is not in the index, the most frequent chunks of the index that begin with it.
-        neighbours: the neighbours, nearest first.
-    """
-
-    query: str
-    hex: str
-    count: int | None
-    pieces: list[ShownChunk]
-    longer: list[LongerChunk]
-    neighbours: list[NeighbourWithExamples]
-
-
-@dataclass
-class NeighbourResult:
-    """The answer to a question for neighbours.
-
-    Attributes:
-        asked: each query with its answer.
-        score: name of the score.
-        split: the split that was indexed.
-        least: minimum number of occurrences of the chunks that were searched.
-        among: number of the chunks that were searched.
-        indexed: number of chunks in the index.
-        where: where examples were searched, or why they were not.
-        chance: scores of random pairs of chunks; None if there are too few.
-    """
-
-    asked: list[QueryResponse]
-    score: str
-    split: str
-    least: int
-    among: int
-    indexed: int
-    where: str
-    chance: RandomPairScores | None
-
-
-@dataclass
-class PassageResult(QueryResult):
-    """The answer to a question for passages, the name of its score, and the scores of random pairs of places."""
-
-    score: str = ""
-    chance: RandomPairScores | None = None
-
-
-@dataclass
-class ScoreResult:
-    """The bits of each chunk of a text, and of the text per character, by the model alone too.
-
-    Attributes:
-        chunks: each chunk with its bits.
-        bits_per_char: bits per character.
-        alone: the same by the model alone.
-        uniform: bits per character if all bytes were equally likely.
-        shares: mean shares of the parts of the likelihood, weighted by characters.
-    """
-
-    chunks: list["ScoredChunk"]
-    bits_per_char: float
-    alone: float
-    uniform: float
-    shares: dict[str, float]
-
-
-@dataclass
-class SampleResult:
-    """Continuations of a prompt, and the speed of sampling."""
-
-    samples: list[Sample]
-    pace: str
-
-
-def answer_neighbours(question: NeighbourQuestion, opened: "LoadedRun") -> NeighbourResult:
-    """Return the nearest chunks to each query, with examples from the corpus.
-
-    Raises:
-        InvalidQuestionError: a query is not one of this run's chunks.
-    """
-    run, index = opened.run, opened.run.probe.index
-    pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
-    queries = [query.encode(errors="replace") if pictures else _query_bytes(query) for query in question.query if query]
-    queries += [digits.encode() if pictures else bytes.fromhex(digits) for digits in question.hex]
-    with blame_box("min_count"):
-        index.searched_rows(question.min_count)
-    with blame_box("query"):
-        results = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
-    texts = [b""] * len(results) if pictures or not queries else queries
-    responses = [_make_query_response(opened, each, text) for each, text in zip(results, texts, strict=True)]
-    meta, least = index.meta, question.min_count or index.meta.floor
-    where, among = opened.corpus_examples.where, index.count_known(least)
-    return NeighbourResult(responses, results.score, meta.split, least, among, len(index), where, meta.chance)
 
 
 def _query_bytes(query: str) -> bytes:
     return unescape_query(query).encode(errors="replace")
 
 
-def _make_query_response(opened: "LoadedRun", result: QueryResult, text: bytes) -> QueryResponse:
-    run, index = opened.run, opened.run.probe.index
-    pieces = [ShownChunk(display_chunk(piece, run.chunker.name), piece.hex()) for piece in run.chunker.cut_text(text)]
-    placed = [
-        NeighbourWithExamples(**asdict(near), examples=opened.corpus_examples.find_examples(bytes.fromhex(near.hex)))
-        for near in result.neighbours
-    ]
-    chunk = bytes.fromhex(result.hex)
+def _describe_result(opened: "LoadedRun", result: QueryResult, text: bytes) -> dict[str, Any]:
+    """Return a query and its answer.
+
+    `count`: its occurrences; None: it is not in the index and was embedded for this query. `pieces`: the chunks that its
+    text is cut into, if there are several. `longer`: if it is not in the index, the most frequent chunks there that begin
+    with it.
+    """
+    index, examples = opened.run.probe.index, opened.corpus_examples
+
+    def show(chunk: bytes) -> dict[str, Any]:
+        return {"text": display_chunk(chunk, index.meta.chunker), "hex": chunk.hex()}
+
+    chunk, pieces = bytes.fromhex(result.hex), opened.run.chunker.cut_text(text)
     row = index.find_row(chunk)
-    count = None if row is None else int(index.chunks.counts[row])
-    proposed = index.find_longer(chunk, _LONGER) if row is None else []
-    longer = [LongerChunk(display_chunk(each, run.chunker.name), each.hex(), often) for each, often in proposed]
-    return QueryResponse(result.query, result.hex, count, pieces if len(pieces) > 1 else [], longer, placed)
+    longer = index.find_longer(chunk, _LONGER) if row is None else []
+    return {
+        "query": result.query,
+        "hex": result.hex,
+        "count": None if row is None else int(index.chunks.counts[row]),
+        "pieces": [show(piece) for piece in pieces] if len(pieces) > 1 else [],
+        "longer": [show(each) | {"count": count} for each, count in longer],
+        "neighbours": [
+            asdict(near) | {"examples": examples.find_examples(bytes.fromhex(near.hex))} for near in result.neighbours
+        ],
+    }
 
 
 def complete_chunk(typed: str, opened: "LoadedRun") -> list[dict[str, Any]]:
@@ -370,61 +332,3 @@ def complete_chunk(typed: str, opened: "LoadedRun") -> list[dict[str, Any]]:
         if unescape_query(shown) == rest:  # else it cannot be typed
             proposed.append({"text": typed + shown, "count": count})
     return proposed
-
-
-def answer_passages(question: PassageQuestion, opened: "LoadedRun") -> PassageResult | list[PassageResult]:
-    """Return the places of the corpus whose state is nearest to that after each text."""
-    probe, meta = opened.run.probe, opened.run.probe.places.meta
-
-    def find(prompt: bytes) -> PassageResult:
-        results = probe.contexts(prompt, count=question.count)
-        return PassageResult(**vars(results[0]), score=results.score, chance=meta.chance)
-
-    return question.answer_each(find)
-
-
-def answer_next_chunks(question: NextChunkQuestion, opened: "LoadedRun") -> "NextChunks | list[NextChunks]":
-    """Return the most likely next chunks after each prompt."""
-    return question.answer_each(lambda prompt: opened.run.next(prompt, question.count))
-
-
-def answer_score(question: ScoreQuestion, opened: "LoadedRun") -> ScoreResult:
-    """Return the bits of a text, chunk by chunk.
-
-    Raises:
-        InvalidQuestionError: the text is empty.
-        ValueError: the model is of pictures or sound.
-    """
-    run, text = opened.run, question.prompt.encode(errors="replace")
-    if run.of_values:
-        again = format_command("evaluate", run.folder.path)
-        raise ValueError(f"this run's model is of pictures or sound. Run {again} to score them")
-    if not text:
-        raise InvalidQuestionError({"prompt": "the text is empty. Give one to score, such as import os"})
-    chunks, size = run.score_chunks(text), max(1, run.size(text))
-    weighed = [(run.size(bytes.fromhex(each.hex)), each.parts) for each in chunks if each.parts is not None]
-    total = sum(weight for weight, _ in weighed)
-    names = weighed[0][1] if weighed else {}
-    shares = {name: sum(weight * parts[name] for weight, parts in weighed) / max(1, total) for name in names}
-    bits, alone = sum(each.bits for each in chunks), sum(each.alone for each in chunks)
-    return ScoreResult(chunks, bits / size, alone / size, 8 * len(text) / size, shares)
-
-
-def answer_samples(question: SampleQuestion, opened: "LoadedRun") -> SampleResult:
-    """Return continuations of each prompt.
-
-    Raises:
-        ValueError: the model is of pictures.
-    """
-    from pipeline.inference import continue_prompt
-
-    run, prompts = opened.run, question.split_prompts()
-    if run.chunker.name == PIXELS:
-        again = format_command("sample", run.folder.path)
-        raise ValueError(f"this run's model is of pictures. Run {again} to draw completions into samples.png")
-    sampling = SampleOptions(
-        chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
-    )
-    with blame_box("prompt"):
-        written = [each for prompt in prompts for each in continue_prompt(run, prompt, question.samples, sampling)]
-    return SampleResult(written, describe_speed(written))

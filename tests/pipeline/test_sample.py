@@ -26,7 +26,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.sharding import shard_source
 from pipeline.training.stages import train
 from pipeline.web.app import _tools_of
-from pipeline.web.questions import SampleQuestion, answer_samples
+from pipeline.web.questions import SampleQuestion
 from tests.conftest import find_neighbours
 
 
@@ -145,6 +145,6 @@ def test_sound_is_written_as_haed_cat_writes_it(
     assert corpus.restore_original(prompt + b"\x80") == values[:4].tobytes()
     continued = open_run(run).continued(prompt, 2, made.sample)
     assert continued.characters_per_second * continued.seconds == pytest.approx(2 * 28)
-    answer = answer_samples(SampleQuestion(prompt="abc", chunks=2), cast(Any, SimpleNamespace(run=open_run(run))))
-    assert [len(bytes.fromhex(each.hex or "")) for each in answer.samples] == [12]
+    answer = SampleQuestion(prompt="abc", chunks=2).answer(cast(Any, SimpleNamespace(run=open_run(run))))
+    assert [len(bytes.fromhex(each.hex or "")) for each in answer["samples"]] == [12]
     assert {"samples", "score"} & set(_tools_of(RunFolder(Path(run)))) == {"samples"}

@@ -113,7 +113,6 @@ def describe_index(index: IndexSummary) -> str:
 
 
 def _index_chunks(run: Run, corpus: Corpus) -> IndexMetadata:
-    """Index the distinct chunks of a split of the run's corpus, the most frequent first."""
     import pyarrow
 
     limits, width = run.options.index, run.options.model.encoder.width
@@ -271,7 +270,6 @@ def _fixed_size_column(values: np.ndarray) -> "pyarrow.Array":
 
 
 def _write_table(run: Run, space: Space, tables: "Iterable[pyarrow.Table]") -> None:
-    """Write the table of a space from parts of one schema."""
     import pyarrow.parquet
 
     rest = iter(tables)

@@ -179,7 +179,6 @@ class ChunkIndex:
         return SearchResults(results, heading, SCORES[metric])
 
     def _score_random_pairs(self, among: int) -> RandomPairScores | None:
-        """Return the scores of random pairs of the chunks that are searched."""
         if among == self.count_known(self.meta.floor):
             return self.meta.chance
         return random_pair_scores(self.vectors, among, self.meta.metric, seed=0)

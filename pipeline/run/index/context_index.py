@@ -52,10 +52,7 @@ class ContextIndex:
         return len(self.search)
 
     def find_neighbours(self, texts: Sequence[bytes], states: np.ndarray, count: int | None) -> SearchResults:
-        """Find the places nearest to the states (q, W) after texts.
-
-        `count` are for each text; None is eight. If there are fewer, all are returned, with a note.
-        """
+        """Find the places nearest to the states (q, W) after texts; see `Probe.contexts`."""
         meta, name = self.meta, SCORES[self.meta.metric]
         wanted = check_count("count", COUNT if count is None else count)
         scores, rows = self.search.find_nearest(prepare_vectors(states, meta.metric), min(wanted, len(self)))

@@ -87,7 +87,6 @@ class Vectors:
     def __init__(
         self, exact: np.ndarray | VectorFile, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
     ) -> None:
-        """Create the search from vectors and FAISS's approximate index of them, if any."""
         self.exact, self.metric, self.kind, self.effort, self._search = exact, metric, kind, effort, search
 
     @classmethod
@@ -122,7 +121,7 @@ class Vectors:
         Args:
             queries: (q, E) float32, as returned by `prepare_vectors`.
             count: maximum number of results for each.
-            among: search only rows before this one; None searches all.
+            among: search only rows before this one.
             effort: effort of this search; None is the index's.
 
         Returns:
@@ -195,10 +194,10 @@ def search_uncentred(
         mean: (E,) mean that was subtracted.
         distances: (n,) norms of the vectors less the mean.
         norms: (n,) norms of the vectors with the mean.
-        count: maximum number of results.
+        count: maximum number m of results.
 
     Returns:
-        Scores and rows (q, m), the best first, with m the smaller of `count` and n.
+        Scores and rows (q, m), the best first.
     """
     scores: np.ndarray = np.zeros((len(queries), 0), np.float32)
     rows: np.ndarray = np.zeros((len(queries), 0), np.int64)

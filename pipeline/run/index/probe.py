@@ -12,13 +12,12 @@ probe.vectors(min_count=10), probe.query_vectors(["def "])
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data.chunkers import Chunker
-from data.corpus import Corpus
 from data.vocabulary import select_telling_chunks
 from pipeline.config import Phase
 from pipeline.console import escape_control_characters, unescape_query
@@ -61,6 +60,7 @@ class Probe:
             open_model: opens the `Run` of a phase. It is called for texts, and for chunks that the index does not have.
         """
         self._folder, self._digest, self._open_model = folder, digest, open_model
+        self._open_corpus = cache(folder.open_corpus)
 
     @cached_property
     def index(self) -> ChunkIndex:
@@ -76,10 +76,6 @@ class Probe:
     @cached_property
     def _chunker(self) -> Chunker:
         return self._folder.load_chunker()
-
-    @cached_property
-    def _corpus(self) -> Corpus:
-        return self._folder.open_corpus()
 
     def vectors(self, min_count: int | None = None, space: Space = "chunks") -> "tuple[np.ndarray, pandas.DataFrame]":
         """Return the vectors that are searched, ready for FAISS, and a data frame whose row i describes vector i.
@@ -188,7 +184,7 @@ class Probe:
         """
         index, example = self.index, 'run.probe.expected("for i in ")'
         queries, split = _flatten_texts(texts, example), index.meta.split
-        prefixes = [parse_text(text, self._chunker, lambda: self._corpus, split) for text in queries]
+        prefixes = [parse_text(text, self._chunker, self._open_corpus, split) for text in queries]
         if not prefixes:
             raise ValueError(f"the query is empty. Use {example}.")
         model = self._open_model(index.meta.stage)
@@ -222,7 +218,7 @@ class Probe:
                 notes.append(f"{shown} is read as {plain!r}: signs for white space are replaced")
             try:
                 meant = plain.encode(errors="surrogateescape") if is_copied else query
-                chunk, note = parse_chunk(meant, self._chunker, lambda: self._corpus, self.index.meta.split)
+                chunk, note = parse_chunk(meant, self._chunker, self._open_corpus, self.index.meta.split)
             except ValueError as error:
                 if not skip_invalid:
                     raise
@@ -256,7 +252,7 @@ class Probe:
     def _compute_states(self, texts: Sequence[bytes]) -> tuple[list[bytes], np.ndarray]:
         """Return the queried passages, and the states (n, W) after them."""
         meta = self.places.meta
-        passages = [parse_text(text, self._chunker, lambda: self._corpus, meta.split) for text in texts]
+        passages = [parse_text(text, self._chunker, self._open_corpus, meta.split) for text in texts]
         if not all(passages):
             raise ValueError("the query is empty. Give the text to search for")
         if not passages:
@@ -275,5 +271,4 @@ def _check_space(space: str) -> None:
 
 
 def _flatten_texts(queries: tuple[Texts, ...], example: str) -> list[bytes]:
-    """Return the texts that were given one by one or in lists, as one list."""
     return [text for each in queries for text in to_texts(each, example)]

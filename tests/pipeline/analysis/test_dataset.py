@@ -25,7 +25,7 @@ def test_a_limit_on_chunks_does_not_lower_the_minimum_count(run: Path, monkeypat
     monkeypatch.setattr(dataset, "ENOUGH", 20)
     corpus = open_run(run).folder.open_corpus()
     found = find_frequent_chunks(corpus, "train", 8, None)
-    assert len(found.chunks) == 8 and found.least == 10 and found.left_out > 12
+    assert len(found.chunks) == 8 and found.least == 10 and found.rows.left_out > 12
     monkeypatch.setattr(dataset, "ENOUGH", 10**6)
     assert find_frequent_chunks(corpus, "train", 8, None).least == 1
 

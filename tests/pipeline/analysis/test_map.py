@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pipeline.analysis import map
-from pipeline.analysis.map import MapPoints, render_map_page
+from pipeline.analysis.map import render_map_page
 from pipeline.analysis.plots import choose_pixel_colours, plot_map
 from pipeline.config import ConfigError
 
@@ -66,16 +66,9 @@ def test_a_point_has_the_colour_of_its_first_pixel(labels: list[str], colours: l
         assert (np.abs(drawn - np.frombuffer(bytes.fromhex(colour[1:]), np.uint8).astype(int)).sum(2) < 30).any()
 
 
-def points(labels: list[str], pixels: bool = False) -> MapPoints:
-    size = len(labels)
-    near = np.array([[(row + 1) % size, (row + 2) % size] for row in range(size)])
-    places = np.random.default_rng(0).normal(size=(size, 2))
-    counts = np.arange(size, 0, -1)
-    return MapPoints(labels, counts, counts, counts % 3, near, 50 * np.ones_like(near), {"PCA": places}, pixels)
-
-
 def test_no_chunk_is_markup_and_nothing_is_fetched() -> None:
-    found = render_map_page("<run>", "about & more", "d1", points(NASTY))
+    points = {"labels": NASTY, "places": {"PCA": np.random.default_rng(0).normal(size=(len(NASTY), 2))}}
+    found = render_map_page("<run>", "about & more", "d1", points)
     (inside,) = re.findall(r'<script type="application/json" id="points">(.*?)</script>', found, re.DOTALL)
     values = json.loads(inside)
     assert values["labels"] == NASTY and "<" not in inside

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.analysis.map import MapPoints, render_map_page
+from pipeline.analysis.map import render_map_page
 from tests.flows.api import PATIENCE, until
 
 
@@ -19,8 +19,8 @@ def test_a_person_searches_points_and_zooms(browser: Any, tmp_path: Path) -> Non
     rows = np.arange(size)
     places = {"UMAP": np.random.default_rng(0).normal(size=(size, 2)), "PCA": np.stack([rows, rows], 1).astype(float)}
     path = tmp_path / "map.html"
-    points = MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
-    path.write_text(render_map_page("run", "about", "d1", points))
+    points = dict(labels=labels, counts=size - rows, lengths=rows % 9 + 1, clusters=rows % 5, near=near, cosines=near)
+    path.write_text(render_map_page("run", "about", "d1", points | {"places": places, "pixels": False}))
     page, wrong, fetched = browser.new_page(), [], []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)

@@ -4,8 +4,6 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -24,6 +22,7 @@ from pipeline.web.model_cache import MOST_WAITING
 from tests.conftest import mostly_nightly
 from tests.flows.api import until
 from tests.pipeline.web.test_app import Site
+from tests.pipeline.web.test_explore import explore
 
 SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
 SECONDS = 240  # of a machine that is busy with others
@@ -162,10 +161,7 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("number", mostly_nightly([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_explore_while_questions_are_answered_and_wait(run: Path, number: int) -> None:
-    command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    address = process.stdout.readline().split()[0]
+    address, process = explore(run)
     port = int(address.rstrip("/").rpartition(":")[2])
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(10)]
     for client in clients:

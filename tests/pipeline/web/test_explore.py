@@ -17,12 +17,18 @@ from pipeline.cli import main
 PATIENCE = 300_000  # milliseconds, which only what hangs takes
 
 
-@pytest.fixture
-def exploring(run: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def explore(run: Path) -> tuple[str, "subprocess.Popen[str]"]:
+    """The address of the pages of a run, and the process that serves them."""
     command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    yield process.stdout.readline().split()[0], process
+    return process.stdout.readline().split()[0], process
+
+
+@pytest.fixture
+def exploring(run: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    address, process = explore(run)
+    yield address, process
     process.kill()
     process.communicate()
 
