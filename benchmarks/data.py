@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,7 @@ from pipeline.console import exit_on_error
 
 SAMPLE, FILE = 1 << 20, 16
 Arrays = dict[str, np.ndarray]
+Figures = dict[str, dict[str, list[float]]]  # by library or setting, and by metric
 
 
 class HaedShards:
@@ -70,11 +72,10 @@ class HaedShards:
 
     def resume(self, folder: Path, position: int) -> Any:
         corpus = Corpus.open(folder)
-        before = 0
         for each in corpus.shards_of("train"):
-            if position < before + each.samples:
-                return corpus.read(each)[position - before]
-            before += each.samples
+            if position < each.samples:
+                return corpus.read(each)[position]
+            position -= each.samples
         raise AssertionError
 
 
@@ -124,7 +125,11 @@ def sync_files(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def print_table(title: str, figures: dict[str, dict[str, list[float]]], first: str) -> None:
+def new_figures() -> Figures:
+    return defaultdict(lambda: defaultdict(list))
+
+
+def print_table(title: str, figures: Figures, first: str) -> None:
     """Print medians and ratios to the first, with a row for each metric and a column for each library or setting."""
     print(f"\n{title}")
     for row in figures[first]:
@@ -134,7 +139,7 @@ def print_table(title: str, figures: dict[str, dict[str, list[float]]], first: s
 
 
 def measure_sharding(texts: Path, place: Path, repeats: int) -> Corpus:
-    figures: dict[str, dict[str, list[float]]] = {}
+    figures = new_figures()
     source = SourceOptions(kind="text", path=str(texts))
     for _ in range(repeats):
         for workers in (1, 2):
@@ -142,8 +147,7 @@ def measure_sharding(texts: Path, place: Path, repeats: int) -> Corpus:
             began = time.perf_counter()
             corpus = shard(source, ChunkerOptions(), ShardOptions(workers=workers), place / "shards")
             size = sum(each.source_bytes for each in corpus.shards) / 1e6
-            mine = figures.setdefault(f"{workers} workers", {})
-            mine.setdefault("MB/s sharded", []).append(size / (time.perf_counter() - began))
+            figures[f"{workers} workers"]["MB/s sharded"].append(size / (time.perf_counter() - began))
     print_table(f"Sharding of {size:.0f} MB in {len(corpus.shards)} shards", figures, "1 workers")
     return corpus
 
@@ -156,7 +160,7 @@ def measure_storage(corpus: Corpus, place: Path, repeats: int) -> None:
     cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]
     samples = [{"tokens": tokens, "lengths": lengths} for tokens, lengths in cut]
     libraries: list[Any] = [HaedShards(corpus.manifest), WebDataset()]
-    figures: dict[str, dict[str, list[float]]] = {each.name: {} for each in libraries}
+    figures = new_figures()
     position = int(0.9 * len(samples))
     for _ in range(repeats):
         for library in libraries:
@@ -164,24 +168,24 @@ def measure_storage(corpus: Corpus, place: Path, repeats: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             took = time_call(lambda library=library, folder=folder: library.write(samples, folder))
-            mine.setdefault("MB/s written", []).append(len(text) / 1e6 / took)
+            mine["MB/s written"].append(len(text) / 1e6 / took)
             took += 0 if library.name == "haed" else time_call(lambda folder=folder: sync_files(folder))
-            mine.setdefault("MB/s, summed and synced", []).append(len(text) / 1e6 / took)
+            mine["MB/s, summed and synced"].append(len(text) / 1e6 / took)
         for library in libraries:
             folder, mine = place / library.name, figures[library.name]
             reopened = {"corpus": Corpus.open(folder)} if library.name == "haed" else {}
             for row in ("samples/s read", "samples/s read again"):
                 began = time.perf_counter()
                 assert drain_stream(library.read(folder, **reopened)) == len(text)
-                mine.setdefault(row, []).append(len(samples) / (time.perf_counter() - began))
+                mine[row].append(len(samples) / (time.perf_counter() - began))
         for library in libraries:
             took = time_call(lambda library=library: library.resume(place / library.name, position))
-            figures[library.name].setdefault("ms to resume at 90 %", []).append(1e3 * took)
+            figures[library.name]["ms to resume at 90 %"].append(1e3 * took)
     print_table(f"Storage of {len(samples)} samples", figures, "haed")
 
 
 def measure_loader(corpus: Corpus, repeats: int) -> None:
-    figures: dict[str, dict[str, list[float]]] = {}
+    figures = new_figures()
     for _ in range(repeats):
         for share in (0.1, 0.5, 0.999):
 
@@ -191,11 +195,11 @@ def measure_loader(corpus: Corpus, repeats: int) -> None:
                 next(iter(batches))
                 return batches
 
-            mine = figures.setdefault(f"at {100 * share:g} %", {})
-            mine.setdefault("ms to the first batch", []).append(1e3 * time_call(first))
+            mine = figures[f"at {100 * share:g} %"]
+            mine["ms to the first batch"].append(1e3 * time_call(first))
             batches = first()
             took = time_call(lambda batches=batches: [None for _ in islice(batches, 2000)])
-            mine.setdefault("windows/s", []).append(8000 / took)
+            mine["windows/s"].append(8000 / took)
     print_table("Loader, 4 windows of 128 chunks a batch", figures, "at 10 %")
 
 

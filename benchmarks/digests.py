@@ -49,23 +49,12 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     text = ["source.kind=text", f"source.path={arguments.text.resolve()}"] if arguments.text else ["source.kind=stdlib"]
-    drawn = [
-        f"source.path={draw_pictures(out / 'pictures')}",
-        "source.pattern=*.npz",
-        "batch.context=256",
-        "batch.sequences=2",
-    ]
-    sources = {"quickstart": text, "wikitext2": text, "paper-imagenet32": ["source.kind=images", *drawn]}
+    drawn = ["source.kind=images", f"source.path={draw_pictures(out / 'pictures')}", "source.pattern=*.npz"]
+    drawn += ["batch.context=256", "batch.sequences=2"]
+    sources = {"quickstart": text, "wikitext2": text, "paper-imagenet32": drawn}
+    places = [f"runs_dir={out}/runs", f"shards_dir={out}/shards", f"threads={arguments.threads}"]
     for preset, source in sources.items():
-        common = [
-            *SMALL,
-            f"threads={arguments.threads}",
-            *LIMITS,
-            *source,
-            "optimizer.warmup_steps=5",
-            f"runs_dir={out}/runs",
-            f"shards_dir={out}/shards",
-        ]
+        common = [*SMALL, *LIMITS, *source, "optimizer.warmup_steps=5", *places]
         for stage in ("shard", "pretrain", "finetune", "train"):
             name = f"name={preset}-{stage}" if stage == "train" else f"name={preset}"
             command = [sys.executable, "-m", "pipeline", stage, "--config", preset, *common, name]

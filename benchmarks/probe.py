@@ -19,9 +19,10 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -106,19 +107,19 @@ def read_anonymous_memory() -> float:
     return 1024 * float(lines["RssAnon"].split()[0])
 
 
-def open_searches(place: Path, vectors: np.ndarray, builds: dict[str, dict[str, Any]]) -> dict[str, dict[int, Search]]:
+def open_searches(place: Path, vectors: np.ndarray, builds: dict[str, dict[str, Any]]) -> dict[tuple[str, int], Search]:
     """Return a search for each name and effort, which maps a query (1, E) to rows (10,)."""
     import faiss
 
     from pipeline.run.index.faiss_search import Vectors, open_candidate
 
     exact = Vectors(vectors, "cosine")
-    searches_by_effort: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.find_nearest(q, n)[1][0]}}
+    searches: dict[tuple[str, int], Search] = {("exact", 0): lambda q, n: exact.find_nearest(q, n)[1][0]}
     faiss.omp_set_num_threads(1)
     ours = builds["haed auto"]
     index = open_candidate(place / "search.faiss", vectors, "cosine", ours["kind"])
-    efforts = [point["effort"] for point in ours["curve"]]
-    searches_by_effort["haed auto"] = {e: lambda q, n, e=e: index.find_nearest(q, n, effort=e)[1][0] for e in efforts}
+    for effort in (point["effort"] for point in ours["curve"]):
+        searches["haed auto", effort] = lambda q, n, e=effort: index.find_nearest(q, n, effort=e)[1][0]
     if "hnswlib" in builds:
         import hnswlib
 
@@ -126,51 +127,42 @@ def open_searches(place: Path, vectors: np.ndarray, builds: dict[str, dict[str, 
         theirs.load_index(str(place / "hnswlib"))
         theirs.set_num_threads(1)
 
-        def ask(query: np.ndarray, count: int, effort: int) -> np.ndarray:
+        def ask(effort: int, query: np.ndarray, count: int) -> np.ndarray:
             theirs.set_ef(effort)
             return theirs.knn_query(query, count)[0][0]
 
-        searches_by_effort["hnswlib"] = {e: lambda q, n, e=e: ask(q, n, e) for e in (16, 32, 48, 64, 96, 128, 256)}
+        searches |= {("hnswlib", effort): partial(ask, effort) for effort in (16, 32, 48, 64, 96, 128, 256)}
     if "usearch i8" in builds:
         from usearch.index import Index
 
         other = Index.restore(str(place / "usearch"))
         assert other is not None
 
-        def ask_usearch(query: np.ndarray, count: int, effort: int) -> np.ndarray:
+        def ask_usearch(effort: int, query: np.ndarray, count: int) -> np.ndarray:
             other.expansion_search = effort
             return other.search(query[0], count, threads=1).keys
 
-        searches_by_effort["usearch i8"] = {
-            e: lambda q, n, e=e: ask_usearch(q, n, e) for e in (16, 32, 64, 128, 256, 512)
-        }
-    return searches_by_effort
+        searches |= {("usearch i8", effort): partial(ask_usearch, effort) for effort in (16, 32, 64, 128, 256, 512)}
+    return searches
 
 
 def measure_searches(
-    searches_by_effort: dict[str, dict[int, Search]], vectors: np.ndarray, queries: np.ndarray
-) -> list[dict[str, Any]]:
-    """Return recall@10 by exact scores and milliseconds of each search; they take turns, query by query."""
-    every = [
-        (name, effort, search) for name, efforts in searches_by_effort.items() for effort, search in efforts.items()
-    ]
-    times, recalls = ({each[:2]: list[float]() for each in every} for _ in range(2))
+    searches: dict[tuple[str, int], Search], vectors: np.ndarray, queries: np.ndarray
+) -> Iterator[str]:
+    """Yield a table row of each search: recall@10 by exact scores, and milliseconds. They take turns, query by query."""
+    times, recalls = ({each: list[float]() for each in searches} for _ in range(2))
     for query in queries:
         truth = None
-        for name, effort, search in every:
+        for each, search in searches.items():
             began = time.perf_counter()
             nearest = search(query[None], NEAREST)
-            times[name, effort].append(1000 * (time.perf_counter() - began))
+            times[each].append(1000 * (time.perf_counter() - began))
             scores = np.sort(vectors[nearest.astype(int)] @ query)[::-1]
             truth = scores if truth is None else truth
-            recalls[name, effort].append((scores >= truth[-1] - 1e-6).mean())
-    rows = []
-    for name, effort, _ in every:
+            recalls[each].append((scores >= truth[-1] - 1e-6).mean())
+    for name, effort in searches:
         p50, p99 = np.percentile(times[name, effort], [50, 99])
-        rows.append(
-            {"name": name, "effort": effort, "recall": float(np.mean(recalls[name, effort])), "p50": p50, "p99": p99}
-        )
-    return rows
+        yield f"| {name} | {effort} | {np.mean(recalls[name, effort]):.4f} | {p50:.3f} | {p99:.3f} |"
 
 
 def main() -> None:
@@ -207,9 +199,7 @@ def main() -> None:
         )
     vectors = np.memmap(place / "vectors", np.float32, "r", shape=shape).view(np.ndarray)
     rows = measure_searches(open_searches(place, vectors, builds), vectors, queries)
-    print("| search | effort | recall@10 | p50, ms | p99, ms |\n|---|---|---|---|---|")
-    for row in rows:
-        print(f"| {row['name']} | {row['effort']} | {row['recall']:.4f} | {row['p50']:.3f} | {row['p99']:.3f} |")
+    print("| search | effort | recall@10 | p50, ms | p99, ms |\n|---|---|---|---|---|", *rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -62,9 +62,8 @@ def main() -> None:
                     tokens = sum(int(sampler.draw_chunk(draw).lengths.sum()) for _ in range(arguments.chunks))
                 seconds = time.process_time() - began
                 drawn = arguments.chunks * arguments.samples
-                best[name, remembers] = min(
-                    best.get((name, remembers), (float("inf"), 0.0)), (1e3 * seconds / drawn, tokens / seconds)
-                )
+                measured = 1e3 * seconds / drawn, tokens / seconds
+                best[name, remembers] = min(best.get((name, remembers), measured), measured)
     cells = [[*key, *(f"{x:.1f}" for x in value)] for key, value in best.items()]
     print(Table(["", "", "ms a chunk", "bytes/s"], cells, [False, False, True, True]).to_text())
 

@@ -62,12 +62,6 @@ def list_phases(system: str) -> tuple[Phase, ...]:
     return training_phases(load_options(SYSTEMS[system]).model.kind)
 
 
-def count_flops(options: Options, phases: tuple[Phase, ...]) -> list[float]:
-    """Return the model FLOPs that each phase of a run has taken."""
-    folder = RunFolder.from_options(options)
-    return [read_metrics(folder.path / phase / "metrics.jsonl")[-1]["flops"] for phase in phases]
-
-
 def train_run(system: str, width: int, budget: float, args: argparse.Namespace) -> None:
     """Train a system of some width for a budget of TFLOPs, and evaluate it."""
     phases = list_phases(system)
@@ -76,11 +70,10 @@ def train_run(system: str, width: int, budget: float, args: argparse.Namespace) 
     shard_source(probe)
     for phase in phases:
         stages.run_phase(phase, probe)
-    steps = {
-        phase: max(1, round(SHARES[phase] * budget * 1e12 / (flops / 8)))
-        for phase, flops in zip(phases, count_flops(probe, phases), strict=True)
-    }
-    limits = [f"{phase}.steps={count}" for phase, count in steps.items()]
+    limits = []
+    for phase in phases:
+        flops = read_metrics(RunFolder.from_options(probe).path / phase / "metrics.jsonl")[-1]["flops"] / 8  # of a step
+        limits.append(f"{phase}.steps={max(1, round(SHARES[phase] * budget * 1e12 / flops))}")
     options = load_system(system, width, name_run(system, width, f"{budget:g}", args), args, *limits)
     if not (RunFolder.from_options(options).path / "evaluation.json").exists():
         for phase in phases:

@@ -69,10 +69,7 @@ _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.
 class DistinctGrowth:
     """Number of distinct chunks or rows in a number of batches: counted, then extrapolated by a power law (Heaps' law).
 
-    Attributes:
-        counted: distinct ones of 1, 2, 4, … batches.
-        exponent: exponent of the power law, from the last counted doublings.
-        most: all that there are; None if unknown.
+    `counted` are those of 1, 2, 4, … batches. The exponent is from the last doublings. `most` are all, None if unknown.
     """
 
     counted: list[int]
@@ -103,13 +100,9 @@ class DistinctGrowth:
 
 @dataclass
 class TableUse:
-    """How a step uses a table.
+    """Distinct rows of a table that are looked up, by batches, its width W, and the number of its rows.
 
-    Attributes:
-        growth: distinct rows that are looked up, by batches.
-        width: W.
-        rows: number of rows of the table.
-        is_encoder: it is the encoder's, of which a device looks up the rows of its share of the chunks.
+    If it is the encoder's, a device looks up the rows of its share of the chunks.
     """
 
     growth: DistinctGrowth
@@ -229,12 +222,8 @@ class MeasuredStep:
 def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> MeasuredStep:
     """Measure some steps of a run on this machine; nothing is written.
 
-    Args:
-        options: options of the run.
-        phase: phase that is trained.
-        steps: number of measured steps.
-        rate: FLOP/s of matrix products on the planned accelerator, which is assumed to reach the same utilisation as
-            this device; None if the planned device is like this one.
+    `rate` is the FLOP/s of matrix products on the planned accelerator, which is assumed to reach the same utilisation
+    as this device. None: the planned device is like this one.
 
     Raises:
         ConfigError: this kind of model has no such phase.
@@ -250,7 +239,8 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
     growth, width, further = None, 0, 0.0
     if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
         summary = corpus.statistics.get("train")
-        keys = (_chunk_keys(as_windows(batch)) for batch in itertools.islice(trainer.training_state.loader, _BATCHES))
+        read = (as_windows(batch) for batch in itertools.islice(trainer.training_state.loader, _BATCHES))
+        keys = (chunk_keys(each.tokens[each.chunk_mask], each.lengths[each.chunk_mask]) for each in read)
         growth = DistinctGrowth.from_batches(keys, summary.distinct_chunks if summary is not None else None)
         width, further = options.model.encoder.width, _further_device_time(trainer, 1 + options.iem.extra_batches)
     speed = measured.device_flops / rate if rate else 1.0
@@ -269,10 +259,6 @@ def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | 
         iem=options.iem,
         average=bool(options.optimizer.ema),
     )
-
-
-def _chunk_keys(windows: TokenBatch) -> Tensor:
-    return chunk_keys(windows.tokens[windows.chunk_mask], windows.lengths[windows.chunk_mask])
 
 
 def _count_rows(trainer: Trainer) -> tuple[int, list[TableUse]]:

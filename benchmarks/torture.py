@@ -36,13 +36,10 @@ SMALL = """
     batch.context=16 batch.sequences=2 optimizer.warmup_steps=20 optimizer.ema=0.9 iem.extra_batches=2
     validation.windows=16 validation.times=8 checkpoint.every_steps=5
 """.split()
-MIXTURE = [
-    "model.mixture.known=500",
-    "model.encoder.rows=64",
-    "model.decoder.grams.rows=64",
-    "iem.correction=inclusion",
-    "finetune.iem_weight=1",
-]
+MIXTURE = """
+    model.mixture.known=500 model.encoder.rows=64 model.decoder.grams.rows=64
+    iem.correction=inclusion finetune.iem_weight=1
+""".split()
 CASES: dict[str, list[str]] = {
     "lstm": [],
     "transformer": ["model.decoder.kind=transformer"],

@@ -8,7 +8,6 @@ Legend: J positions of a scale, W width, H·D heads and their width, F hidden un
 """
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -140,7 +139,7 @@ class SavedByKind(SavedActivations):
 
     def __enter__(self) -> None:
         for name, module in self._system.named_modules():
-            self._hooks.append(module.register_forward_pre_hook(self._enter(name)))
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
             self._hooks.append(module.register_forward_hook(lambda *_: self._leave()))
         self._functions.__enter__()
         super().__enter__()
@@ -157,9 +156,6 @@ class SavedByKind(SavedActivations):
             self.table[part, kind] += size
         self._kinds.clear()
         super().end_part(part)
-
-    def _enter(self, name: str) -> Callable[..., None]:
-        return lambda *_: self._modules.append(name)
 
     def _leave(self) -> None:
         self._modules.pop()

@@ -426,7 +426,7 @@ def plan_experiment(
         raise ConfigError(
             f"--seconds {seconds:g}: models of the paper's sizes keep the paper's limits. Leave --seconds out"
         )
-    bounds, number = [], seeds or limits.seeds
+    bound, number = None, seeds or limits.seeds
     if limits.seconds is not None:
         beside = limits.seconds_beside(experiment, number)
         if (left := limits.whole - beside) < _LEAST and seconds is None:
@@ -435,8 +435,7 @@ def plan_experiment(
                 f"seeds take about {beside / 60:.0f}, so nothing is left to train. Add --seconds N for the training, "
                 f"such as --seconds {limits.seconds * number:g}"
             )
-        enough = None if experiment.enough is None else experiment.enough * number
-        bounds = [each for each in (limits.seconds, left, enough) if each is not None]
+        bound = min(limits.seconds, left, (experiment.enough or math.inf) * number)
     elsewhere = [] if data == DATA else [str(data)]
     custom = (seconds, seeds, overrides, *([clock] if clock != "wall" else []), *elsewhere)
     words = ["haed", "experiment", name, "--budget", budget]
@@ -449,7 +448,7 @@ def plan_experiment(
     return experiment, Plan(
         folder=output / name / f"{budget}{suffix}",
         runs_dir=output / "runs",
-        seconds=seconds or min(bounds, default=None),
+        seconds=seconds or bound,
         seeds=number,
         parallel=parallel,
         data=data,

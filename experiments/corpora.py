@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from data.options import SourceOptions
-from data.sources.files import File
 from data.sources.source import make_source
 from experiments.catalogue import Data, Variant
 
@@ -26,7 +25,6 @@ CORPORA: dict[Data, tuple[str, str, tuple[str, ...]]] = {  # folder below --data
         ("source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels"),
     ),
 }
-EMBEDDED = ("source.kind=stdlib",)
 COPIES = ("source.kind=text", "source.pattern=*.txt", "chunker.kind=fixed", "chunker.k=3")
 _COPIES = {"train": 20_000, "valid": 200, "test": 200}  # sequences
 _LETTERS, _CHUNKS = 26, 16
@@ -72,7 +70,7 @@ def prepare_source(kind: Data, data: Path, scored: int | None, place: Path) -> t
         return (f"source.path={_fill_once(place / 'copies', _write_copies)}", *COPIES)
     name, pattern, options = CORPORA[kind]
     if not (data / name).is_dir():
-        return EMBEDDED if scored is None else _prepare_library(scored, place)
+        return ("source.kind=stdlib",) if scored is None else _prepare_library(scored, place)
     paths = sorted((data / name).resolve().glob(pattern))
     known = [(path.name, _digest_file(path)) for path in paths]
     folder = place / _name_with_digest(name, [*known, scored])
@@ -114,9 +112,11 @@ def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None
             target.write_bytes(text[: text.rindex(b"\n") + 1])
 
 
+@cache
 def _prepare_library(scored: int, place: Path) -> tuple[str, ...]:
     """Prepare the standard library's sources in their usual splits, with about `scored` bytes in valid and in test."""
-    files = _list_library()
+    source = make_source(SourceOptions(kind="stdlib"))
+    files = [(file, splits[0]) for file, splits in source.places(source.files).items()]
     known = [(file.name, file.size, split) for file, split in files]
 
     def copy(folder: Path) -> None:
@@ -130,15 +130,7 @@ def _prepare_library(scored: int, place: Path) -> tuple[str, ...]:
     return ("source.kind=text", f"source.path={_fill_once(folder, copy)}", "source.pattern=*.py")
 
 
-@cache
-def _list_library() -> list[tuple[File, str]]:
-    """Return the files of the standard library and their splits, cached for all variants."""
-    source = make_source(SourceOptions(kind="stdlib"))
-    return [(file, splits[0]) for file, splits in source.places(source.files).items()]
-
-
 def _name_with_digest(name: str, parts: list[object]) -> str:
-    """Return a folder name with a digest of its contents."""
     return f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 

@@ -93,7 +93,6 @@ class Annotated(nn.Module):
         self.register_buffer("positions", get_positional_encoding(256, CONTEXT), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.embedding(x).transpose(0, 1) * 256**0.5 + self.get_buffer("positions")[: x.shape[1]]
         return self.output(self.norm(self.hourglass(x))).transpose(0, 1)
 
@@ -116,7 +115,6 @@ class DynamicChunking(nn.Module):
         self.auxiliary = torch.zeros(())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
         output = self.net(self.embedding(x))
         self.auxiliary = output.loss
         return self.output(self.norm(output.output))
@@ -136,19 +134,14 @@ class ByteLatent(nn.Module):
         super().__init__()
         local = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384, "hidden_size_global": 256}
         main = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 704}
-        encoder, decoder = local | {"num_hidden_layers": 1}, local | {"num_hidden_layers": 2}
-        self.model = BltForCausalLM(
-            BltConfig(
-                patch_in_forward=False,
-                encoder_hash_byte_group_vocab=500,
-                encoder_config=encoder,
-                decoder_config=decoder,
-                global_config=main,
-            )
-        )
+        parts: dict[str, Any] = {
+            "encoder_config": local | {"num_hidden_layers": 1},
+            "decoder_config": local | {"num_hidden_layers": 2},
+        }
+        config = BltConfig(encoder_hash_byte_group_vocab=500, patch_in_forward=False, global_config=main, **parts)
+        self.model = BltForCausalLM(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
         letters = [range(48, 58), range(65, 91), range(97, 123), range(128, 256)]
         ends = torch.ones(256, dtype=torch.bool, device=x.device)
         ends[[byte for each in letters for byte in each]] = False
@@ -356,33 +349,30 @@ def train_and_score(
         "seconds": ended - began,
         "flops": count_flops_per_byte(package) * windows_per_step(package.context) * package.context * steps,
     }
-    return (
-        model,
-        totals,
-        Evaluation(
-            split="valid",
-            stage="train",
-            step=steps,
-            checkpoint="",
-            text=None,
-            stride=0,
-            bits=bits * size,
-            tokens=size,
-            characters=characters,
-            bytes=size,
-            bits_per_token=bits,
-            bits_per_char=bits * size / characters,
-            bits_per_byte=bits,
-            word_perplexity=compute_word_perplexity(bits * size, count_words(valid.numpy().tobytes())),
-            bits_per_dim=None,
-            context=package.context,
-            seconds=time.perf_counter() - ended,
-            precision="fp32",
-            processor=machine.processor_name,
-            baselines=[],
-            not_beaten=[],
-        ),
+    evaluation = Evaluation(
+        split="valid",
+        stage="train",
+        step=steps,
+        checkpoint="",
+        text=None,
+        stride=0,
+        bits=bits * size,
+        tokens=size,
+        characters=characters,
+        bytes=size,
+        bits_per_token=bits,
+        bits_per_char=bits * size / characters,
+        bits_per_byte=bits,
+        word_perplexity=compute_word_perplexity(bits * size, count_words(valid.numpy().tobytes())),
+        bits_per_dim=None,
+        context=package.context,
+        seconds=time.perf_counter() - ended,
+        precision="fp32",
+        processor=machine.processor_name,
+        baselines=[],
+        not_beaten=[],
     )
+    return model, totals, evaluation
 
 
 def main() -> None:
@@ -397,9 +387,8 @@ def main() -> None:
     parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
     parser.add_argument("--memory", action="store_true", help="also score the test split with memory")
     arguments = parser.parse_intermixed_args()
-    corpus, rates = open_shards(load_options(None, arguments.words)), list(arguments.rates)
     options = load_options(None, [*arguments.words, f"threads={arguments.threads}", f"seed={arguments.seed}"])
-    machine = setup_compute(options)
+    corpus, machine, rates = open_shards(options), setup_compute(options), list(arguments.rates)
     model, totals, evaluation = train_and_score(corpus, arguments.name, arguments.steps, arguments.seed, rates, machine)
     path = measurement_path(arguments.run, "remembered")
     path.parent.mkdir(parents=True, exist_ok=True)

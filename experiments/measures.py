@@ -2,6 +2,8 @@
 
     python -m experiments.measures NAME RUN [key=value …]
 
+A measure raises ValueError if its split has too few words or no window, or if the model has no scales to compare.
+
 Legend: B windows, T chunks of a window, N scored chunks or candidates, Q queries, W width.
 """
 
@@ -13,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -160,14 +163,9 @@ def measure_bags(run: Run) -> Measurement:
     return Measurement({"share of a unigram model's bits": nats / unigram_nats}, examples=rows)
 
 
-def finest_scale(run: Run) -> int:
-    """Return k, the finest scale of a multi-scale model."""
-    return min(int(each.split("@")[1]) for each in run.options.model.multiscale.layers.split())
-
-
 def _bag_example(run: Run, symbols: Tensor) -> list[str]:
     """Return a row with the group in the middle of a window: its context, its tokens, and the likeliest ones."""
-    k = finest_scale(run)
+    k = min(int(each.split("@")[1]) for each in run.options.model.multiscale.layers.split())  # the finest scale
     at = len(symbols) // 2 // k * k
     shares, tokens = run.system(symbols[None])[0, at].float().softmax(-1).cpu().topk(LIKELIEST)
     context, following = symbols[max(1, at + 1 - SHOWN_CONTEXT) : at + 1], symbols[at + 1 : at + 1 + k]
@@ -246,11 +244,14 @@ def score_places(run: Run, windows: TokenBatch, first: int) -> Tensor:
         for part in split_windows(windows):
             mask = part.chunk_mask.clone()
             mask[:, :first] = False
-            scored = WindowScorer(run.likelihood, remembers=False).score_windows(
-                DocumentWindows(part, mask, torch.arange(len(part)))
-            )
-            bits.append(scored.bits.view(len(part), -1))
+            bits.append(_score_chunks(run, part, mask).view(len(part), -1))
     return torch.cat(bits)
+
+
+def _score_chunks(run: Run, windows: TokenBatch, mask: Tensor) -> Tensor:
+    """Return the bits (N,) of the chunks of windows where the mask (B, T) is set."""
+    each = DocumentWindows(windows, mask, torch.arange(len(windows)))
+    return WindowScorer(run.likelihood, remembers=False).score_windows(each).bits
 
 
 def average_doubling(values: Tensor) -> list[tuple[float, float]]:
@@ -310,8 +311,7 @@ def count_chunks(run: Run) -> CountedChunks:
     with run.compute.use_precision():
         for part in split_windows(windows):
             mask = part.chunk_mask
-            each = DocumentWindows(part, mask, torch.arange(len(part)))
-            bits.append(WindowScorer(run.likelihood, remembers=False).score_windows(each).bits.numpy())
+            bits.append(_score_chunks(run, part, mask).numpy())
             tokens, lengths = part.tokens[mask].numpy().astype(np.uint8), part.lengths[mask].numpy()
             joined = tokens[np.arange(tokens.shape[1]) < lengths[:, None]]
             counts.append(train.count_occurrences(joined, lengths.astype(np.uint8)))
@@ -385,8 +385,7 @@ def measure_layer(run: Run) -> Measurement:
         milliseconds = 1000 * min(seconds[1:])
         line.append((float(length), saved.total_bytes / 1e6))
         rows.append([f"{length:,}", f"{line[-1][1]:.3f}", f"{milliseconds:.3f}"])
-    at = f"at {length:,} tokens"
-    metrics = {f"MB {at}": line[-1][1], f"milliseconds {at}": milliseconds}
+    metrics = {f"MB at {length:,} tokens": line[-1][1], f"milliseconds at {length:,} tokens": milliseconds}
     return Measurement(metrics, ("tokens", "MB that a layer saves"), line, rows)
 
 
@@ -592,19 +591,9 @@ def measure_phase_one(run: Run) -> Measurement:
     return Measurement({"IEM loss, nats": loss, "IEM loss by chance": math.log(candidates)})
 
 
+# `measure_phase_one` is "phase one".
 MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
-    "bags": measure_bags,
-    "copies": measure_copies,
-    "distance": measure_distance,
-    "frequency": measure_frequency,
-    "layer": measure_layer,
-    "memory": measure_memory,
-    "passages": measure_passages,
-    "phase one": measure_phase_one,
-    "profile": measure_profile,
-    "remembered": measure_remembered,
-    "samples": measure_samples,
-    "speed": measure_speed,
+    name: globals()[f"measure_{name.replace(' ', '_')}"] for name in get_args(Measure)
 }
 
 

@@ -91,9 +91,7 @@ def recall_tokens(documents: Iterable[np.ndarray]) -> ChunkRecall:
         ValueError: there is no token.
     """
     border = torch.full((1,), -1)
-    text = torch.cat(
-        [x for tokens in documents for x in (torch.from_numpy(tokens.astype(np.int64)), border)] or [border]
-    )
+    text = torch.cat([torch.cat([torch.from_numpy(each.astype(np.int64)), border]) for each in documents] or [border])
     kinds = text[text >= 0].unique()
     if not len(kinds):
         raise ValueError("the train split is empty, so nothing can be recalled")

@@ -18,23 +18,11 @@ from pathlib import Path
 
 from data.filesystem import write_json
 from experiments.catalogue import OURS, Experiment, list_experiments, list_outdated, load_experiment
-from experiments.results import (
-    Result,
-    Verdict,
-    judge_claims,
-    list_notes,
-    plot_rows,
-    tabulate_rows,
-)
+from experiments.results import Result, Verdict, judge_claims, list_notes, plot_rows, tabulate_rows
 from pipeline.console import markdown_code, markdown_text
 from pipeline.run.files import read_as
 
 PLACE = Path(__file__).resolve().parents[1] / "docs" / "results"
-_VERDICTS = {
-    "agrees": "The result agrees with this claim.",
-    "disagrees": "The result disagrees with this claim.",
-    "cannot tell at this size": "The result cannot tell at this size.",
-}
 BEGIN, END = "<!-- begin of the generated table -->", "<!-- end of the generated table -->"
 
 
@@ -60,7 +48,7 @@ def format_page(experiment: Experiment, result: Result) -> str:
             f"# {name}",
             f"<!-- Generated from {name}.json by `python -m experiments.pages`. Do not edit. -->",
             f"{_capitalize(markdown_text(experiment.source))}. It compares {question}.",
-            *(part for verdict in result.verdicts for part in _format_verdict(verdict)),
+            *(_format_verdict(verdict) for verdict in result.verdicts),
             tabulate_rows(result.rows).to_markdown(),
             f"![{question}]({name}.png)",
             "## How it was made",
@@ -71,10 +59,10 @@ def format_page(experiment: Experiment, result: Result) -> str:
     return _remove_escapes(page)
 
 
-def _format_verdict(verdict: Verdict) -> list[str]:
-    """Return the paragraphs of a claim: itself, its verdict, and what was found."""
+def _format_verdict(verdict: Verdict) -> str:
     findings = "\n".join(f"- {markdown_text(each)}" for each in verdict.findings)
-    return [f"{_capitalize(markdown_text(verdict.claim))}.", f"**{_VERDICTS[verdict.word]}**", findings]
+    ends = verdict.word if verdict.word.startswith("cannot") else f"{verdict.word} with this claim"
+    return f"{_capitalize(markdown_text(verdict.claim))}.\n\n**The result {ends}.**\n\n{findings}"
 
 
 def _remove_escapes(markdown: str) -> str:

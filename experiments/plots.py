@@ -64,15 +64,8 @@ def plot_experiment(models: Sequence[PlottedModel], paper: Sequence[str], axes: 
     clouds = [(last, [model.place for model in models])]
     for number, model in enumerate(models):
         if model.line:
-            colour = _model_colour(number)
-            last.plot(
-                *zip(*model.line, strict=True),
-                "o-",
-                color=colour,
-                markersize=3,
-                linewidth=1.1,
-                label=drawable_label(model.name),
-            )
+            style = {"color": _model_colour(number), "label": drawable_label(model.name)}
+            last.plot(*zip(*model.line, strict=True), "o-", markersize=3, linewidth=1.1, **style)
     if scattered and len(paper) > 1:
         paper_panel = add_panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
         clouds.append((paper_panel, [_paper_position(model.paper) for model in models]))
@@ -80,9 +73,8 @@ def plot_experiment(models: Sequence[PlottedModel], paper: Sequence[str], axes: 
         distances = axes[0] != "seconds of training"
         if distances and 0 < 50 * min(across) < max(across):  # otherwise most points lie at the left
             last.set_xscale("log")
-        last.legend(
-            fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
-        )  # beside the lines, not over them
+        # Beside the lines, not over them.
+        last.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     for drawn, points in clouds:
         _plot_named_points(drawn, points, spots)

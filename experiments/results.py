@@ -174,17 +174,8 @@ def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: lis
     remarks = dict.fromkeys(note for run in runs for measured in run.measured.values() for note in measured.notes)
     machine, commit, versions = _describe_origin(runs)
     notes = [*notes, *describe_plan(experiment, plan), *versions, *remarks]
-    result = Result(
-        name=experiment.name,
-        folder=str(plan.folder),
-        verdicts=judge_claims(experiment, rows),
-        notes=notes,
-        rows=rows,
-        command=plan.command,
-        date=date.today().isoformat(),
-        machine=machine,
-        commit=commit,
-    )
+    verdicts, today = judge_claims(experiment, rows), date.today().isoformat()
+    result = Result(experiment.name, str(plan.folder), verdicts, notes, rows, plan.command, today, machine, commit)
     finished = {run.variant.name: run for run in reversed(runs) if run.failure is None}
     plot = plot_rows(experiment, rows, finished)
     examples = {name: x.examples for name, run in finished.items() for x in run.measured.values() if x.examples}
@@ -349,15 +340,10 @@ def _sign(lead: float, metrics: Sequence[Metric], name: str, unit: float, number
     """
     noise = sum(each.spread for each in metrics)
     if min(each.runs for each in metrics) < 3:
-        noise = max(noise, SEED_NOISE if name == "bits" else _noise_share(name) * unit)
+        is_time, is_count = name.startswith(("seconds", "milliseconds")), name.startswith(("MB", "TFLOP"))
+        share = TIME_NOISE if is_time else COUNT_NOISE if is_count else NOISE
+        noise = max(noise, SEED_NOISE if name == "bits" else share * unit)
     return 1 if lead > noise else -1 if lead < -(number ** (1 / 3)) * noise else 0
-
-
-def _noise_share(name: str) -> float:
-    """Return the noise of a metric with fewer than three seeds, as a share of it."""
-    if name.startswith(("seconds", "milliseconds")):
-        return TIME_NOISE
-    return COUNT_NOISE if name.startswith(("MB", "TFLOP")) else NOISE
 
 
 def list_columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
@@ -441,12 +427,8 @@ def format_page(experiment: Experiment, result: Result, plot: bytes, examples: d
 
 def _tabulate_examples(rows: list[list[str]]) -> Table:
     head, *lines = rows
-    numbers = all(_is_number(cell) for line in lines for cell in line[1:])
+    numbers = all(re.fullmatch(r"–|-?[0-9,]+(\.[0-9]+)?", cell) for line in lines for cell in line[1:])
     return Table(head, lines, [False, *(numbers for _ in head[1:])])
-
-
-def _is_number(cell: str) -> bool:
-    return re.fullmatch(r"–|-?[0-9,]+(\.[0-9]+)?", cell) is not None
 
 
 def plot_rows(experiment: Experiment, rows: Sequence[Row], finished: dict[str, VariantRun]) -> bytes:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -57,6 +57,7 @@ Command = tuple[str, ...]  # its name for messages, and the arguments of Python
 # One process for all stages of a run: to import torch takes seconds.
 _RUN_STAGES = "import json, sys; from pipeline.cli import main; sys.exit(next(filter(None, map(main, json.loads(sys.argv[1]))), 0))"
 _POLL = 0.2  # seconds
+_NOWHERE: dict[str, Any] = {"name": "", "runs_dir": "", "shards_dir": ""}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class RunnableVariant:
     @property
     def identity(self) -> str:
         """Return a text of all that determines its results, except seed and steps: settings, and contents of the corpus."""
-        same = replace(self.options, name="", runs_dir="", shards_dir="", threads=None, source=SourceOptions())
+        same = replace(self.options, **_NOWHERE, threads=None, source=SourceOptions())
         return self.corpus + dump_options(same)
 
     def step_identity(self, phase: Phase) -> str:
@@ -100,9 +101,7 @@ class RunnableVariant:
         limits = replace(getattr(options, phase), steps=None, seconds=None, epochs=None, rate_from=1.0, rate_to=0.0)
         phases = {each: type(getattr(options, each))() for each in LATEST_FIRST} | {phase: limits}
         optimizer = OptimizerOptions(ema=options.optimizer.ema)
-        return phase + dump_options(
-            replace(options, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases)
-        )
+        return phase + dump_options(replace(options, **_NOWHERE, seed=0, optimizer=optimizer, **phases))
 
     def phase_shares(self) -> dict[Phase, float]:
         """Return each phase's share of the budget: that of the preset's seconds, or the same with `equal_data`."""
@@ -219,10 +218,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
             else:
                 missing.append(variant.package)
             continue
-        limits = (
-            *("validation.times=8", "evaluate.split=valid", "checkpoint.keep=1"),
-            *(() if full else lift_other_limits(*variant.phases)),
-        )
+        limits = ["validation.times=8", "evaluate.split=valid", "checkpoint.keep=1"]
+        limits += [] if full else lift_other_limits(*variant.phases)
         words = [*source, *variant.options, *places, *limits, *plan.overrides]
         runnable.append(RunnableVariant(variant, plan.runs_dir, tuple(words)))
     names: dict[object, str] = {}
@@ -235,9 +232,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
                 raise ConfigError(f"variants {other!r} and {name!r} are the same model. Leave one out")
             raise ConfigError(f"{overridden} makes {other!r} and {name!r} the same model. Leave it out")
     if missing:
-        notes.append(
-            f"left out: {', '.join(missing)}: not installed. Run pip install --no-deps -r benchmarks/peers.txt"
-        )
+        advice = "Run pip install --no-deps -r benchmarks/peers.txt"
+        notes.append(f"left out: {', '.join(missing)}: not installed. {advice}")
     return runnable, notes
 
 
@@ -255,20 +251,11 @@ class StepTimes:
 
 
 def time_steps(
-    variants: Sequence[RunnableVariant],
-    corpora: Mapping[str, Corpus],
-    plan: Plan,
-    seconds: float,
-    stop: Callable[[], bool],
+    variants: Sequence[RunnableVariant], corpora: Mapping[str, Corpus], plan: Plan, stop: Callable[[], bool]
 ) -> StepTimes:
     """Return the clock of these models, measured once for all results. Variants with equal steps share their times.
 
-    Args:
-        variants: the models.
-        corpora: their corpora.
-        plan: see `Plan`.
-        seconds: of training for each seed. A long one is worth a clock of more steps.
-        stop: true to stop.
+    A long training is worth a clock of more steps. For `corpora`, see `shard_corpora`.
 
     Raises:
         Exception: no variant can take a step; the error of the first one.
@@ -277,7 +264,8 @@ def time_steps(
     keys = {
         f"{each.variant.name}/{phase}": each.step_identity(phase) for each in variants for phase in each.variant.phases
     }
-    rounds = (3, 3, 1) if seconds < 60 * len(set(keys.values())) else (3, 8, 3)
+    is_short = (plan.seconds or 0.0) / plan.seeds < 60 * len(set(keys.values()))
+    rounds = (3, 3, 1) if is_short else (3, 8, 3)
     threads = [each.options.threads for each in select_own(variants)]
     timed = [rounds, [each.run_folder(0, {}).name for each in variants], threads, plan.clock]
     path = plan.runs_dir / "clocks" / f"{hashlib.sha256(repr(timed).encode()).hexdigest()[:10]}.json"
@@ -365,7 +353,7 @@ def make_runs(
     """Make all runs of an experiment, and return them with notes on its data.
 
     Raises:
-        Interrupt: `stop` became true; running trainings have saved.
+        Interrupt: `stop` became true; running trainings have saved, and the same call continues them.
     """
     variants, notes = prepare_variants(experiment, plan)
     corpora = shard_corpora(variants)
@@ -373,7 +361,7 @@ def make_runs(
     clock, limits = StepTimes(), dict[str, int]()
     if plan.seconds is not None:
         with file_lock(plan.runs_dir / "timing.lock", partial(log.info, "waits until this times no steps: %s")):
-            clock = time_steps(variants, corpora, plan, plan.seconds / plan.seeds, stop)
+            clock = time_steps(variants, corpora, plan, stop)
         able = [each for each in variants if each.variant.name not in clock.failures]
         limits = divide_budget(experiment, able, clock.seconds, plan.seconds / plan.seeds)
     cores = next((each.options.threads for each in select_own(variants)), None) or available_threads()
@@ -398,7 +386,7 @@ def select_measured(measure: str, runs: Sequence[VariantRun]) -> list[VariantRun
 def _execute_tasks(tasks: Sequence[Callable[[], VariantRun]], parallel: int, worker: "Worker") -> list[VariantRun]:
     """Execute tasks in parallel, and forward a request to stop."""
     with ThreadPoolExecutor(parallel) as pool:
-        futures: list[Future[VariantRun]] = [pool.submit(task) for task in tasks]
+        futures = [pool.submit(task) for task in tasks]
         left = set(futures)
         while left:
             try:
@@ -429,15 +417,14 @@ class Worker:
         steps = {phase: limits[f"{name}/{phase}"] for phase in each.variant.phases if limits}
         run = VariantRun(each.variant, seed, each.run_folder(seed, steps))
         evaluation = run.folder / "evaluation.json"
-        damaged: Path | None = None
+        damaged = evaluation if evaluation.is_file() else None
         try:
-            damaged = evaluation if evaluation.is_file() else None
             if damaged is None or read_as(Evaluation, evaluation).split != "valid":  # somebody evaluated another split
                 damaged = None
                 log.info("%s, seed %d: %s", name, seed, run.folder)
                 self.execute(*each.make_command(run.folder, seed, steps, self.threads))
-            damaged = evaluation
-            read_as(Evaluation, evaluation)
+                damaged = evaluation
+                read_as(Evaluation, evaluation)
             damaged = run.folder
             run.totals = totals = each.read_totals(run.folder)
             if limits:  # by the clock, whatever else the machine did meanwhile

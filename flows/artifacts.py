@@ -94,12 +94,12 @@ class LiveArtifact:
     """A progress artifact that shows the updates it receives. Use it as a context manager within a flow run.
 
     Args:
-        artifact: key of the artifact.
+        key: key of the artifact.
         status: takes the updates, and has their share in [0, 1] and their text.
     """
 
-    def __init__(self, artifact: str, status: "PhaseStatus | ShardingStatus | _PipelineStatus") -> None:
-        self._key, self._status = artifact, status
+    def __init__(self, key: str, status: "PhaseStatus | ShardingStatus | _PipelineStatus") -> None:
+        self._key, self._status = key, status
         self._changed, self._ended = threading.Event(), threading.Event()
         context = contextvars.copy_context()  # the artifact belongs to this flow run
         self._thread = threading.Thread(target=context.run, args=(self._publish_updates,), daemon=True)

@@ -4,17 +4,13 @@ import sys
 
 from pipeline.cli import main as pipeline_main
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pipeline.arguments import Command
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return the exit status."""
     return pipeline_main(argv, "haed", _load_flow_commands)
 
 
-def _load_flow_commands() -> "tuple[Command, ...]":
+def _load_flow_commands() -> tuple:  # of `pipeline.arguments.Command`, which is imported later
     from flows.commands import COMMANDS
 
     return COMMANDS

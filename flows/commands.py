@@ -131,8 +131,7 @@ def _find_preset_and_overrides(arguments: argparse.Namespace, options: Options) 
 def _check_server(instead: str = "") -> None:
     """Raise an error if the server that the environment or a profile names does not answer, or not to us.
 
-    Args:
-        instead: what else may be done than to start it or to name another.
+    `instead` is what else may be done than to start it or to name another.
 
     Raises:
         ConnectionError: nothing answers, or something else than the API of a server.
@@ -210,7 +209,6 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
-    preset = arguments.config or "quickstart"
     if run := next((word for word in arguments.words if "=" not in word), None):
         if run.isdecimal():
             raise ConfigError(f"{run}: the port is an argument. Use --port {run}")
@@ -219,7 +217,8 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
         name, _, value = (arguments.words or [""])[0].partition("=")
         hint = f"; did you mean --{name} {value}?" if name in ("host", "port", "trainings", "cron") else ""
         raise ConfigError(f"--config and key=value apply to the runs of --cron, so they need --cron{hint}")
-    load_options(preset, arguments.words, log_changes=True)
+    arguments.config = arguments.config or "quickstart"
+    load_options(arguments.config, arguments.words, log_changes=True)
     if arguments.trainings < 0:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
     prepare()
@@ -236,17 +235,7 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
     port = arguments.port or (known.port if near else None) or 4200
     if not server and os.environ.get("PREFECT_API_URL"):
         _check_server()
-    serve_flows(
-        arguments.host,
-        port,
-        server,
-        arguments.tensorboard_port,
-        arguments.cron,
-        preset,
-        arguments.words,
-        arguments.allowed_host,
-        arguments.password,
-    )
+    serve_flows(arguments, port, server)
     return CommandResult("", None)
 
 

@@ -108,9 +108,8 @@ def deploy_to_pool(pool: str, folder: Path, image: str, variables: dict[str, Any
         try:
             kind = client.read_work_pool(pool).type
         except ObjectNotFound:
-            raise ValueError(
-                f"there is no work pool {pool!r}. Run prefect work-pool create {pool} --type process"
-            ) from None
+            advice = f"Run prefect work-pool create {pool} --type process"
+            raise ValueError(f"there is no work pool {pool!r}. {advice}") from None
         jobs: dict[str, Any] = {}
         if kind == "process":
             jobs["working_dir"] = str(folder.resolve())
@@ -227,13 +226,18 @@ def add_schedule(deployment: UUID, wanted: Any, parameters: dict[str, Any]) -> N
 
 def describe_schedules(deployments: list[str]) -> list[str]:
     """Return the schedules of the deployments with these names, one per line."""
+    lines = []
     with get_client(sync_client=True) as client:
-        return [
-            f"{client.read_flow(deployment.flow_id).name} {_format_schedule(each.schedule)}"
-            + ("" if each.active and not deployment.paused else " (paused)")
-            for deployment in client.read_deployments(deployment_filter=_filter_by_names(deployments))
-            for each in deployment.schedules
-        ]
+        for deployment in client.read_deployments(deployment_filter=_filter_by_names(deployments)):
+            for each in deployment.schedules:
+                schedule: Any = each.schedule
+                rule = (
+                    getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
+                )
+                paused = "" if each.active and not deployment.paused else " (paused)"
+                flow = client.read_flow(deployment.flow_id).name
+                lines.append(f"{flow} {rule} ({schedule.timezone or 'UTC'}){paused}")
+    return lines
 
 
 def skip_missed(deployments: list[str]) -> int:
@@ -255,8 +259,3 @@ def skip_missed(deployments: list[str]) -> int:
 
 def _filter_by_names(deployments: list[str]) -> Any:
     return DeploymentFilter(name=DeploymentFilterName(any_=deployments))
-
-
-def _format_schedule(schedule: Any) -> str:
-    rule = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
-    return f"{rule} ({schedule.timezone or 'UTC'})"

@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +39,7 @@ from flows.lifecycle import (
     SERVED_BY,
     TRAINING_FLOWS,
     bare_run_name,
+    log_failure,
     read_flow_runs,
     read_states,
     settle_flow_run,
@@ -52,7 +53,6 @@ from pipeline.signals import (
     interruptible_section,
 )
 
-log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # for a slow step, a validation and a checkpoint
 CANCEL_SECONDS = 30.0  # as Prefect's runner and workers wait
 _REPORT_SECONDS = 15.0  # for the states of flows that were killed
@@ -142,10 +142,10 @@ class FlowDispatcher:
                     self._settle_ended()
                 if time.monotonic() >= due:
                     due = time.monotonic() + every
-                    with _log_failure("the server could not be asked for cancelled runs"), interruptible_section():
+                    with log_failure("the server could not be asked for cancelled runs"), interruptible_section():
                         self._end_cancelled(client)
                     for kind in self._kinds:  # what fails for one does not keep the others from starting
-                        with _log_failure("the server could not be asked for runs"), interruptible_section():
+                        with log_failure("the server could not be asked for runs"), interruptible_section():
                             self._start_due_runs(client, *kind)
                 time.sleep(_LOOK_SECONDS)
 
@@ -167,10 +167,16 @@ class FlowDispatcher:
             if sum(each.flow in names for each in self._running.values()) >= limit:
                 return self._explain_wait(client, [run for run in runs if run.id not in self._running], names)
             accepted = True  # without an answer it may be Pending. Its process asks the server again before it begins
-            with _log_failure("a due run could not be set to Pending"):
+            with log_failure("a due run could not be set to Pending"):
                 accepted = client.set_flow_run_state(run.id, Pending()).status == SetStateStatus.ACCEPT
-            if accepted:
-                self._start_flow(client, run.id, ids[run.deployment_id])
+            if not accepted:
+                continue
+            try:
+                self._running[run.id] = FlowProcess(ids[run.deployment_id], _start_engine(run.id))
+            except OSError as error:
+                message = f"its process could not be started: {error}"
+                client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+            self._logged_waits.pop(run.id, None)
 
     def _explain_wait(self, client: SyncPrefectClient, waiting: list[Any], names: tuple[str, ...]) -> None:
         """Log on the pages of waiting runs which runs have their places, whenever those change."""
@@ -182,15 +188,6 @@ class FlowDispatcher:
             if self._logged_waits.get(run.id) != behind:
                 self._logged_waits[run.id] = behind
                 flow_run_logger(run).info("waits until one of these ends: %s", behind)
-
-    def _start_flow(self, client: SyncPrefectClient, flow_run_id: UUID, flow: str) -> None:
-        try:
-            self._running[flow_run_id] = FlowProcess(flow, _start_engine(flow_run_id))
-        except OSError as error:
-            client.set_flow_run_state(
-                flow_run_id, Crashed(message=f"its process could not be started: {error}"), force=True
-            )
-        self._logged_waits.pop(flow_run_id, None)
 
     def _end_cancelled(self, client: SyncPrefectClient) -> None:
         """Send SIGTERM to the processes of runs that were cancelled since."""
@@ -214,7 +211,7 @@ class FlowDispatcher:
                 continue
             each.report_at = now + _RETRY_SECONDS
             seconds = CANCEL_SECONDS if is_late and status == -signal.SIGKILL else None
-            with _log_failure("the end of a flow run could not be reported"):  # it is tried again
+            with log_failure("the end of a flow run could not be reported"):  # it is tried again
                 settle_flow_run(id, status, seconds, each.kill_at is not None)
                 del self._running[id]
 
@@ -261,12 +258,3 @@ def _start_engine(run: UUID) -> "subprocess.Popen[bytes]":
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
-
-
-@contextmanager
-def _log_failure(failure: str) -> Iterator[None]:
-    """Log an error of the server, which is asked again later."""
-    try:
-        yield
-    except Exception as error:  # whatever it is
-        log.debug("%s: %s", failure, error)

@@ -67,23 +67,26 @@ def prepare() -> None:
     os.environ["PREFECT_HOME"] = str(home)
     named = os.environ.get("PREFECT_PROFILES_PATH")
     files = [Path(named)] if named else [home / "profiles.toml", Path("~/.prefect/profiles.toml").expanduser()]
-    for file in filter(Path.is_file, files):
+    name, settings = "", dict[str, Any]()
+    if file := next(filter(Path.is_file, files), None):
         os.environ["PREFECT_PROFILES_PATH"] = str(file)
         name, settings = _read_active_profile(file)
         for key, value in settings.items():
             os.environ.setdefault(key, str(value))
-        _check_addresses()
-        if settings:
-            server = os.environ.get("PREFECT_API_URL")
-            sets = f"the server {server}" if server else ", ".join(settings)
-            print(f"Prefect profile {name!r} of {file}: {sets}", file=sys.stderr, flush=True)
-        break
+    for variable in ("PREFECT_API_URL", "PREFECT_UI_URL", "PREFECT_UI_API_URL"):  # addresses are printed and stored
+        address = os.environ.get(variable, "")
+        if redact_urls(address) != address:
+            advice = "Leave it out, and set PREFECT_API_AUTH_STRING"
+            raise ConfigError(f"{variable}={address} holds a name or password. {advice}")
+    if settings:
+        server = os.environ.get("PREFECT_API_URL")
+        sets = f"the server {server}" if server else ", ".join(settings)
+        print(f"Prefect profile {name!r} of {file}: {sets}", file=sys.stderr, flush=True)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     for name in ("NO_PROXY", "no_proxy"):  # a proxy for the outside must not stand before the server on this machine
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         os.environ[name] = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
-    _check_addresses()
     keep_private(home)
 
 
@@ -102,14 +105,6 @@ def keep_private(home: Path) -> None:
     if is_ours and status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX:
         with suppress(OSError):
             home.chmod(0o700)
-
-
-def _check_addresses() -> None:
-    """Raise ConfigError if the address of a server contains a password, because addresses are printed and stored."""
-    for name in ("PREFECT_API_URL", "PREFECT_UI_URL", "PREFECT_UI_API_URL"):
-        value = os.environ.get(name, "")
-        if redact_urls(value) != value:
-            raise ConfigError(f"{name}={value} holds a name or password. Leave it out, and set PREFECT_API_AUTH_STRING")
 
 
 def _read_active_profile(file: Path) -> tuple[str, dict[str, Any]]:

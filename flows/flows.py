@@ -48,13 +48,16 @@ from flows.forms import (
     tag_with_runs,
     unlabel_run,
 )
-from flows.lifecycle import acquire_device, is_inner, stop_on_signals, take_turn
+from flows.lifecycle import acquire_device, is_inner, stop_on_signals
 from flows.mappers import as_tasks
 from flows.sweep import sweep
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
 from pipeline.config import ConfigError, Options, Phase, PhaseOptions, phases_to_train, write_override
 from pipeline.console import code_fence, escape_control_characters, format_duration, markdown_code, markdown_text
+from pipeline.reporting.findings import precision_table
+from pipeline.reporting.rendering import data_uri
+from pipeline.reporting.report import summarise_report, write_report
 from pipeline.run.analysis_results import Analysis
 from pipeline.run.files import Evaluation, Sample, describe_speed, read_as
 from pipeline.run.index.chunk_index import ChunkIndex
@@ -62,7 +65,7 @@ from pipeline.run.index.queries import PIXELS, Neighbour, Passage, QueryResult
 from pipeline.run.index.storage import IndexMetadata, IndexSummary, space_folder
 from pipeline.run.metrics import PhaseStatus, Record
 from pipeline.run.run_directory import RunFolder
-from pipeline.run.sharding import SplitSize, check_split, split_sizes
+from pipeline.run.sharding import SplitSize, check_split, shard_source, split_sizes
 from pipeline.suggestions import name_flows
 from pipeline.web.app import served_page_url, tensorboard_url
 
@@ -109,26 +112,19 @@ def show_places(options: Options) -> None:
 
 def show_report(options: Options) -> str:
     """Write the report of a run, post its summary as an artifact, and return its path."""
-    from pipeline.reporting.report import write_report as run_stage
-
-    path = run_stage(options)
+    path = write_report(options)
     post_report(options)
     return str(path)
 
 
 def post_report(options: Options) -> None:
     """Post the summary of a run's report as an artifact of this flow run."""
-    from pipeline.reporting.report import summarise_report
-
     folder = RunFolder.from_options(options)
     origin = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
-    page = (
-        f" · [page of the run]({address}), with the report, downloads and queries to the model"
-        if (address := served_page_url(folder))
-        else ""
-    )
-    text = f"{summarise_report(options)}\n\n{markdown_text(origin)}{page}\n"
-    post_markdown(text, run_artifact_key("report", options), f"report of {origin}")
+    text = f"{summarise_report(options)}\n\n{markdown_text(origin)}"
+    if page := served_page_url(folder):
+        text += f" · [page of the run]({page}), with the report, downloads and queries to the model"
+    post_markdown(f"{text}\n", run_artifact_key("report", options), f"report of {origin}")
 
 
 @dataclass
@@ -146,11 +142,9 @@ def _summarize_corpus(corpus_sizes: ShardedCorpus) -> str:
 @config_flow("shard", "preset source sources chunker sharding launcher overrides", _summarize_corpus)
 def shard(form: FormSubmission) -> ShardedCorpus:
     """Cut a source into WebDataset shards with a manifest, one task per part. Finished parts are not repeated."""
-    from pipeline.run.sharding import shard_source as run_stage
-
     title = source_title(form.options.source)
     with LiveArtifact(artifact_key("live", title, "shard"), ShardingStatus(f"{title}: shard")) as live:
-        corpus = run_stage(form.options, as_tasks(form.options), live)
+        corpus = shard_source(form.options, as_tasks(form.options), live)
     corpus_sizes = ShardedCorpus(corpus.location, split_sizes(corpus))
     rows = [{"split": split, **asdict(size)} for split, size in corpus_sizes.splits.items()]
     post_table(rows, artifact_key("corpus", Path(corpus_sizes.folder).name), corpus_sizes.folder)
@@ -266,7 +260,6 @@ def sample(
         overrides: options to change, each key=value, such as sample.chunks=100
     """
     from pipeline.inference import sample as run_stage
-    from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(
         run, overrides, "sample", sample__temperature=temperature, sample__pictures=prompt_count
@@ -295,7 +288,6 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     """
     from pipeline.reporting.comparison import choose_output, format_markdown
     from pipeline.reporting.comparison import compare_runs as run_stage
-    from pipeline.reporting.rendering import data_uri
 
     runs = [unlabel_run(run) for run in runs if run.strip()]
     if not runs:
@@ -398,7 +390,6 @@ def neighbours(
     """
     from pipeline.inference import query_index
     from pipeline.reporting import plots
-    from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "neighbours")
     typed = [query for query in queries if query]
@@ -432,8 +423,6 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
         overrides: options to change, each key=value, such as analyse.against=other
     """
     from pipeline.analysis.stage import analyse_run as run_stage
-    from pipeline.reporting.findings import precision_table
-    from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "analyse")
     analysis = run_stage(options)
@@ -445,9 +434,9 @@ def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
     sentences = [*analysis.findings, *(f"note: {note}" for note in analysis.notes)]
     lines = "\n".join(f"- {markdown_text(name_flows(sentence))}" for sentence in sentences)
     pictures = "\n\n".join(
-        f"![{markdown_text(path.stem)}]({data_uri(read_bytes(path, PICTURE))})"
-        for path in (folder / name for name in analysis.files)
-        if path.suffix == ".png"
+        f"![{markdown_text(Path(name).stem)}]({data_uri(read_bytes(folder / name, PICTURE))})"
+        for name in analysis.files
+        if name.endswith(".png")
     )
     place = f"Interactive map: {markdown_code(str(folder.resolve() / 'map.html'))}"
     text = f"{lines}\n\n{markdown_text(origin)}\n\n{place}\n\n{pictures}\n"
@@ -527,7 +516,9 @@ def _run_stages(form: FormSubmission) -> PipelineResult:
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
     folder, trained = RunFolder.from_options(options), []
     run = str(folder.path)
-    with take_turn(options):  # of the whole run: an evaluation would slow down another run's training
+    with ExitStack() as held:
+        with stop_on_signals() as stop:  # only while it waits is a signal a request to stop
+            held.enter_context(acquire_device(options, stop))  # an evaluation would slow down another run's training
         for phase in phases_to_train(options):
             with stages.begin_stage(phase):
                 trained.append(_PHASE_FLOWS[phase](preset, overrides=overrides))
@@ -553,20 +544,18 @@ class StageLog:
     """A log of the stages of a run. It begins with a plan of all stages."""
 
     def __init__(self, options: Options) -> None:
-        self._options, kind = options, options.model.kind
-        self._phases = phases_to_train(options)
-        index = ["index"] if SYSTEMS[kind].chunks else []
-        self._names = ["shard", *self._phases, "evaluate", *index, "sample", "report"]
-        stages = len(self._names)
-        self._titles = {name: f"stage {number} of {stages}: {name}" for number, name in enumerate(self._names, 1)}
+        self._budgets = {phase: format_budget(getattr(options, phase)) for phase in phases_to_train(options)}
+        index = ["index"] if SYSTEMS[options.model.kind].chunks else []
+        names = ["shard", *self._budgets, "evaluate", *index, "sample", "report"]
+        self._titles = {name: f"stage {number} of {len(names)}: {name}" for number, name in enumerate(names, 1)}
         log.info("%s", self.describe_plan())
 
     def describe_plan(self) -> str:
         """Return a sentence with the stages and the training budget of each phase."""
-        budgets = [f"{phase} {format_budget(getattr(self._options, phase))}" for phase in self._phases]
-        others = [name for name in self._names if name not in self._phases]
+        budgets = [f"{phase} {budget}" for phase, budget in self._budgets.items()]
+        others = [name for name in self._titles if name not in self._budgets]
         return (
-            f"{len(self._names)} stages: {', '.join(self._names)}. Training takes its budget ({', '.join(budgets)}), "
+            f"{len(self._titles)} stages: {', '.join(self._titles)}. Training takes its budget ({', '.join(budgets)}), "
             f"plus validations and checkpoints. The time of {', '.join(others[:-1])} and {others[-1]} depends "
             "on the sizes of corpus and model"
         )
@@ -574,7 +563,7 @@ class StageLog:
     @contextmanager
     def begin_stage(self, name: str) -> Iterator[None]:
         """Log the start of a stage and, at its end, its duration."""
-        expected = f", {format_budget(getattr(self._options, name))} of training" if name in self._phases else ""
+        expected = f", {self._budgets[name]} of training" if name in self._budgets else ""
         log.info("%s%s", self._titles[name], expected)
         began = time.monotonic()
         yield

@@ -22,6 +22,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from annotated_types import Unit
+from coolname.data import config as WORD_LISTS  # of the server's names of flow runs
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import ConfigDict, Field
@@ -306,9 +307,7 @@ def join_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> list[
 
 
 def read_form(stage: str, fields: dict[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
-    """Return what a form stands for: a preset or a run's configuration file, overrides, and values by dotted key.
-
-    They are the arguments of `load_options`.
+    """Return the arguments of `load_options`: a preset or a run's configuration file, overrides, and values by key.
 
     Raises:
         ConfigError: a value is invalid, or the run does not exist.
@@ -609,7 +608,5 @@ def _data_extension(path: Path) -> str:
 
 def is_user_chosen(name: str) -> bool:
     """Return whether a user chose the name of a flow run, rather than Prefect's form or server generating it."""
-    from coolname.data import config as lists  # of the server
-
-    generated = {word for each in dict[str, Any](lists).values() for word in each.get("words", ())}
+    generated = {word for each in dict[str, Any](WORD_LISTS).values() for word in each.get("words", ())}
     return not (_SUGGESTED.fullmatch(name) or all(word in generated for word in name.split("-")))

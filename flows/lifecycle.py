@@ -89,13 +89,19 @@ _POLL_SECONDS = 0.5
 
 
 @contextmanager
-def try_client(failure: str) -> Iterator[SyncPrefectClient]:
-    """Yield a client of the server. An error within is only logged: the server's troubles are not the flow's."""
+def log_failure(failure: str) -> Iterator[None]:
+    """Only log an error: the server's troubles are not the flow's."""
     try:
-        with get_client(sync_client=True) as client:
-            yield client
+        yield
     except Exception as error:  # whatever it is
         log.debug("%s: %s", failure, error)
+
+
+@contextmanager
+def try_client(failure: str) -> Iterator[SyncPrefectClient]:
+    """Yield a client of the server, within `log_failure`."""
+    with log_failure(failure), get_client(sync_client=True) as client:
+        yield client
 
 
 def _current_run() -> FlowRun | None:
@@ -181,7 +187,7 @@ def crash_orphaned_runs(deployments: list[str], flows: list[str]) -> list[str]:
             is_here = labels.get(HOST, "") == socket.gethostname()
             if run.parent_task_run_id is not None:
                 if _has_lost_parent(client, run):
-                    mark_crashed(client, run.id, OF_PARENT)
+                    mark_stage_crashed(client, run.id)
             elif run.deployment_id is None:
                 if is_here and not is_alive(labels):
                     dead.append(run)
@@ -230,9 +236,9 @@ def _wait_and_mark_crashed(runs: list[Any]) -> None:
                 runs.remove(run)
 
 
-def mark_crashed(client: Any, flow_run_id: Any, why: str) -> None:
-    """Mark a flow run and its stages as Crashed."""
-    client.set_flow_run_state(flow_run_id, Crashed(message=why), force=True)
+def mark_stage_crashed(client: Any, flow_run_id: Any) -> None:
+    """Mark a stage of an ended flow run and its own stages as Crashed."""
+    client.set_flow_run_state(flow_run_id, Crashed(message=OF_PARENT), force=True)
     mark_stages_crashed(client, flow_run_id)
 
 
@@ -240,7 +246,7 @@ def mark_stages_crashed(client: Any, flow_run_id: Any) -> None:
     """Mark the unfinished stages and tasks of an ended flow run as Crashed."""
     inner = FlowRunFilter.model_validate(_STATE | {"parent_flow_run_id": {"any_": [flow_run_id]}})
     for stage in client.read_flow_runs(flow_run_filter=inner):
-        mark_crashed(client, stage.id, OF_PARENT)
+        mark_stage_crashed(client, stage.id)
     of_it = FlowRunFilter.model_validate({"id": {"any_": [flow_run_id]}})
     for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=TaskRunFilter.model_validate(_STATE)):
         client.set_task_run_state(task.id, Crashed(message=OF_PARENT), force=True)
@@ -324,10 +330,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     A run that the server no longer regards as running stops in the same way.
 
     Raises:
-        TerminationSignal: the stage was stopped by SIGTERM and has saved.
         KeyboardInterrupt: the stage was stopped by Ctrl-C and has saved.
-        Pause: the run was paused or suspended; it has saved.
-        Abort: the run was deleted or marked as ended; it has saved.
+        BaseException: the stage has saved and was stopped as in `end_when_stopped`.
     """
     stop = StopSignal()
 
@@ -607,29 +611,27 @@ def is_user_error(error: BaseException | None) -> bool:
     return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
-class _NoTracebacks(logging.Filter):
-    """A log filter that drops Prefect's log records of user errors and of results, which are logged already.
+def keep_record(record: logging.LogRecord) -> bool:
+    """Return whether a log record of Prefect is no user error and no result, which are logged already.
 
-    A record of a failed state is logged as an error.
+    A record of a failed state becomes an error.
     """
-
-    def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
-        if str(record.msg).startswith("Finished in state Failed("):
-            record.levelno, record.levelname = logging.ERROR, "ERROR"
-        if str(record.msg).startswith("Finished in state Completed("):
-            return False
-        return not (record.exc_info and is_user_error(record.exc_info[1]))
-
-
-def _drop_traceback(record: logging.LogRecord) -> bool:
-    record.exc_info = record.exc_text = None
-    return True
+    message = str(record.msg)
+    if message.startswith("Finished in state Failed("):
+        record.levelno, record.levelname = logging.ERROR, "ERROR"
+    is_user = record.exc_info and is_user_error(record.exc_info[1])
+    return not is_user and not message.startswith("Finished in state Completed(")
 
 
 def drop_tracebacks() -> None:
     """Stop Prefect's engine from logging tracebacks of user errors, and of a server that starts anew."""
-    logging.getLogger("prefect.flow_runs").addFilter(_NoTracebacks())
-    logging.getLogger("prefect.FlowRunSuspendingObserver").addFilter(_drop_traceback)
+
+    def drop_traceback(record: logging.LogRecord) -> bool:
+        record.exc_info = record.exc_text = None
+        return True
+
+    logging.getLogger("prefect.flow_runs").addFilter(keep_record)
+    logging.getLogger("prefect.FlowRunSuspendingObserver").addFilter(drop_traceback)
 
 
 def _finish_stopped_run(error: TerminationSignal) -> None:
@@ -691,20 +693,6 @@ def _wait_for_devices(names: list[str], limit: int, held: ExitStack, others: str
         if not _rename_flow_run(name):
             log.warning("the server did not answer, so the run's name may still say that it waits")
     log.info("has its turn after %.0f s", time.monotonic() - began)
-
-
-@contextmanager
-def take_turn(options: Options) -> Iterator[None]:
-    """Wait until the devices are free, and hold them. Only while it waits is a signal a request to stop.
-
-    Raises:
-        TrainingInterrupted: a signal or the server ended the run while it waited.
-        BlockingIOError: the devices are busy and another process is training this run.
-    """
-    with ExitStack() as held:
-        with stop_on_signals() as stop:
-            held.enter_context(acquire_device(options, stop))
-        yield
 
 
 def list_training_devices(options: Options) -> list[str]:

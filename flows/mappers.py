@@ -16,13 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from data.processes import process_pool
 from pipeline.config import Options
-from pipeline.run.sharding import (
-    ClusterError,
-    explain_dask_errors,
-    find_versions,
-    open_dask_client,
-    pack_remote_write,
-)
+from pipeline.run.sharding import ClusterError, explain_dask_errors, find_versions, open_dask_client, pack_remote_write
 
 _SMALL_BYTES = 1 << 24  # written within seconds
 _MOST_ON_DASK = 100  # parts that wait for a cluster at a time
@@ -40,7 +34,9 @@ def as_tasks(options: Options) -> Mapper:
             task_run_name="part {name}",
             retries=len(PAUSES),
             retry_delay_seconds=list(PAUSES),
-            retry_condition_fn=lambda _, __, state: not stopped.is_set() and _helps_retry(state.data),
+            retry_condition_fn=lambda _, __, state: (
+                not stopped.is_set() and is_passing(state.data) and not isinstance(state.data, ClusterError)
+            ),
         )
         def write_shards(name: str) -> None:
             if stopped.is_set():
@@ -68,10 +64,6 @@ def as_tasks(options: Options) -> Mapper:
     return map_parts
 
 
-def _helps_retry(error: object) -> bool:
-    return is_passing(error) and not isinstance(error, ClusterError)
-
-
 @contextmanager
 def _open_pool(
     options: Options, parts: tuple[Part, ...]
@@ -81,44 +73,34 @@ def _open_pool(
     if options.launcher.dask:
         address = options.launcher.dask
         with open_dask_client(address, options.shard.workers) as client:
-            pool, versions = client.get_executor(pure=False), find_versions(options.source)
+            executor, versions = client.get_executor(pure=False), find_versions(options.source)
 
             def write_on_dask(write: Any, part: Part) -> None:
                 with explain_dask_errors(address, part):
-                    pool.submit(pickle.loads, pack_remote_write(versions, write, part)).result()
+                    executor.submit(pickle.loads, pack_remote_write(versions, write, part)).result()
 
-            yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(pool.shutdown, wait=False)
+            yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(executor.shutdown, wait=False)
     elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:
         yield lambda write, part: write(part), 1, lambda: None  # nobody can end a thread
     else:
-        with _ProcessPool(workers) as processes:
-            yield processes, workers, _terminate_children
+        pool, lock = process_pool(workers), threading.Lock()
+
+        def write_in_process(write: Any, part: Part) -> None:
+            nonlocal pool
+            used = pool
+            try:
+                used.submit(write, part).result()
+            except BrokenProcessPool as error:  # a process was killed, so later parts use a new pool
+                with lock:
+                    pool = process_pool(workers) if pool is used else pool
+                raise ChildProcessError(KILLED) from error
+
+        try:
+            yield write_in_process, workers, _terminate_children
+        finally:
+            pool.shutdown()
 
 
 def _terminate_children() -> None:
     for process in multiprocessing.active_children():
         process.terminate()
-
-
-class _ProcessPool:
-    """A pool of processes that call functions. If a process is killed, later calls use a new pool."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers, self._lock, self._pool = workers, threading.Lock(), process_pool(workers)
-
-    def __enter__(self) -> "_ProcessPool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def __call__(self, function: Callable[[Part], None], part: Part) -> None:
-        """Call `function` in a process and wait for it."""
-        pool = self._pool
-        try:
-            pool.submit(function, part).result()
-        except BrokenProcessPool as error:
-            with self._lock:
-                if self._pool is pool:
-                    self._pool = process_pool(self._workers)
-            raise ChildProcessError(KILLED) from error

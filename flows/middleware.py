@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from starlette.datastructures import Headers
+import httpx
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
@@ -137,9 +138,7 @@ def explain_errors(value: Any) -> Any:
         if (end := f" does not match {pattern!r}") in value:
             where, reason, _ = value.partition(end)[0].partition("Failure reason: ")
             return f"{where}{words}" if reason else words
-    if value.startswith("{") and value.endswith(
-        _OF_NO_KIND
-    ):  # of a group of fields, of which Prefect says no more here
+    if value.startswith("{") and value.endswith(_OF_NO_KIND):  # of a group of fields: Prefect says no more here
         return "one of these values is not allowed. The message that appears at the edge of the page names it"
     before, is_found, after = value.partition(_OF_NO_KIND)
     if is_found:
@@ -250,22 +249,23 @@ class RunPagesMiddleware:
             if known:
                 response.set_cookie(COOKIE, self._token, _SECONDS, path="/runs", httponly=True, samesite="lax")
             return response
-        if not known and not self._has_cookie(request.cookies):
+        cookie = request.cookies.get(COOKIE, "").encode()
+        if not known and not hmac.compare_digest(cookie, self._token.encode()):
             asks = {"www-authenticate": 'Basic realm="haed", charset="UTF-8"'}
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
                 return HTMLResponse(_ENTER, 401, asks)
             return PlainTextResponse("haed serve has a password. Open /enter in a browser to enter it\n", 401, asks)
         if form := _FORM.fullmatch(path):
-            return await self._redirect_to_form(form[1], form[2], request)
+            return await self._redirect_to_form(form[1], form[2], request.query_params)
         if listed := _FLOW_RUNS.fullmatch(path):
-            return await self._list_flow_runs(listed[1], request.scope)
+            return await self._list_flow_runs(listed[1])
         return self._pages
 
-    async def _list_flow_runs(self, run: str, scope: Any) -> Response:
+    async def _list_flow_runs(self, run: str) -> Response:
         """Return the newest flow runs of a run, without stages of others."""
         of_it = {"tags": {"all_": [f"run:{run}"]}, "parent_task_run_id": {"is_null_": True}}
         wanted = {"flow_runs": of_it, "sort": "START_TIME_DESC", "limit": _LISTED}
-        if (flow_runs := await self._ask_prefect("/api/flow_runs/filter", wanted, scope)) is None:
+        if (flow_runs := await self._ask_prefect("/api/flow_runs/filter", wanted)) is None:
             return PlainTextResponse("Prefect does not answer. Its log says why\n", 502)
         rows = [
             {
@@ -278,41 +278,31 @@ class RunPagesMiddleware:
         ]
         return Response(json.dumps(rows), media_type="application/json")  # also of what is not UTF-8
 
-    async def _redirect_to_form(self, run: str | None, flow: str, request: Request) -> Response:
+    async def _redirect_to_form(self, run: str | None, flow: str, query: QueryParams) -> Response:
         """Redirect to the form of a flow of this folder, or else of the newest, filled in for a run if one is named."""
         wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "UPDATED_DESC", "limit": 1}
         ours = wanted | {"deployments": {"name": {"any_": [f"{flow}-{deployment_suffix(Path.cwd())}"]}}}
         deployments = [
             deployment
-            for query in (ours, wanted)
-            for deployment in await self._ask_prefect("/api/deployments/filter", query, request.scope) or []
+            for question in (ours, wanted)
+            for deployment in await self._ask_prefect("/api/deployments/filter", question) or []
         ]
         if not deployments:
             return PlainTextResponse(f"there is no deployment of {flow}. Start haed serve, then try again\n", 404)
         values: dict[str, Any] = {"preset": None, "name": run} if flow in _BY_NAME else {"run": run}
         values = values if run else {}
-        query = request.query_params
         fields = {"overrides": [word for word in query.getlist("overrides") if word], "space": query.get("space")}
         values |= {name: value for name, value in fields.items() if value}
         place = f"/v2/deployments/deployment/{deployments[0]['id']}/run?{urlencode({'parameters': json.dumps(values)})}"
         return RedirectResponse(place, 303)
 
-    async def _ask_prefect(self, path: str, question: Any, scope: Any) -> Any:
+    async def _ask_prefect(self, path: str, question: Any) -> Any:
         """Return the answer of Prefect's API in this process, as JSON; None if it refuses."""
-        answer: dict[str, Any] = {"body": b""}
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": json.dumps(question).encode()}
-
-        async def collect(message: Any) -> None:
-            answer["status"] = message.get("status", answer.get("status"))
-            answer["body"] += message.get("body", b"")
-
-        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-        headers.append((b"authorization", b"Basic " + base64.b64encode(self._secret)))
-        request = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
-        await self._prefect(scope | request, receive, collect)
-        return json.loads(answer["body"]) if answer["status"] == 200 else None
+        headers = {"Authorization": f"Basic {base64.b64encode(self._secret).decode()}"}
+        transport = httpx.ASGITransport(self._prefect)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            answer = await client.post(path, json=question)
+        return answer.json() if answer.status_code == 200 else None
 
     def _is_open(self, scope: Any, path: str) -> bool:
         """Return whether a request to Prefect needs no password here; Prefect checks those of websockets."""
@@ -326,6 +316,3 @@ class RunPagesMiddleware:
         with suppress(ValueError):
             return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(credentials), self._secret)
         return False
-
-    def _has_cookie(self, cookies: Mapping[str, str]) -> bool:
-        return hmac.compare_digest(cookies.get(COOKIE, "").encode(), self._token.encode())

@@ -1,5 +1,6 @@
 """`haed serve`: a Prefect server if none is running, every flow as a deployment, and TensorBoard, until Ctrl-C."""
 
+import argparse
 import fcntl
 import logging
 import os
@@ -19,53 +20,41 @@ _PASSWORD = "password"  # file in PREFECT_HOME
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def serve_flows(
-    host: str,
-    port: int,
-    server: bool,
-    board_port: int,
-    cron: str,
-    preset: str,
-    overrides: Sequence[str],
-    allowed_hosts: Sequence[str],
-    password: bool,
-) -> None:
-    """Serve all flows in the foreground. Start a server on `host`:`port` if none answers there.
+def serve_flows(arguments: argparse.Namespace, port: int, has_own_server: bool) -> None:
+    """Serve all flows in the foreground, as the arguments of `haed serve` say.
 
     Args:
-        host: address to listen on.
-        port: port of the server and its UI.
-        server: false uses the server that PREFECT_API_URL names.
-        board_port: port of TensorBoard; 0 starts none.
-        cron: when to run `haed`, in addition to existing schedules.
-        preset: preset of those runs.
-        overrides: their overrides.
-        allowed_hosts: further names by which the server may be addressed, such as that of a proxy.
-        password: protect the server by a password, made once and kept; always so if `host` is not this machine alone.
+        arguments: those of `haed serve`.
+        port: port of the server and its UI, which is started if none answers there.
+        has_own_server: false uses the server that PREFECT_API_URL names.
 
     Raises:
         PermissionError: the server that runs there asks for another password.
         RuntimeError: the server does not start, PREFECT_API_URL is not set, or flows had to be killed at the end.
-        ConfigError: `cron` is not a cron line.
+        ConfigError: `--cron` is not a cron line.
         BlockingIOError: another `haed serve` uses the same Prefect home.
     """
     with ExitStack() as held:
         held.enter_context(_lock_prefect_home())
-        address, secret = (
-            _prepare_own_server(host, port, password, allowed_hosts) if server else (_external_address(), "")
-        )
+        address, secret = os.environ.get("PREFECT_API_URL", "").removesuffix("/api"), ""
+        if has_own_server:
+            address, secret = _prepare_own_server(arguments.host, port, arguments.password, arguments.allowed_host)
+        elif not address:
+            raise RuntimeError("--no-server needs a running server. Set PREFECT_API_URL to its address")
         from flows import deployments  # Prefect reads its settings when it is imported
 
-        schedule = deployments.cron_schedule(cron) if cron else None
-        board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
+        schedule = deployments.cron_schedule(arguments.cron) if arguments.cron else None
+        board = held.enter_context(_run_tensorboard(arguments.tensorboard_port)) if arguments.tensorboard_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}  # also for the server's pages of runs
-        if server and held.enter_context(lasting_server(address, host, port, allowed_hosts)):
-            os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
+        if has_own_server:
+            server = lasting_server(address, arguments.host, port, arguments.allowed_host)
+            if held.enter_context(server):
+                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
         from flows.dispatcher import run_flows
         from flows.flows import FLOWS
         from flows.lifecycle import crash_orphaned_runs
 
-        name = deployment_suffix(Path.cwd(), "" if server else socket.gethostname())
+        name = deployment_suffix(Path.cwd(), "" if has_own_server else socket.gethostname())
         names = [f"{flow.name}-{name}" for flow in FLOWS]
         with explain_refusal(address):  # the first request to a server that was there before
             dead = crash_orphaned_runs(names, [flow.name for flow in FLOWS])
@@ -75,7 +64,8 @@ def serve_flows(
         if missed := deployments.skip_missed(names):
             print(f"cancelled: {missed} scheduled runs, because haed serve was not running at their time")
         if schedule:
-            deployments.add_schedule(ids["haed"], schedule, {"preset": preset, "overrides": list(overrides)})
+            parameters = {"preset": arguments.config, "overrides": arguments.words}
+            deployments.add_schedule(ids["haed"], schedule, parameters)
         deployments.keep_offering_runs(ids)
         _print_summary(address, name, secret, board, deployments.describe_schedules(names))
         run_flows(ids)
@@ -104,12 +94,6 @@ def _prepare_own_server(host: str, port: int, password: bool, allowed_hosts: Seq
     if secret := os.environ.get("PREFECT_SERVER_API_AUTH_STRING", ""):
         os.environ.setdefault("PREFECT_API_AUTH_STRING", secret)
     return address, secret
-
-
-def _external_address() -> str:
-    if not os.environ.get("PREFECT_API_URL"):
-        raise RuntimeError("--no-server needs a running server. Set PREFECT_API_URL to its address")
-    return os.environ["PREFECT_API_URL"].removesuffix("/api")
 
 
 def _print_summary(address: str, name: str, secret: str, board: str | None, schedules: list[str]) -> None:
@@ -143,10 +127,7 @@ def _load_or_create_password() -> str:
 
 @contextmanager
 def _lock_prefect_home() -> Iterator[None]:
-    """Lock the Prefect home.
-
-    Two servers on one SQLite database, or two runners of one deployment, would collide.
-    """
+    """Lock the home: two servers on one SQLite database, or two runners of one deployment, would collide."""
     home = Path(os.environ["PREFECT_HOME"])
     with open(home / "serve.lock", "a+", opener=partial(os.open, mode=0o600)) as file:
         try:

@@ -204,16 +204,8 @@ def start_temporary_server() -> Callable[[], str]:
     return wait
 
 
-def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
-    """Run Prefect's server as `prefect server start` does, behind our checks and beside the pages of runs.
-
-    Args:
-        host: address to listen on.
-        port: port to listen on.
-        bound: file descriptor of an open socket to listen on instead.
-        more: further host names by which the server may be addressed.
-        runs: folder of runs whose pages are served beside Prefect's UI; None: no pages.
-    """
+def serve_prefect(arguments: argparse.Namespace) -> None:
+    """Run Prefect's server as `prefect server start` does, behind our checks and beside the pages of runs, if any."""
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
@@ -224,7 +216,7 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
     application: Any = StorableBodyMiddleware(PlainErrorMiddleware(create_app(final=True)))
     warm = None
-    if runs is not None:
+    if arguments.runs is not None:
         from pipeline.web.app import make_application
         from pipeline.web.explore import PageServer, exit_if_busy
         from pipeline.web.model_cache import ModelCache
@@ -232,20 +224,21 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
 
         # Models run on the CPU with half of the threads, and leave the rest to trainings.
         warm = ModelCache(overrides=("device=cpu", f"threads={max(1, available_threads() // 2)}"))
-        pages = make_application(ServedRuns(runs), warm, {"Prefect UI": "/v2/"})
+        pages = make_application(ServedRuns(arguments.runs), warm, {"Prefect UI": "/v2/"})
         secret = settings.api.auth_string
         application = RunPagesMiddleware(application, pages, secret.get_secret_value() if secret else "")
+    hosts = AllowedHosts([*host_names(arguments.host), *arguments.allowed_host], origins)
     config = uvicorn.Config(
-        HostCheckMiddleware(application, AllowedHosts([*host_names(host), *more], origins)),
-        host=host,
-        port=port,
+        HostCheckMiddleware(application, hosts),
+        host=arguments.host,
+        port=arguments.port,
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
     # Not `fd=`, which uvicorn takes for a Unix socket: without TCP_NODELAY every answer is 40 ms late.
-    sockets = None if bound is None else [socket.socket(fileno=bound)]
+    sockets = None if arguments.socket is None else [socket.socket(fileno=arguments.socket)]
     if warm is None:
         uvicorn.Server(config).run(sockets)
         return
@@ -345,7 +338,7 @@ def main() -> None:
     else:
         with waiting_transactions():
             create_database()
-            serve_prefect(arguments.host, arguments.port, arguments.socket, arguments.allowed_host, arguments.runs)
+            serve_prefect(arguments)
 
 
 if __name__ == "__main__":

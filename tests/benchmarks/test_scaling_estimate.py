@@ -18,15 +18,8 @@ from pipeline.training.profile import Profile
 
 
 def step(**more: object) -> MeasuredStep:
-    parts = {
-        "data": 1.0,
-        "candidates": 2.0,
-        "encoder": 4.0,
-        "main": 8.0,
-        "decoder": 16.0,
-        "loss": 32.0,
-        "optimizer": 1.0,
-    }
+    parts = {"data": 1.0, "candidates": 2.0, "encoder": 4.0, "main": 8.0, "decoder": 16.0, "loss": 32.0}
+    parts["optimizer"] = 1.0
     kept = dict.fromkeys(parts, 1000)
     found = Profile("pretrain", 1, parts, kept, 1e9, 1e12, 0.1)
     values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000}
@@ -36,9 +29,8 @@ def step(**more: object) -> MeasuredStep:
         "further": 1.5,
         "preparing": 0.25,
     }
-    return MeasuredStep(
-        **{"profile": found, **values, "growth": DistinctGrowth([80, 120, 180, 270], 0.5, 1000), **more}
-    )
+    values["growth"] = DistinctGrowth([80, 120, 180, 270], 0.5, 1000)
+    return MeasuredStep(**{"profile": found, **values, **more})
 
 
 def test_distinct_chunks_grow_as_counted_then_as_a_power_up_to_all_of_the_split() -> None:

@@ -17,17 +17,14 @@ from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleO
 from haed.registry import make_system
 from pipeline.run.opened import Continuations, Run, open_run
 from pipeline.run.system import SavedActivations
-from pipeline.run.windows import fixed_subset
 from tests.experiments.conftest import train_tokens
-
-# Bags of the next tokens: their bits against those of frequencies, and what is shown of them.
 
 
 def test_examples_are_of_the_text_and_bits_of_frequencies(text: Path, sharded: Path, tmp_path: Path) -> None:
     bag = ["model.multiscale.layers=1@4", "model.multiscale.upsampling=repeat", "train.steps=60"]
     run = train_tokens("top-down", text, sharded, tmp_path, *bag, "optimizer.learning_rate=0.02")
     found = measures.measure_bags(run)
-    assert measures.finest_scale(run) == 4 and 0.5 < found.metrics["share of a unigram model's bits"] < 1.1
+    assert 0.5 < found.metrics["share of a unigram model's bits"] < 1.1
     valid = b"".join(run.folder.open_corpus().iterate_original_blocks("valid")).decode()
     assert len(found.examples) == 1 + measures.BAG_EXAMPLES
     for before, after, likeliest in found.examples[1:]:
@@ -40,13 +37,8 @@ def test_a_model_without_training_is_no_better_than_chance(scaled: Run) -> None:
     assert measures.measure_bags(scaled).metrics["share of a unigram model's bits"] == pytest.approx(1.6, abs=0.5)
 
 
-# What a shuffled context costs: against every chunk scored by itself, and nothing where nothing is shuffled.
-
-
 def some(run: Run, count: int = 3) -> TokenBatch:
-    found = fixed_subset(run.folder.open_corpus(), run.options.batch.context, count)
-    assert found is not None
-    return found
+    return measures.require_subset(run.folder.open_corpus(), run.options.batch.context, count)
 
 
 @torch.no_grad()
@@ -99,10 +91,7 @@ def test_a_model_of_chunks_has_figures_and_a_line(run: Path) -> None:
     assert [at for at, _ in found.line] == [1, 2, 3.5, 6.5]
 
 
-# Ten bins of equal mass, from the rarest chunks to the most frequent, that make up the whole.
-
-
-def test_bins_are_equal_in_order_and_all(scaled: Run) -> None:
+def test_bins_are_equal_in_order_and_all_and_their_rates_are_those_of_the_whole(scaled: Run) -> None:
     scored = measures.count_chunks(scaled)
     bins = measures.divide_bins(scored)
     assert len(bins) == 10 and max(map(len, bins)) - min(map(len, bins)) <= 1
@@ -110,6 +99,13 @@ def test_bins_are_equal_in_order_and_all(scaled: Run) -> None:
     ends = [(scored.counts[bin].min(), scored.counts[bin].max()) for bin in bins]
     assert all(before[1] <= after[0] for before, after in zip(ends, ends[1:], strict=False))
     assert sum(scored.bits[bin].sum() for bin in bins) == pytest.approx(scored.bits.sum())
+    found = measures.measure_frequency(scaled)
+    sizes = [sum(len(scored.chunks[at]) for at in bin) for bin in bins]
+    bits = sum(rate * size for (_, rate), size in zip(found.line, sizes, strict=True))
+    assert bits == pytest.approx(scored.bits.sum()) and len(found.examples) == 11
+    metrics = found.metrics
+    rarest, most_frequent = metrics["bits a byte, rarest"], metrics["bits a byte, most frequent"]
+    assert metrics["rarest less most frequent"] == rarest - most_frequent
 
 
 def test_counts_are_those_of_training(scaled: Run) -> None:
@@ -120,19 +116,6 @@ def test_counts_are_those_of_training(scaled: Run) -> None:
     scored = measures.count_chunks(scaled)
     wrong = [chunk for chunk, count in zip(scored.chunks, scored.counts, strict=True) if train[chunk] != count]
     assert len(wrong) <= 0.01 * len(scored.chunks)  # two files are joined here
-
-
-def test_rates_of_the_bins_are_those_of_the_whole(scaled: Run) -> None:
-    found, scored = measures.measure_frequency(scaled), measures.count_chunks(scaled)
-    sizes = [sum(len(scored.chunks[at]) for at in bin) for bin in measures.divide_bins(scored)]
-    bits = sum(rate * size for (_, rate), size in zip(found.line, sizes, strict=True))
-    assert bits == pytest.approx(scored.bits.sum()) and len(found.examples) == 11
-    metrics = found.metrics
-    rarest, most_frequent = metrics["bits a byte, rarest"], metrics["bits a byte, most frequent"]
-    assert metrics["rarest less most frequent"] == rarest - most_frequent
-
-
-# What a step keeps: every byte once, and as many as the sizes say.
 
 
 TOKEN = TokenOptions(width=24, heads=4, head_width=6, ffn=40)
@@ -204,9 +187,6 @@ def test_models_whose_sizes_are_not_told_have_no_count() -> None:
     assert compute_saved_bytes(replace(MODELS["vanilla"], token=TokenOptions(dropout=0.1)), 50, 3, 64) is None
 
 
-# Nearest passages by each scale of a model, and the agreement of topics.
-
-
 def test_a_passage_is_nearest_to_itself_and_not_by_where_all_lie() -> None:
     found = torch.randn(20, 8, generator=torch.Generator().manual_seed(0)) + 100
     assert measures.nearest_passages(found[:5], found)[:, 0].tolist() == [0, 1, 2, 3, 4]
@@ -219,8 +199,7 @@ def test_topics_agree_by_rare_words() -> None:
 
 
 def test_vectors_are_of_each_window_by_itself(scaled: Run) -> None:
-    windows = fixed_subset(scaled.folder.open_corpus(), scaled.options.batch.context, 20)
-    assert windows is not None
+    windows = some(scaled, 20)
     found = measures.passage_vectors(scaled, windows)
     longest = int(windows.lengths[:16].sum(1).argmax())
     alone = measures.passage_vectors(scaled, windows[longest : longest + 1])
@@ -239,9 +218,6 @@ def test_a_run_has_figures_by_scale(scaled: Run, monkeypatch: pytest.MonkeyPatch
 def test_a_model_of_chunks_has_no_scales(run: Path) -> None:
     with pytest.raises(ValueError, match="model.kind=haed has no scales"):
         measures.measure_passages(open_run(run))
-
-
-# What is counted in samples.
 
 
 def test_repeats_are_the_share_of_grams_that_were_there() -> None:
@@ -280,9 +256,6 @@ def test_a_run_has_figures_and_examples(scaled: Run, monkeypatch: pytest.MonkeyP
     text = float(found.notes[0].split("bits/char of n-grams ")[1].split(",")[0])
     assert found.metrics["bits/char of n-grams"] > text > 0
     assert found.metrics["seconds a sample"] > 0 and len(found.examples) == 3
-
-
-# Characters a second.
 
 
 def test_the_best_turn_counts_but_not_the_first(scaled: Run, monkeypatch: pytest.MonkeyPatch) -> None:

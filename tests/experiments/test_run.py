@@ -43,14 +43,14 @@ from pipeline.signals import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 
 SMALL = tuple(word for word in TINY if word.split("=")[0].startswith(("model.", "batch.")))
+WIDE = Variant("wide", "quickstart", (*SMALL, "model.decoder.width=24"), {"there": 1.5})
+FLAT = Variant("flat", "flat", (*TOKENS, "batch.context=16", "batch.sequences=2"), {"there": 1.25})
+SHORT = replace(WIDE, name="twin", options=(*WIDE.options, "batch.context=8"))
 TWO = Experiment(
     name="two",
     source="nobody",
     question="two models",
-    variants=(
-        Variant("wide", "quickstart", (*SMALL, "model.decoder.width=24"), {"there": 1.5}),
-        Variant("flat", "flat", (*TOKENS, "batch.context=16", "batch.sequences=2"), {"there": 1.25}),
-    ),
+    variants=(WIDE, FLAT),
     claims=(Claim(text="flat is better", better={"flat": ("wide",)}),),
 )
 
@@ -96,17 +96,16 @@ def test_steps_are_of_equal_number_or_equal_seconds() -> None:
 
 
 def test_runs_of_like_configuration_have_one_folder() -> None:
-    wide = TWO.variants[0]
-    same = {of(wide, *words).run_folder(0, {"train": 3}) for words in ((), ("threads=1",), ("runs_dir=x", "name=else"))}
+    same = {of(WIDE, *words).run_folder(0, {"train": 3}) for words in ((), ("threads=1",), ("runs_dir=x", "name=else"))}
     assert len(same) == 1
-    others = [of(wide, "model.decoder.width=96").run_folder(0, {"train": 3}), of(wide).run_folder(1, {"train": 3})]
-    others.append(replace(of(wide), corpus="text-1234").run_folder(0, {"train": 3}))
-    assert len({*same, *others, of(wide).run_folder(0, {"train": 4})}) == 5
+    others = [of(WIDE, "model.decoder.width=96").run_folder(0, {"train": 3}), of(WIDE).run_folder(1, {"train": 3})]
+    others.append(replace(of(WIDE), corpus="text-1234").run_folder(0, {"train": 3}))
+    assert len({*same, *others, of(WIDE).run_folder(0, {"train": 4})}) == 5
 
 
 def test_a_run_is_named_by_what_its_text_holds_and_not_by_where_it_is(plan: Plan) -> None:
     def name_run() -> str:
-        variants, _ = prepare_variants(replace(TWO, variants=TWO.variants[1:]), plan)
+        variants, _ = prepare_variants(replace(TWO, variants=(FLAT,)), plan)
         (corpus,) = shard_corpora(variants).values()
         return replace(variants[0], corpus=corpus.folder.name).run_folder(0, {"train": 3}).name
 
@@ -121,55 +120,44 @@ def test_a_run_is_named_by_what_its_text_holds_and_not_by_where_it_is(plan: Plan
 
 @pytest.mark.slow
 def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -> None:
-    wide, flat = TWO.variants
-    plain = of(wide)
+    plain = of(WIDE)
     for words in ("optimizer.learning_rate=1e-4",), ("finetune.rate_to=0", "pretrain.seconds=9"), ("seed=3", "name=x"):
-        for phase in wide.phases:
-            assert of(wide, *words).step_identity(phase) == plain.step_identity(phase)
+        for phase in WIDE.phases:
+            assert of(WIDE, *words).step_identity(phase) == plain.step_identity(phase)
     for words in ("optimizer.ema=0.9",), ("pretrain.decode_fraction=0.9",), ("batch.sequences=3",):
-        assert of(wide, *words).step_identity("pretrain") != plain.step_identity("pretrain")
-    assert len({plain.step_identity("pretrain"), plain.step_identity("finetune"), of(flat).step_identity("train")}) == 3
-    twin = replace(wide, name="twin", options=(*wide.options, "optimizer.beta2=0.9"))
-    variants, _ = prepare_variants(replace(TWO, variants=(wide, twin, flat)), plan)
+        assert of(WIDE, *words).step_identity("pretrain") != plain.step_identity("pretrain")
+    assert len({plain.step_identity("pretrain"), plain.step_identity("finetune"), of(FLAT).step_identity("train")}) == 3
+    twin = replace(WIDE, name="twin", options=(*WIDE.options, "optimizer.beta2=0.9"))
+    variants, _ = prepare_variants(replace(TWO, variants=(WIDE, twin, FLAT)), plan)
     corpora = shard_corpora(variants)
-    found = time_steps(variants, corpora, plan, 1.0, lambda: False).seconds
+    found = time_steps(variants, corpora, plan, lambda: False).seconds
     assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
     elsewhere = replace(plan, folder=plan.folder / "three", seeds=3)
     # Read, not measured again, so that runs are reused.
-    assert time_steps(variants, corpora, elsewhere, 2.0, lambda: True).seconds == found
+    assert time_steps(variants, corpora, elsewhere, lambda: True).seconds == found
 
 
 @pytest.mark.slow
 def test_a_variant_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
-    wide, flat = TWO.variants
-    wrong = replace(flat, name="wrong/1", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
+    wrong = replace(FLAT, name="wrong/1", options=(*FLAT.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
     twin = replace(wrong, name="twin", options=(*wrong.options, "optimizer.beta2=0.9"))  # does the same work
-    variants, _ = prepare_variants(replace(TWO, variants=(wide, wrong, twin, flat)), plan)
+    variants, _ = prepare_variants(replace(TWO, variants=(WIDE, wrong, twin, FLAT)), plan)
     for _ in range(2):  # measured, and read
-        found = time_steps(variants, shard_corpora(variants), plan, 1.0, lambda: False)
+        found = time_steps(variants, shard_corpora(variants), plan, lambda: False)
         assert all("factor 9999 exceeds" in found.failures.pop(name) for name in ("wrong/1", "twin"))
         assert not found.failures and {name.split("/")[0] for name in found.seconds} == {"wide", "flat"}
     alone, _ = prepare_variants(replace(TWO, variants=(wrong,)), plan)
     with pytest.raises(ConfigError, match="factor 9999 exceeds"):
-        time_steps(alone, shard_corpora(alone), plan, 1.0, lambda: False)
-
-
-WIDE, FLAT = TWO.variants
-SHORT = replace(WIDE, name="twin", options=(*WIDE.options, "batch.context=8"))
+        time_steps(alone, shard_corpora(alone), plan, lambda: False)
 
 
 @pytest.mark.parametrize(
     ("added", "overrides", "message"),
     [
-        pytest.param(Variant("x", package="y"), (), "package: y is not known. Use one of ", id="an unknown package"),
-        # without blame on the overrides
-        pytest.param(
-            replace(WIDE, name="twin"), ("threads=1",), "^variants 'wide' and 'twin' are the same", id="twins"
-        ),
-        pytest.param(SHORT, ("batch.context=16",), "makes 'wide' and 'twin' the same model", id="overrides make twins"),
-        pytest.param(
-            SHORT, ("source.kind=images", "source.path=x"), "no models of pictures", id="of no variant's data"
-        ),
+        (Variant("x", package="y"), (), "package: y is not known. Use one of "),
+        (replace(WIDE, name="twin"), ("threads=1",), "^variants 'wide' and 'twin' are the same"),  # no override's fault
+        (SHORT, ("batch.context=16",), "makes 'wide' and 'twin' the same model"),
+        (SHORT, ("source.kind=images", "source.path=x"), "no models of pictures"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
@@ -180,7 +168,7 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_variants_of_other_data_than_the_overrides_give_are_left_out(plan: Plan) -> None:
-    pictures = replace(TWO.variants[1], name="pictures", data="pictures")
+    pictures = replace(FLAT, name="pictures", data="pictures")
     experiment = replace(TWO, variants=(*TWO.variants, pictures))
     variants, notes = prepare_variants(experiment, replace(plan, overrides=("source.kind=stdlib",)))
     assert [each.variant.name for each in variants] == ["wide", "flat"]
@@ -236,8 +224,8 @@ def test_one_of_the_catalogue_is_run_whole_at_a_four_hundredth_of_minutes(
 
 @pytest.mark.nightly
 def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
-    wrong = replace(TWO.variants[1], name="wrong", options=(*TWO.variants[1].options, "resume=required"))
-    experiment = replace(TWO, variants=(TWO.variants[1], wrong))
+    wrong = replace(FLAT, name="wrong", options=(*FLAT.options, "resume=required"))
+    experiment = replace(TWO, variants=(FLAT, wrong))
     long = replace(plan, seconds=600.0)
     with pytest.raises(TrainingInterrupted, match="saved"):
         make_runs(experiment, long, lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl")))
@@ -256,8 +244,7 @@ def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan
 
 
 def test_time_and_memory_are_of_one_run_of_a_variant() -> None:
-    wide, flat = TWO.variants
-    done = [VariantRun(variant, seed, Path()) for seed in range(3) for variant in (wide, flat)]
+    done = [VariantRun(variant, seed, Path()) for seed in range(3) for variant in (WIDE, FLAT)]
     done[0].failure = "lost"
     assert select_measured("samples", done) == done[1:]
     assert select_measured("profile", done) == [done[1], done[2]]
@@ -332,7 +319,7 @@ def test_a_result_names_the_version_of_a_package(plan: Plan) -> None:
     if not PACKAGES["x-transformers"].is_installed:
         pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
     theirs = Variant("theirs", package="x-transformers")
-    result = run_experiment(replace(TWO, variants=(theirs, TWO.variants[1])), replace(plan, parallel=1))
+    result = run_experiment(replace(TWO, variants=(theirs, FLAT)), replace(plan, parallel=1))
     assert f"versions: x-transformers {version('x-transformers')}" in result.notes and ";" not in result.machine
 
 

@@ -29,18 +29,15 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def python(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder, and returns what it says."""
     command, env = [sys.executable, *arguments], clean_environment(**environment)
     return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True)
 
 
 def haed(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a folder, and returns what it says."""
     return python(place, "-m", "flows.cli", *arguments, **environment)
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports of this machine that nobody uses now."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))

@@ -67,12 +67,10 @@ class Served:
         return len(found) == len(FLOWS) and all(item["status"] == "READY" for item in found)
 
     def found(self) -> list[dict[str, Any]]:
-        """The deployments of this folder."""
         asked = {"deployments": {"name": {"like_": f"-{deployment_suffix(self.folder)}"}}}
         return list(call(self.address, "/deployments/filter", asked))
 
     def deployments(self) -> dict[str, str]:
-        """Ids by the flow's name."""
         return {item["tags"][0]: item["id"] for item in self.found()}
 
     def trigger(self, flow: str, parameters: dict[str, object], deployment: str = "") -> str:
@@ -89,11 +87,9 @@ class Served:
             assert main([command, "--config", "quickstart", *words]) == 0
 
     def state(self, run: str) -> str:
-        """Type of a run's state."""
         return str(call(self.address, f"/flow_runs/{run}")["state_type"])
 
     def cancel(self, run: str) -> None:
-        """Cancels a run as the UI does."""
         self.set_state(run, "CANCELLING", "Cancelling")
 
     def set_state(self, run: str, type: str, name: str, **more: object) -> None:
@@ -102,16 +98,13 @@ class Served:
         until(PATIENCE, lambda: call(self.address, f"/flow_runs/{run}/set_state", asked))
 
     def message(self, run: str) -> str:
-        """The message of a run's state."""
         return str(call(self.address, f"/flow_runs/{run}")["state"]["message"])
 
     def lines(self, run: str) -> list[str]:
-        """The log of a run."""
         of_it = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
         return [line["message"] for line in call(self.address, "/logs/filter", of_it)]
 
     def said(self) -> str:
-        """What it printed."""
         return (self.folder / "log").read_text()
 
     def stop(self) -> None:
@@ -127,7 +120,6 @@ class Served:
 
 
 def engine(served: Served) -> psutil.Process:
-    """The process of the flow that runs now."""
     children = psutil.Process(served.process.pid).children()
     return next(child for child in children if "prefect.engine" in child.cmdline())
 
@@ -150,27 +142,25 @@ def prefect_home(database: Path, tmp_path: Path) -> None:
     lay_database(database, tmp_path)
 
 
-def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterator[Served]:
-    """Started with an empty database, and with the folder `text` beside it; tests/test_wheel.py starts from nothing."""
+@pytest.fixture(scope="module")
+def served(
+    text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    """One for the tests of a module, which may kill it and start it again; a module's ARGUMENTS are added.
+
+    It has an empty database, and the folder `text` beside it; tests/test_wheel.py starts from nothing.
+    """
+    folder = tmp_path_factory.mktemp("served")
     (folder / "text").symlink_to(text)
     lay_database(database, folder)
     made = Served(folder)
-    made.start(*arguments)
+    made.start(*getattr(request.module, "ARGUMENTS", ()))
     yield made
     print(made.said()[-20_000:])  # shown beside what failed
     try:
         check_texts(made.address)
     finally:
         made.stop()
-
-
-@pytest.fixture(scope="module")
-def served(
-    text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Served]:
-    """One for the tests of a module, which may kill it and start it again; a module's ARGUMENTS are added."""
-    folder = tmp_path_factory.mktemp("served")
-    yield from serving(text, database, folder, *getattr(request.module, "ARGUMENTS", ()))
 
 
 @pytest.fixture(scope="module")

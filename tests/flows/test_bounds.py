@@ -17,14 +17,7 @@ from tests.flows.api import python
 BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]
 
 
-def form(flow: Any, runs: list[str]) -> dict[str, Any]:
-    made = parameter_schema(flow)
-    add_run_choices(made.properties, runs)
-    return dict(made.model_dump())
-
-
 def inner(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """All schemas in a schema, with where each stands."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     yield path, schema
@@ -37,11 +30,17 @@ def inner(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -
         yield from inner(field, definitions, f"{path}.{name}")
 
 
+def form(flow: Any, runs: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """All schemas of a form, with where each stands."""
+    made = parameter_schema(flow)
+    add_run_choices(made.properties, runs)
+    return list(inner({"properties": made.properties}, made.definitions or {}, flow.name))
+
+
 @pytest.mark.parametrize("runs", [[], ["a", "b"]], ids=["no runs", "runs"])
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: str(flow.name))
 def test_every_number_text_and_list_of_every_form_has_bounds(flow: Any, runs: list[str]) -> None:
-    made = form(flow, runs)
-    found = list(inner({"properties": made["properties"]}, made.get("definitions") or {}, flow.name))
+    found = form(flow, runs)
     assert len(found) > 2
     for place, schema in found:
         assert {"anyOf", "enum", "const", "type", "properties"} & set(schema), place

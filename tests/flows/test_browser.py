@@ -18,8 +18,6 @@ NO_GRAPH = "--disable-3d-apis"  # Prefect draws a run's graph 60 times a second;
 
 
 class Person:
-    """Somebody at the browser."""
-
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
         found = call(address, "/deployments/filter", {})
@@ -44,7 +42,6 @@ class Person:
 
     @staticmethod
     def label(name: str) -> str:
-        """Where a form has the label of a field."""
         return f"xpath=//label[starts-with(concat(normalize-space(.), ' '), '{name} ')]"
 
     def runs(self) -> Any:

@@ -22,11 +22,11 @@ from pipeline.signals import StopSignal
 LONG = ("shard", "evaluate", "index", "analyse")
 DEPLOYMENTS = {flow: uuid4() for flow in (*TRAINING_FLOWS, *LONG, *QUICK_FLOWS)}
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+Settled = list[tuple[UUID, int, float | None, bool]]
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 
 
 def start_deaf_process() -> "subprocess.Popen[bytes]":
-    """A process that SIGTERM does not end."""
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     process.stdout.close()
@@ -34,9 +34,9 @@ def start_deaf_process() -> "subprocess.Popen[bytes]":
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[UUID, int, float | None, bool]]:
+def settled(monkeypatch: pytest.MonkeyPatch) -> Settled:
     """Run, exit status and seconds after Cancel of what was reported."""
-    calls: list[tuple[UUID, int, float | None, bool]] = []
+    calls = Settled()
     monkeypatch.setattr(dispatcher, "settle_flow_run", lambda *reported: calls.append(reported))
     return calls
 
@@ -113,7 +113,7 @@ def test_a_run_without_a_place_is_told_who_has_them_once_and_again_when_that_cha
 
 
 def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[UUID, int, float | None, bool]]
+    monkeypatch: pytest.MonkeyPatch, settled: Settled
 ) -> None:
     monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.5)
     made, states = FlowDispatcher(DEPLOYMENTS, StopSignal()), {}
@@ -134,9 +134,7 @@ def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
     assert made._end_all() == 0 and settled[2:] == [(ids["index"], -signal.SIGTERM, None, False)] and not made._running
 
 
-def test_a_flow_that_does_not_end_is_killed_and_counted(
-    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[UUID, int, float | None, bool]]
-) -> None:
+def test_a_flow_that_does_not_end_is_killed_and_counted(monkeypatch: pytest.MonkeyPatch, settled: Settled) -> None:
     monkeypatch.setattr(dispatcher, "PATIENCE_SECONDS", 0.3)
     made = FlowDispatcher(DEPLOYMENTS, StopSignal())
     made._running[id := uuid4()] = FlowProcess("train", start_deaf_process())

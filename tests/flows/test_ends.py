@@ -15,7 +15,7 @@ from pipeline.run.run_directory import RunFolder
 from tests.flows.api import PATIENCE, call, clean_environment, has_begun, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800), pytest.mark.usefixtures("corpus")]
 ARGUMENTS = ("--trainings", "0")
 ENDLESS = ["train.steps=1000000", "checkpoint.every_steps=1000000", "checkpoint.every_seconds=null"]
 
@@ -40,7 +40,6 @@ ENDS: dict[str, tuple[Callable[[subprocess.Popen[bytes]], None], dict[str, list[
 }
 
 
-@pytest.mark.usefixtures("corpus")
 def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one_settles_every_record(
     served: Served,
 ) -> None:
@@ -109,7 +108,6 @@ def evaluate(served: Served, name: str = "whole") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deleted"])
-@pytest.mark.usefixtures("corpus")
 def test_a_run_that_is_stopped_while_it_evaluates_ends_soon(served: Served, how: str) -> None:
     runs, process = evaluate(served, how), engine(served)
     if how == "deleted":
@@ -140,7 +138,6 @@ def test_cancel_within_a_validation_of_minutes_saves_the_last_step(served: Serve
     assert latest.read_text().strip() == "step-00000001"
 
 
-@pytest.mark.usefixtures("corpus")
 def test_what_a_kill_took_is_said(served: Served) -> None:
     metrics = served.folder / "runs/killed/train/metrics.jsonl"
     run = served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, "name=killed", "log_steps=1"]})

@@ -18,7 +18,6 @@ def typed(group: type, **values: Any) -> Any:
 
 
 def read(*overrides: str, stage: str = "haed", **fields: Any) -> dict[str, Any]:
-    """The values of a form, by dotted key."""
     return read_form(stage, {"preset": "quickstart", "overrides": list(overrides)} | fields)[2]
 
 

@@ -43,7 +43,6 @@ def test_what_can_be_kept_and_what_is_no_json_goes_to_the_server(body: bytes) ->
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """An application that answers with what it was sent."""
     await Response(await Request(scope, receive).body())(scope, receive, send)
 
 

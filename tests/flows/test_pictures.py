@@ -62,7 +62,6 @@ class Camera:
 
 
 def train(served: Served) -> None:
-    """Trains a tiny run `quickstart`, in this process."""
     for command in ("shard", "pretrain", "finetune"):
         served.work(command, *TRAINED)
     with contextlib.chdir(served.folder):

@@ -24,7 +24,7 @@ from flows.middleware import WORDS, explain_errors
 from flows.serve import _load_or_create_password, _prepare_own_server
 from flows.server import explain_refusal, is_server_healthy
 from tests.flows.api import PATIENCE, clean_environment, free_ports, haed, until
-from tests.flows.test_bounds import inner
+from tests.flows.test_bounds import form
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
 TYPED += ["https://hunter2@host/x"]
@@ -34,21 +34,12 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def texts(flow: Any) -> dict[str, str | None]:
-    """The patterns of all texts of a form, by where each stands."""
-    made = parameter_schema(flow).model_dump()
-    found = inner({"properties": made["properties"]}, made.get("definitions") or {}, flow.name)
-    return {place: each.get("pattern") for place, each in found if each.get("type") == "string" and "enum" not in each}
-
-
-def test_every_pattern_of_a_form_has_words() -> None:
-    assert {pattern for flow in FLOWS for pattern in texts(flow).values()} == set(WORDS)
-
-
-@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: str(flow.name))
-def test_no_text_of_any_form_takes_an_address_with_a_password(flow: Any) -> None:
-    found = texts(flow)
-    assert found and not {place: pattern for place, pattern in found.items() if pattern not in WORDS}
+def test_no_text_of_any_form_takes_an_address_with_a_password_and_every_pattern_has_words() -> None:
+    patterns = [
+        {each.get("pattern") for _, each in form(flow, []) if each.get("type") == "string" and "enum" not in each}
+        for flow in FLOWS
+    ]
+    assert all(patterns) and set[str | None]().union(*patterns) == {*WORDS}
 
 
 @pytest.mark.parametrize("typed", TYPED)

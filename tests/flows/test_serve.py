@@ -23,7 +23,7 @@ from flows.flows import FLOWS
 from tests.flows.api import PATIENCE, call, clean_environment, haed, has_begun, python, until
 from tests.flows.conftest import SETTINGS, Served, at_rest, engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("corpus")]
 DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 STEPS = 120  # enough to be killed at a tenth of them
 
@@ -43,10 +43,12 @@ def kill_server(served: Served) -> None:
     os.kill(int(subprocess.run(command, capture_output=True).stdout.split()[0]), signal.SIGKILL)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    latest = (folder / "train/checkpoints/latest").read_text().strip()
-    assert latest == f"step-{STEPS:08d}"
-    return load_file(folder / "train/checkpoints" / latest / "model.safetensors")
+def check_weights(served: Served, *names: str) -> None:
+    """All weights of some runs are the same at the last step."""
+    checkpoints = [served.folder / "runs" / name / "train/checkpoints" for name in names]
+    assert {(each / "latest").read_text().strip() for each in checkpoints} == {f"step-{STEPS:08d}"}
+    expected, *others = (load_file(each / f"step-{STEPS:08d}/model.safetensors") for each in checkpoints)
+    assert others and all(torch.equal(other[key], value) for other in others for key, value in expected.items())
 
 
 def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> None:
@@ -86,7 +88,6 @@ def test_pages_of_runs_lead_to_forms_that_are_filled_in(served: Served) -> None:
     assert listed["state"] == "Failed" and listed["address"].endswith(run) and listed["date"]
 
 
-@pytest.mark.usefixtures("corpus")
 def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
     """-9 to the flow's process and to `haed serve`, each while a training runs."""
     wrong = served.trigger("train", {"overrides": ["train.step=3"]})
@@ -112,10 +113,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
             assert served.state(runs["serve"]) == "CRASHED" and "marked as crashed: train serve" in served.said()
             served.set_state(runs["serve"], "SCHEDULED", "AwaitingRetry")
         until(PATIENCE, lambda run=runs[name]: served.state(run) == "COMPLETED")
-    expected = weights(served.folder / "runs/alone")
-    for name in runs:
-        found = weights(served.folder / "runs" / name)
-        assert all(torch.equal(found[key], value) for key, value in expected.items()), name
+    check_weights(served, "alone", *runs)
 
     name = f"report/report-{deployment_suffix(served.folder)}"
     prefect = partial(python, served.folder, "-m", "prefect", "deployment", PREFECT_API_URL=f"{served.address}/api")
@@ -125,18 +123,15 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("corpus")
 def test_a_training_outlives_a_server_that_is_killed(served: Served) -> None:
     served.work("train", *SETTINGS, f"train.steps={STEPS}", "name=undisturbed")
     run = served.trigger("train", {"overrides": [*SETTINGS, f"train.steps={STEPS}", "name=server"]})
     until(PATIENCE, (served.folder / "runs/server/train/checkpoints/latest").is_file)
     kill_server(served)
     until(PATIENCE, lambda: served.state(run) == "COMPLETED")
-    found, expected = (weights(served.folder / "runs" / name) for name in ("server", "undisturbed"))
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    check_weights(served, "undisturbed", "server")
 
 
-@pytest.mark.usefixtures("corpus")
 def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows_in_its_folder(served: Served) -> None:
     together = [*SETTINGS, "train.steps=100000", "name=together", "launcher.processes=2"]
     run = served.trigger("train", {"overrides": together})
@@ -179,13 +174,11 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
 
 
 def stage(served: Served, name: str) -> str:
-    """The id of the newest run of a stage."""
     asked = {"flows": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
     return str(call(served.address, "/flow_runs/filter", asked)[0]["id"])
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("corpus")
 def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(served: Served) -> None:
     base = [*SETTINGS, "train.steps=1000000", "pretrain.steps=1000000", "checkpoint.every_steps=1000000"]
     base += ["checkpoint.every_seconds=null"]
@@ -217,7 +210,6 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("corpus")
 def test_cancel_ends_a_run_that_was_started_in_a_terminal(served: Served) -> None:
     where = clean_environment(PREFECT_API_URL=f"{served.address}/api")
     command = [sys.executable, "-m", "flows.cli", "run", *SETTINGS, "name=typed", "pretrain.steps=1000000"]
@@ -231,7 +223,6 @@ def test_cancel_ends_a_run_that_was_started_in_a_terminal(served: Served) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("corpus")
 def test_a_question_is_answered_while_there_are_more_trainings_than_prefect_has_places(
     served: Served, whole: Path
 ) -> None:

@@ -18,50 +18,52 @@ from tests.flows.api import PATIENCE, clean_environment, free_ports, until
 
 TURNS = """
 import asyncio, json
+from contextlib import asynccontextmanager
 import sqlalchemy as sa
 from flows.server import waiting_transactions
 from prefect.server.database import provide_database_interface
 
-async def count(database):
-    async def run(*words):
-        session = await database.session(await database.engine())
-        async with session, database.begin_transaction(session):
-            found = [await session.execute(sa.text(word)) for word in words]
+@asynccontextmanager
+async def begin(database):
+    session = await database.session(await database.engine())
+    async with session, database.begin_transaction(session):
+        async def run(*words, **values):
+            found = [await session.execute(sa.text(word), values) for word in words]
             return found[-1].scalar() if found[-1].returns_rows else None
+        yield run
 
+async def count(database):
     async def add():
-        session = await database.session(await database.engine())
-        async with session, database.begin_transaction(session):
-            number = (await session.execute(sa.text("select n from t"))).scalar()
+        async with begin(database) as run:
+            number = await run("select n from t")
             await asyncio.sleep(0.1)
-            await session.execute(sa.text("update t set n = :n"), {"n": number + 1})
+            await run("update t set n = :n", n=number + 1)
 
-    await run("drop table if exists t", "create table t (n int)", "insert into t values (0)")
+    async with begin(database) as run:
+        await run("drop table if exists t", "create table t (n int)", "insert into t values (0)")
     said = await asyncio.gather(*(add() for _ in range(4)), return_exceptions=True)
-    found = await run("select n from t")
+    async with begin(database) as run:
+        found = await run("select n from t")
     await (await database.engine()).dispose()
     return [found, sum("database is locked" in str(item) for item in said)]
 
 async def leave(database):
     # One that waits is given up, as when its client goes away, while another one goes on and has one within.
-    engine, begun = await database.engine(), asyncio.Event()
+    begun = asyncio.Event()
 
     async def hold():
-        session = await database.session(engine)
-        async with session, database.begin_transaction(session):
-            await session.execute(sa.text("update t set n = n + 1"))
+        async with begin(database) as run:
+            await run("update t set n = n + 1")
             begun.set()
             await asyncio.sleep(0.5)
-            within = await database.session(engine)
-            async with within, database.begin_transaction(within):
-                before = (await within.execute(sa.text("select n from t"))).scalar()
-            await session.execute(sa.text("update t set n = n + 1"))
+            async with begin(database) as within:
+                before = await within("select n from t")
+            await run("update t set n = n + 1")
             return before
 
     async def wait():
-        session = await database.session(engine)
-        async with session, database.begin_transaction(session):
-            await session.execute(sa.text("select n from t"))
+        async with begin(database) as run:
+            await run("select n from t")
 
     holds = asyncio.create_task(hold())
     await begun.wait()
@@ -71,7 +73,7 @@ async def leave(database):
         each.cancel()
     found = await asyncio.wait_for(holds, 20)
     await asyncio.wait_for(waits[2], 20)
-    await engine.dispose()
+    await (await database.engine()).dispose()
     return found
 
 theirs = asyncio.run(count(provide_database_interface().database_config))

@@ -45,7 +45,6 @@ def test_values_that_make_no_runs_are_told(words: list[str], said: str) -> None:
 
 
 def plan(values: list[str], overrides: list[str], **fields: Any) -> list[SweptRun]:
-    """The runs of a sweep of quickstart."""
     given = {"preset": "quickstart", "name": "x", "source": "", "overrides": overrides, "values": values} | fields
     return plan_runs(FormSubmission("quickstart", [], load_options("quickstart", [f"name={given['name']}"]), given))
 
