@@ -16,7 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from data.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from data.processes import process_pool
 from pipeline.config import Options
-from pipeline.run.sharding import ClusterError, explain_dask_errors, find_versions, open_dask_client, pack_remote_write
+from pipeline.run.sharding import ClusterError, RemoteWrite, explain_dask_errors, find_versions, open_dask_client
 
 _SMALL_BYTES = 1 << 24  # written within seconds
 _MOST_ON_DASK = 100  # parts that wait for a cluster at a time
@@ -77,7 +77,7 @@ def _open_pool(
 
             def write_on_dask(write: Any, part: Part) -> None:
                 with explain_dask_errors(address, part):
-                    executor.submit(pickle.loads, pack_remote_write(versions, write, part)).result()
+                    executor.submit(pickle.loads, pickle.dumps(RemoteWrite(versions, write, part))).result()
 
             yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(executor.shutdown, wait=False)
     elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:

@@ -151,13 +151,10 @@ def _find_file_in_path(path: str) -> str:
     return next((str(part) for part in parts if os.path.lexists(part) and not part.is_dir()), "")
 
 
+_OTHER_DISK = "or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
 _SYSTEM_ADVICE = {
-    errno.ENOSPC: (
-        "no space left on the disk. Free some, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
-    ),
-    errno.EDQUOT: (
-        "the disk quota is used up. Free some space, or choose another disk with runs_dir=, shards_dir=, loader.cache_dir= or TMPDIR"
-    ),
+    errno.ENOSPC: f"no space left on the disk. Free some, {_OTHER_DISK}",
+    errno.EDQUOT: f"the disk quota is used up. Free some space, {_OTHER_DISK}",
     errno.EFBIG: "the file exceeds a size limit (of ulimit -f or the file system). Raise the limit",
     errno.EMFILE: "too many files are open. Raise the limit of open files (ulimit -n)",
     errno.EAGAIN: (

@@ -294,18 +294,18 @@ def find_similar_keys(name: str) -> list[str]:
             return inner  # decoder.kind
         if close := difflib.get_close_matches(name, option_names(), 1, 0.85):
             return close
+    ends = {key: key.rpartition(".")[2] for key in option_names()}
+    ending = [key for key, end in ends.items() if end == last]
     if last in _OPTION_OF:
         phases = [above] if above in PHASES else PHASES
         keys = [key.replace("…", phase) for key in _OPTION_OF[last].split() for phase in phases]
-        ending = [key for key in option_names() if key.rpartition(".")[2] == last]
         return list(dict.fromkeys([*keys, *(key for key in ending if not above and len(ending) < 4)]))
-    ends = {key: key.rpartition(".")[2] for key in option_names()}
     inside = [key for key in option_names() if above and key.startswith(f"{above}.")]
     if close := difflib.get_close_matches(last, [ends[key] for key in inside], 1, 0.7):
         similar = [key for key in inside if ends[key] == close[0]]
         return [key for key in similar if key.count(".") == above.count(".") + 1] or similar
-    if last in ends.values():
-        return [key for key, end in ends.items() if end == last]
+    if ending:
+        return ending
     if close := difflib.get_close_matches(name, option_names(), 1, 0.8):
         return close
     if "_" in last and (whole := [key for key in option_names() if key.replace(".", "_").endswith(f"_{last}")]):
@@ -331,16 +331,13 @@ def suggest_option(name: str, value: Any = None) -> str:
     (key,) = keys
     if last in ("minutes", "hours") and isinstance(value, str):
         value = f"{value} {last}"
-    fits = isinstance(value, str) and value and not _is_value_as_name(key, last) and _accepts_value(key, value)
+    # Another program's name may already determine the value: fp16=true, gpu=0.
+    is_value = key == "device" or key == "precision" and last not in ("dtype", "torch_dtype", "mixed_precision")
+    fits = isinstance(value, str) and value and not is_value and _accepts_value(key, value)
     if last in _OPTION_OF:
         condition = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
         return f"use {key}={value if fits else _example_value(key, last, value)}{condition}"
     return f"did you mean {key}={value if fits else ''}?"
-
-
-def _is_value_as_name(key: str, name: str) -> bool:
-    """Return whether another program's name already determines the value: fp16=true, gpu=0."""
-    return key == "device" or key == "precision" and name not in ("dtype", "torch_dtype", "mixed_precision")
 
 
 def _example_value(key: str, name: str, value: Any) -> str:

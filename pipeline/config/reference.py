@@ -5,7 +5,7 @@
 
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -25,11 +25,12 @@ class Explanation:
     """The declaration of an option.
 
     Attributes:
-        key: its dotted key.
+        key: dotted key.
         meaning: its description, and the kinds of its section that use it if not all do.
         unit: unit of its numbers, or empty.
         range: the values that it accepts.
         default: its default as it is written on the command line.
+        value: its value, of an option that `search_options` found.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Explanation:
     unit: str
     range: str
     default: str
+    value: Any = None
 
     @property
     def paragraphs(self) -> tuple[str, str]:
@@ -126,14 +128,7 @@ def comment_options(options: Options) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class FoundOption(Explanation):
-    """An option that `search_options` found, with its value."""
-
-    value: Any
-
-
-def search_options(options: Options, words: str) -> list[FoundOption]:
+def search_options(options: Options, words: str) -> list[Explanation]:
     """Return the options with all words in their key or meaning. The beginning of a word is enough.
 
     Options that the kind of model does not use are left out.
@@ -147,13 +142,13 @@ def search_options(options: Options, words: str) -> list[FoundOption]:
         explained = explain_option(key)
         text = f"{key} {key.replace('_', ' ')} {explained.meaning}"
         if all(pattern.search(text) for pattern in patterns):
-            matches.append(FoundOption(**vars(explained), value=get_option(options, key)))
+            matches.append(replace(explained, value=get_option(options, key)))
     if not matches:
         raise ConfigError(f"no option has {words!r} in its name or meaning. Search for one word, such as --search rate")
     return matches
 
 
-def format_options(matches: list[FoundOption]) -> str:
+def format_options(matches: list[Explanation]) -> str:
     """Return options as text: each as it is typed, then its meaning and facts."""
     lines = []
     for each in matches:

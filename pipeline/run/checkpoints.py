@@ -56,7 +56,7 @@ from data.filesystem import (
     write_atomically,
 )
 from data.processes import free_memory
-from pipeline.config import Options, applies_to, diff_trees
+from pipeline.config import Options, Phase, applies_to, diff_trees
 from pipeline.console import cut_middle, warn_once
 from pipeline.run.files import ChecksumCache, describe_mistake, type_adapter
 
@@ -157,9 +157,9 @@ class Checkpoint:
     average: "dict[str, Tensor] | None" = None
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """The training phase."""
-        return self.path.parent.parent.name
+        return cast(Phase, self.path.parent.parent.name)
 
     @property
     def step(self) -> int:

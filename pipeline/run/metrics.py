@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 from data.filesystem import (
     MANY,
@@ -116,19 +116,6 @@ class RunSummary:
     report: Path | None = None
 
 
-class Tracker(Protocol):
-    """A program in which people look at runs, such as TensorBoard; see `pipeline.run.trackers`."""
-
-    def write_record(self, record: Record) -> None:
-        """Take the metrics of a step."""
-
-    def write_summary(self, summary: RunSummary) -> None:
-        """Take options and results, in place of earlier ones."""
-
-    def close(self, finished: bool) -> None:
-        """Finish writing. `finished` is false after an interruption or error."""
-
-
 class Metrics:
     """Writer of a phase's metrics to its append-only logs.
 
@@ -138,16 +125,16 @@ class Metrics:
     Args:
         folder: the phase's folder.
         step: step from which the phase is resumed; later records are dropped.
+        trackers: called with every record, before it is sure to be on the disk.
+        listeners: called with every record afterwards, and after every step with the position.
         validated: step of the last validation before it; later validations, which are repeated, are dropped.
-        trackers: given every record. Whoever opened them closes them.
-        listeners: called with every record, and after every step with the position.
     """
 
     def __init__(
         self,
         folder: Path,
         step: int,
-        trackers: Sequence[Tracker] = (),
+        trackers: Sequence[Listener] = (),
         listeners: Sequence[Listener] = (),
         validated: float = math.inf,
     ) -> None:
@@ -159,8 +146,8 @@ class Metrics:
     def write_record(self, record: Record) -> None:
         """Write one record, which must have a `step`."""
         self._lines.write(encode_record(record))
-        for tracker in self._trackers:
-            tracker.write_record(record)
+        for write_record in self._trackers:
+            write_record(record)
         try:
             self._lines.flush()
         except OSError as error:

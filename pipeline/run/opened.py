@@ -36,7 +36,7 @@ from pipeline.config import (
     requested_likelihood,
 )
 from pipeline.console import escape_control_characters, warn_once
-from pipeline.run.checkpoints import Checkpoint, load_chosen, load_weights
+from pipeline.run.checkpoints import Checkpoint, load_weights
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MOST_WORD_BITS, MixtureParts, RememberedParts
 from pipeline.run.index.probe import Probe
@@ -184,10 +184,8 @@ class Run:
 
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
         self.folder, self.options = folder, deepcopy(options) if options else folder.load_options()
-        self.phase = folder.trained_phase(self.options.evaluate.stage)
-        checkpoint = load_chosen(folder.phase_folder(self.phase) / "checkpoints")
-        if self.options.evaluate.stage is None:
-            checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
+        checkpoint = folder.select_checkpoint(self.options.evaluate.stage, load=True)
+        self.phase = checkpoint.phase
         folder.check_unchanged(self.options, checkpoint)
         trained = checkpoint.state["options"].get(self.phase, {})  # config.yaml may say otherwise since
         of_phase = getattr(self.options, self.phase)

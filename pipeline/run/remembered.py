@@ -220,7 +220,7 @@ def read_documents(
     for part in cut_documents(documents, system.cut.k, system.cut.context, stride, at_once=32):
         mixture_scores = system.score(part.windows, part.new)
         check_finite(mixture_scores.joint_log_prob, "scores")
-        for document, _, chunks, scores in read_windows(part, mixture_scores):
+        for document, chunks, scores in read_windows(part, mixture_scores):
             if document != number:
                 memory, number = start_document(), document
             read.append(memory.read_chunks(chunks, scores))

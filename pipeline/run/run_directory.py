@@ -41,7 +41,14 @@ from data.urls import is_remote, redact_urls
 from data.vocabulary import frequent_words
 from pipeline.config import ConfigError, Options, Phase, dump_options, list_presets, load_options
 from pipeline.console import warn_once
-from pipeline.run.checkpoints import Checkpoint, choose_checkpoint, has_checkpoint, identity_differences, make_identity
+from pipeline.run.checkpoints import (
+    Checkpoint,
+    choose_checkpoint,
+    has_checkpoint,
+    identity_differences,
+    load_chosen,
+    make_identity,
+)
 from pipeline.run.files import CorpusRecord, Environment, read_as
 from pipeline.suggestions import format_command
 
@@ -297,29 +304,24 @@ class RunFolder:
             f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''}. Train it with {commands} first"
         )
 
-    def select_checkpoint(self, wanted: Phase | None = None) -> Checkpoint:
+    def select_checkpoint(self, wanted: Phase | None = None, load: bool = False) -> Checkpoint:
         """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose_checkpoint`.
+
+        Warn, once a command, if a later phase than the one used has begun and has no checkpoint. With `load`, the model
+        is loaded.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
             ValueError: no checkpoint is whole.
         """
         phase = self.trained_phase(wanted)
-        checkpoint = choose_checkpoint(self.phase_folder(phase) / "checkpoints")
-        return checkpoint if wanted else replace(checkpoint, fallback=self.explain_phase(phase, checkpoint.fallback))
-
-    def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
-        """Warn, once a command, if a later phase than the one used has begun and has no checkpoint.
-
-        Returns:
-            This and `fallback`, a problem with the checkpoint itself, joined; None if nothing is wrong.
-        """
-        for later in LATEST_FIRST[: LATEST_FIRST.index(phase)]:
+        checkpoint = (load_chosen if load else choose_checkpoint)(self.phase_folder(phase) / "checkpoints")
+        for later in LATEST_FIRST[: LATEST_FIRST.index(phase)] if wanted is None else ():
             folder = self.phase_folder(later)
             if os.path.isfile(path := folder / "metrics.jsonl") and os.path.getsize(path):
                 reason = warn_once(f"{folder} has metrics but no checkpoint; using that of {phase} instead")
-                return "; ".join(filter(None, [reason, fallback]))
-        return fallback
+                return replace(checkpoint, fallback="; ".join(filter(None, [reason, checkpoint.fallback])))
+        return checkpoint
 
     def check_unchanged(self, options: Options | None = None, checkpoint: Checkpoint | None = None) -> None:
         """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.

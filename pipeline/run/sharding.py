@@ -171,17 +171,18 @@ def explain_dask_errors(address: str, part: Part | None = None) -> Iterator[None
 
 
 @dataclass(frozen=True)
-class RemoteCall:
-    """A call that a worker of Dask makes when it unpickles this object: `pickle.loads` is the task, this its argument.
+class RemoteWrite:
+    """A call of `write_remotely` that a worker of Dask makes when it unpickles this: `pickle.loads` is the task.
 
     Dask itself unpickles tasks outside of them. A worker that cannot import their modules ends there, as all do in turn.
     """
 
-    function: Callable[..., None]
-    arguments: tuple[Any, ...]
+    versions: dict[str, str]
+    write: Callable[[Part], None]
+    part: Part
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return self.function, self.arguments
+        return write_remotely, (self.versions, self.write, self.part)
 
 
 def find_versions(source: SourceOptions) -> dict[str, str]:
@@ -191,11 +192,6 @@ def find_versions(source: SourceOptions) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
-
-
-def pack_remote_write(versions: dict[str, str], write: Callable[[Part], None], part: Part) -> bytes:
-    """Return the call of `write_remotely` with these arguments, which a worker makes by `pickle.loads`."""
-    return pickle.dumps(RemoteCall(write_remotely, (versions, write, part)))
 
 
 def write_remotely(versions: dict[str, str], write: Callable[[Part], None], part: Part) -> None:
@@ -212,7 +208,7 @@ def write_remotely(versions: dict[str, str], write: Callable[[Part], None], part
 
 def _map_on_dask(address: str, workers: int, write: Any, parts: tuple[Part, ...]) -> None:
     versions = find_versions(parts[0].source)
-    calls = [pack_remote_write(versions, write_persistently, part) for part in parts]
+    calls = [pickle.dumps(RemoteWrite(versions, write_persistently, part)) for part in parts]
     with open_dask_client(address, workers) as client, explain_dask_errors(address, parts[0]):
         client.gather(client.map(pickle.loads, calls, pure=False))
 

@@ -1,7 +1,7 @@
 """Trackers: TensorBoard, MLflow and W&B, which show the metrics, options, results and samples of a run.
 
-All three take the same calls, see `pipeline.run.metrics.Tracker`. TensorBoard's files are written at once. The other two
-get theirs from a thread, so that a slow or missing server delays no training step.
+All three take the same calls. TensorBoard's files are written at once. The other two get theirs from a thread, so that a
+slow or missing server delays no training step.
 
 A run of haed is one run of a tracker, whatever stages it has. `tracking.json` in the run's folder has its identifier.
 """
@@ -27,7 +27,7 @@ from data.filesystem import make_folders, write_atomically
 from pipeline.config import Options, Phase, flatten_tree
 from pipeline.console import code_fence, warn_once
 from pipeline.run.files import Evaluation, KeptSample, read_as
-from pipeline.run.metrics import AppendOnlyLog, Record, RunSummary, Tracker, read_metrics
+from pipeline.run.metrics import AppendOnlyLog, Record, RunSummary, read_metrics
 from pipeline.run.run_directory import RunFolder
 
 log = logging.getLogger(__name__)
@@ -365,7 +365,7 @@ def summarise_run(options: Options, report: Path | None = None) -> RunSummary:
 @contextmanager
 def open_trackers(
     options: Options, phase: Phase | None = None, step: int = 0, report: Path | None = None
-) -> Iterator[list[Tracker]]:
+) -> Iterator[list[TensorBoard | BackgroundTracker]]:
     """Open the trackers of a run. At the end they get its options, results and samples, and are closed.
 
     Args:
@@ -375,7 +375,7 @@ def open_trackers(
         report: the report, if it is new.
     """
     run = RunFolder.from_options(options)
-    trackers: list[Tracker] = [TensorBoard(run, phase, step)]
+    trackers: list[TensorBoard | BackgroundTracker] = [TensorBoard(run, phase, step)]
     # A training that goes on has the tracker's run open: a second writer would mix it up, and mark it as finished.
     if options.tracking != "none" and (phase or run.lock_holder() is None):
         try:

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from data.corpus import Corpus
 from data.loader import Batch, Loader
 from haed.base import SequenceModel, TokenBatch, check_finite
-from haed.chunk.memory import DocumentMemory, Memory, MemoryScores
+from haed.chunk.memory import DocumentMemory
 from haed.chunk.mixture import MixtureScores
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -130,28 +130,25 @@ class WindowScorer:
             scored.known = -scores.known.double().cpu() / math.log(2)
             scored.gate = scores.gate.double().sigmoid().cpu()
         if self.remembers and system.memory is not None and len(joint):
-            remembered = [self._score_document(system.memory, *each) for each in read_windows(part, scores)]
+            remembered = []
+            for number, chunks, document_scores in read_windows(part, scores):
+                if self._document is None or number != self._number:
+                    self._document, self._number = system.memory.start_document(), number
+                remembered.append(system.memory.score_chunks(self._document, chunks, document_scores))
             scored.without_memory, scored.bits = joint, -torch.cat([x.joint_log_prob for x in remembered]) / math.log(2)
             scored.weights = torch.cat([each.log_weight.exp() for each in remembered])
             scored.shares = torch.cat([each.shares for each in remembered])
             scored.names = system.memory.names
         return scored
 
-    def _score_document(
-        self, memory: Memory, number: int, rows: Tensor, chunks: Chunks, scores: MixtureScores
-    ) -> MemoryScores:
-        if self._document is None or number != self._number:
-            self._document, self._number = memory.start_document(), number
-        return memory.score_chunks(self._document, chunks, scores)
 
-
-def read_windows(part: DocumentWindows, scores: MixtureScores) -> Iterator[tuple[int, Tensor, Chunks, MixtureScores]]:
+def read_windows(part: DocumentWindows, scores: MixtureScores) -> Iterator[tuple[int, Chunks, MixtureScores]]:
     """Yield the scored chunks of windows by document: its number, their rows among all, the chunks, and their scores."""
     documents = part.document[part.new.nonzero()[:, 0]]
     chunks = Chunks(part.windows.tokens, part.windows.lengths)[part.new]
     numbers, sizes = documents.unique_consecutive(return_counts=True)
     for number, rows in zip(numbers.tolist(), torch.arange(len(documents)).split(sizes.tolist()), strict=True):
-        yield number, rows, chunks[rows], scores[rows]
+        yield number, chunks[rows], scores[rows]
 
 
 def pad_chunks(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
@@ -265,9 +262,9 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
     return TokenBatch(subset.tokens[:, :used], subset.lengths[:, :used], subset.starts[:, :used])
 
 
-def split_windows(windows: TokenBatch, most: int = 16) -> Iterator[TokenBatch]:
-    """Split the windows of a subset into parts of at most `most` windows and about `BATCH` chunks."""
-    return windows.split(max(1, min(most, BATCH // windows.lengths.shape[1])))
+def split_windows(windows: TokenBatch) -> Iterator[TokenBatch]:
+    """Split the windows of a subset into parts of at most 16 windows and about `BATCH` chunks."""
+    return windows.split(max(1, min(16, BATCH // windows.lengths.shape[1])))
 
 
 class WindowDataset(IterableDataset[dict[str, np.ndarray]]):

@@ -333,7 +333,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if ranks.is_first:
             warn_lost_steps(run.phase_folder(phase), resumed, done is not None)
             listeners: list[Listener] = [print_record] if is_launched() else [progress, listener]
-            trackers = held.enter_context(open_trackers(noted, phase, resumed))
+            trackers = [each.write_record for each in held.enter_context(open_trackers(noted, phase, resumed))]
             metrics = Metrics(run.phase_folder(phase), resumed, trackers, listeners, trainer.progress.validated_at.step)
         ranks.wait_for_all()  # with patience: others may begin with an exchange that has less of it
         try:

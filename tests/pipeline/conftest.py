@@ -2,12 +2,21 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from pipeline.cli import main
+
+
+def exit_status(program: Callable[[list[str]], int], words: list[str]) -> int:
+    """The exit status of a command, also of one that cannot be parsed."""
+    try:
+        return program(words)
+    except SystemExit as error:
+        assert isinstance(error.code, int)
+        return error.code
 
 
 class CommandLine:
@@ -18,7 +27,7 @@ class CommandLine:
 
     def _run(self, words: tuple[object, ...], status: int) -> tuple[str, str]:
         self._capsys.readouterr()
-        ended = main([str(word) for word in words])
+        ended = exit_status(main, [str(word) for word in words])
         out, err = self._capsys.readouterr()
         assert ended == status, err
         return out, err

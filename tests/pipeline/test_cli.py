@@ -228,15 +228,9 @@ def test_streams_that_are_closed_or_full_and_what_is_left_in_the_environment(
         (["evaluate", "a", "--text="], "argument --text: the path is empty"),
     ],
 )
-def test_an_empty_path_is_not_the_current_folder(
-    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_path_is_not_the_current_folder(words: list[str], named: str, haed: CommandLine) -> None:
     """As of a variable of the shell that is not set."""
-    try:
-        assert main(words) == 2
-    except SystemExit as ended:
-        assert ended.code == 2
-    said = capsys.readouterr().err
+    said = haed.error(*words, status=2)
     assert f"error: {named}" in said and ". is the current" in said
 
 
@@ -321,17 +315,8 @@ def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, num
         while not is_met(process, signal.SIGTERM) or not is_met(process, number):
             time.sleep(0.001)
         process.send_signal(number)
-        assert process.communicate()[1].startswith("stopped") and process.returncode == 128 + number
-
-
-@pytest.mark.nightly  # test_failures.py ends another command at its work
-def test_a_signal_ends_a_command_at_work(run: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    words = ["evaluate", str(run), "--text", str(tmp_path / "pipe")]
-    with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True) as process:
-        with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
-            send_until_ended(process, signal.SIGINT)
-        assert process.stderr.read() == "stopped\n" and process.returncode == 130  # type: ignore[union-attr]
+        said = "stopped\n" if command == "evaluate" else "stopped"
+        assert process.communicate()[1].startswith(said) and process.returncode == 128 + number
 
 
 def test_help_and_usage_errors_import_nothing_heavy() -> None:

@@ -51,6 +51,7 @@ def test_pages_and_messages_have_nothing_of_it(caplog: pytest.LogCaptureFixture)
         logging.setLogRecordFactory(factory)
     assert caplog.messages == [r"no file a\x1b]0;title\x07", "403 of https://***@host/x?sig=***"]
     assert "hunter2" not in format_error(OSError("https://me:hunter2@host/x?sig=hunter2"))
+    assert format_error(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"
 
 
 HOSTILE = [
@@ -157,10 +158,6 @@ def test_addresses_in_a_text_are_no_links() -> None:
     """As GitHub's Markdown and others make links of plain addresses."""
     shown = markdown_text("see https://evil.example and www.evil.example, mailto:me@evil.example, a: b")
     assert "://" not in shown.replace("\\://", "") and "www." not in shown and "\\@" in shown and "a: b" in shown
-
-
-def test_messages_of_errors_steer_nothing() -> None:
-    assert format_error(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"
 
 
 def test_limits_of_the_system_come_with_what_to_do() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,11 @@ from pipeline.console import format_error
 from pipeline.training import trainer
 from pipeline.training.stages import train
 from pipeline.training.trainer import Trainer
+from tests.pipeline.conftest import exit_status
 from tests.pipeline.test_cli import PROGRAM, is_met, send_until_ended
 from tests.pipeline.training.test_stages import at_update
 
-
-def main(words: list[str]) -> int:
-    try:
-        return haed(words)
-    except SystemExit as error:
-        assert isinstance(error.code, int)
-        return error.code
+main = partial(exit_status, haed)
 
 
 def last_error(out: str) -> dict[str, object]:
@@ -95,8 +91,9 @@ def test_an_interrupted_command_says_so_to_programs(number: signal.Signals, tmp_
         with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
             assert is_met(process, number)
             send_until_ended(process, number)
-        out = process.stdout.read()  # type: ignore[union-attr]
+        out, said = process.communicate()
     assert last_error(out)["type"] == number.name and process.returncode == 128 + number == last_error(out)["exit"]
+    assert said.endswith("stopped. Run the same command to resume\n")
 
 
 def test_every_command_refuses_weights_that_make_nonsense(

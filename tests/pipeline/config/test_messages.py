@@ -13,7 +13,7 @@ from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError, list_presets, load_options, type_of
 from pipeline.config.messages import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, find_similar_keys, suggest_option
 from pipeline.config.schema import option_names
-from tests.pipeline.conftest import CommandLine
+from tests.pipeline.conftest import CommandLine, exit_status
 
 ALL = (*COMMANDS, *MORE)
 
@@ -252,10 +252,7 @@ def test_a_command_that_is_none(
     files |= {"lr.yaml": "pretrain: {learning_rate: 0.01}\n"}
     for name, content in files.items():
         (here / name).write_text(content)
-    try:
-        assert main(words.split()) == status
-    except SystemExit as error:
-        assert error.code == status
+    assert exit_status(main, words.split()) == status
     said = capsys.readouterr().err
     assert advice in said and "Traceback" not in said
 

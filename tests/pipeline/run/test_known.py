@@ -5,9 +5,9 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -112,14 +112,8 @@ def test_a_run_knows_its_chunks_without_its_shards(run: Run, monkeypatch: pytest
 def test_two_at_once(run: Run, mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
     right = score(run)
     shutil.rmtree(run.folder.path / "known")
-    found: list[Score] = []
-    runs = [run, Run(run.folder, mixed)]
-    threads = [Thread(target=lambda each=each: found.append(score(each))) for each in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [right, right] and "could not" not in caplog.text
+    with ThreadPoolExecutor() as threads:
+        assert [*threads.map(score, [run, Run(run.folder, mixed)])] == [right, right] and "could not" not in caplog.text
     caplog.clear()
     assert score(run) == right and caplog.text == ""
 

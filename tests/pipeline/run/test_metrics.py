@@ -19,7 +19,7 @@ def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: py
     limits, threads = resource.getrlimit(resource.RLIMIT_FSIZE), threading.active_count()
     run = RunFolder(tmp_path)
     board = TensorBoard(run, "pretrain", 0)
-    metrics = Metrics(run.phase_folder("pretrain"), 0, [board])
+    metrics = Metrics(run.phase_folder("pretrain"), 0, [board.write_record])
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # Python ignores the signal: it is an OSError
         for step in range(1, 101):
