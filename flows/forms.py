@@ -391,11 +391,19 @@ def optional_copy(group: Any) -> Any:
         if nested:
             description, annotation = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
         else:
-            kind, *checks = get_args(hint)
-            (info,) = (check for check in checks if isinstance(check, FieldInfo))
+            kind, *checks = get_args(hint) or [hint]
+            infos = [check for check in checks if isinstance(check, FieldInfo)]
+            if not infos:
+                example = "Annotated[int, Field(ge=1, le=64, description=…), Unit(…)]"
+                raise TypeError(
+                    f"{group.__name__}.{name} has no Field with bounds and a description, such as {example}"
+                )
+            (info,) = infos
             checks = [*info.metadata, *(check for check in checks if check is not info)]
             units = [f"Unit: {each.unit}." for each in checks if isinstance(each, Unit)]
-            advice = ["For null, use overrides."] if NoneType in get_args(kind) else []
+            users = group.__dataclass_fields__[name].metadata.get("kinds", ())
+            advice = [f"Only with kind={', '.join(users)}."] if users else []
+            advice += ["For null, use overrides."] if NoneType in get_args(kind) else []
             description = " ".join([info.description or "", *units, *advice])
             extra = info.json_schema_extra
             if kind in (str, str | None):

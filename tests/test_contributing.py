@@ -335,12 +335,18 @@ def test_what_a_source_reads_is_checked(
         assert message in capsys.readouterr().err
 
 
+KEEP_FIRST = """
+def keep_first(state):
+    select_rows = state.select_rows
+    state.select_rows = lambda rows: select_rows(torch.arange(len(rows)))
+    return state
+"""
 BASES = {"encoder": "MLPEncoder", "main": "LSTMMain", "decoder": "TransformerDecoder"}
 
 
 def add_part(place: Path, part: str, **methods: str) -> None:
     """Install a part like one of ours, but for what some methods return: `right` is what ours return for `given`."""
-    code = f"import torch\nfrom haed.chunk.{part} import {BASES[part]}\n\nclass Mine({BASES[part]}):\n    pass\n"
+    code = f"import torch\nfrom haed.chunk.{part} import {BASES[part]}\n{KEEP_FIRST}\n\nclass Mine({BASES[part]}):\n    pass\n"
     for name, returned in methods.items():
         code += f"    def {name}(self, *given):\n        right = super().{name}(*given)\n        return {returned}\n"
     add_package(place, f"{part}s", code)
@@ -392,6 +398,10 @@ OTHER_LOGITS = "Mine: `step` gives other logits"
         ("decoder", {"forward": "right - right.mean(0)", "step": "right - right.mean(0)"}, OTHER_LOGITS),
         ("decoder", {"step": "right[:, :-1]"}, OTHER_LOGITS),
         ("decoder", {"forward": "super().forward(given[0][given[1].order], given[1])"}, OTHER_LOGITS),
+        ("decoder", {"initial_state": "keep_first(right)"}, OTHER_LOGITS),
+        ("decoder", {"initial_state": "[]"}, r"Mine: initial_state returned \[\], expected a state with select_rows"),
+        ("decoder", {"forward": "right * float('nan')"}, "Mine returned a number that is infinite or NaN"),
+        ("encoder", {"embed_tokens": "right / 0 * 0"}, "Mine returned a number that is infinite or NaN"),
     ],
 )
 def test_a_part_of_ones_own_is_tried_before_it_is_trained(
@@ -438,6 +448,14 @@ def test_an_encoder_of_ones_own_keeps_its_initial_values_reads_int64_and_is_coun
     assert system.encoder.prepare_inputs(chunks).sizes == [3, 2, 2, 2, *[0] * (system.cut.k - 4)]
     flops = system.chunk_flops("encoder", [[3, 2, 2, 2]])
     assert 9 * 2 * system.encoder.width**2 <= flops <= 9 * 2 * system.encoder.width**2 + 3 * 20 * system.encoder.width
+
+
+def test_a_part_that_is_no_class_of_its_base_is_named(place: Path, options: Options, tiny: list[str]) -> None:
+    add_package(place, "decoders", "def Mine(*given):\n    return None\n")
+    with pytest.raises(
+        ValueError, match="mine of haed.decoders is <function Mine.*, expected a class derived from Decoder"
+    ):
+        train(load_options("quickstart", [*tiny, "model.decoder.kind=mine", "train.steps=1", "name=mine"]))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is typed into a form is what trains: nothing typed is the preset's, a default that is typed is not."""
 
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -74,5 +75,17 @@ def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> No
     assert main["properties"]["layers"] == blocks and not main.get("required")
     assert decoder["previous"]["enum"] == [True, False]  # three states: a switch has two
     assert "stdlib" in TypeAdapter(optional_copy(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
+    assert schema["$defs"]["MainOptions"]["properties"]["units"]["description"].endswith(
+        "Only with kind=lstm. For null, use overrides."
+    )
     steps = TypeAdapter(optional_copy(FinetuneOptions)).json_schema()["properties"]["steps"]
     assert "For null, use overrides." in steps["description"]
+
+
+def test_an_option_that_is_declared_without_bounds_is_named() -> None:
+    @dataclass(kw_only=True)
+    class Bare:
+        number: int = 1
+
+    with pytest.raises(TypeError, match="Bare.number has no Field with bounds and a description, such as Annotated"):
+        optional_copy(Bare)

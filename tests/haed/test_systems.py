@@ -14,6 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from haed.base import ChunkingSpec, Likelihood, SequenceModel, TokenBatch
 from haed.chunk.packing import Chunks
 from haed.options import (
+    DECODERS,
+    ENCODERS,
+    MAINS,
+    SYSTEMS,
     DecoderOptions,
     EncoderOptions,
     GramsOptions,
@@ -26,7 +30,7 @@ from haed.options import (
     SpaceByteOptions,
     TokenOptions,
 )
-from haed.registry import make_sampler, make_system
+from haed.registry import KINDS, make_sampler, make_system
 from haed.sampling import Draw
 from haed.token.base import TokenModel
 from tests.haed.chunk.test_model import append_chunks, decoder_options, windows
@@ -133,8 +137,17 @@ TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
 OF_CHUNKS = [case for case in CASES if case not in TOKENS]
 every = pytest.mark.parametrize("case", CASES)
 tokens = pytest.mark.parametrize("case", TOKENS)
-SAMPLED = ["flat, learned positions", "hourglass, nested, relative", "bottom-up", "retina", "spacebyte"]
+SAMPLED = ["flat, learned positions", "hourglass, nested, relative", "top-down", "bottom-up", "retina", "spacebyte"]
 sampled = pytest.mark.parametrize("case", SAMPLED)  # by the one sampler of all; memories are tested apart
+
+
+def test_every_family_and_kind_of_part_has_a_case_and_every_family_is_sampled_and_built() -> None:
+    assert {options.kind for options in CASES.values()} == set(SYSTEMS) == set(KINDS)
+    assert {CASES[case].kind for case in [*OF_CHUNKS, *SAMPLED]} == set(SYSTEMS)
+    assert {CASES[case].kind for case in SHIFTED} == {CASES[case].kind for case in TOKENS}
+    for part, kinds in (("encoder", ENCODERS), ("main", MAINS), ("decoder", DECODERS)):
+        assert {getattr(CASES[case], part).kind for case in OF_CHUNKS} == set(kinds)
+    assert {section for family in SYSTEMS.values() for section in family.sections} <= set(vars(ModelOptions()))
 
 
 def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> SequenceModel:

@@ -239,7 +239,7 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
     ("override", "message"),
     [
         ("pretrain.steps=many", "pretrain.steps=many: is not a whole number"),
-        ("model.decoder.kind=gru", r"model.decoder.kind=gru: expected one of lstm, transformer"),
+        ("model.decoder.kind=none", r"model.decoder.kind=none: expected one of lstm, transformer"),
         ("pretrain.decode_fraction=2", "pretrain.decode_fraction=2.*less than or equal to 1"),
         ("name=a/b", "name of a folder"),
         ("name=a\x1bb", r"a.x1bb.*control characters"),
