@@ -197,7 +197,8 @@ _ENTER = (  # also what a browser shows of a page without its password; then tha
     "if (!answer.ok) { form.hidden = false; form.querySelector('output').value = 'Wrong password.'; return }"
     "localStorage.setItem('prefect-password', secret); here ? location.replace('/v2/') : location.reload() }"
     "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
-    "if (here && location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
+    "let shared = location.hash.slice(1); try { shared = decodeURIComponent(shared) } catch {}"  # of no such encoding
+    "if (here && shared) enter(shared); else form.hidden = false</script>"
 )
 _FORM = re.compile(r"/runs/(?:\.|([^/]+)/)form/([a-z]+)")
 _GUARDED = re.compile(r"/(?:api/.*|openapi\.json|docs|redoc)", re.DOTALL)  # by the password, beside the pages

@@ -235,6 +235,26 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
 
 
+def test_a_token_beyond_the_vocabulary_of_ones_own_chunker_is_refused_wherever_a_text_comes_in(
+    place: Path, options: Options, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "from data.chunkers import FixedChunker\n\nclass Mine(FixedChunker):\n    vocabulary = 128\n"
+    add_package(place, "chunkers", code)
+    text = tmp_path / "text"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.txt").write_text(f"plain letters of {split} alone. " * 400)
+    made = [*tiny, "chunker.kind=mine", "source.kind=text", f"source.path={text}", "train.steps=1", "name=mine"]
+    assert main(["shard", *made]) == 0 and train(load_options("quickstart", made)).steps == 1
+    run = open_run("mine", options.runs_dir)
+    for refused in (lambda: run.score("é"), lambda: run.next("é"), lambda: run.sample("é"), lambda: run.embed("é")):
+        with pytest.raises(ValueError, match="a token is 195, but this run's model knows those below 128 alone"):
+            refused()
+    (tmp_path / "later.txt").write_text("é")
+    assert main(["evaluate", run.folder.path.as_posix(), "--text", str(tmp_path / "later.txt")]) == 1
+    assert "knows those below 128 alone. Leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("page", "title"), [("write-an-encoder.md", "a chunk encoder"), ("write-a-source.md", "a source")]
 )

@@ -57,7 +57,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
         if not content:
             raise ValueError(f"{name} is empty, so there is nothing to score")
         content = _read_as_source(run, name, content)
-        return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
+        return _score_documents(run, name, [run.split_text(content)], [content], [], None)
     corpus, limits, chunker = run.folder.open_corpus(), options.evaluate, run.chunker
     split, chunks = limits.split, corpus.split_counts(limits.split).chunks
     check_split(chunks, corpus.location, "evaluate.split", split)

@@ -242,7 +242,7 @@ class Run:
         """Return the exact bits of one document."""
         document = self._encode_document(text, 'run.score("def f(x):")')
         bits, sums, remembered = 0.0, [], []
-        for scored in self.score_documents([self.chunker.split(document)]):
+        for scored in self.score_documents([self.split_text(document)]):
             bits += float(scored.bits.sum())
             sums.append(scored.sum_parts())
             remembered.append(scored.sum_remembered())
@@ -253,7 +253,7 @@ class Run:
         """Return the bits of each chunk of one document, and the parts of the likelihood that they came from."""
         document = self._encode_document(text, 'run.score_chunks("def f(x):")')
         kind, result = self.chunker.name, list[ScoredChunk]()
-        for scored in self.score_documents([self.chunker.split(document)]):
+        for scored in self.score_documents([self.split_text(document)]):
             new = scored.part.new
             alone = scored.bits if scored.without_memory is None else scored.without_memory
             names, shares = scored.part_shares()
@@ -269,6 +269,22 @@ class Run:
         if self.of_values and isinstance(text, str) and text:
             raise ValueError(f"this run's model is not of text. Give the values as bytes, not {text[:40]!r}")
         return to_bytes(text, "run.score(values.tobytes())" if self.of_values else example)
+
+    def split_text(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens and the lengths of the chunks of a document, as `Chunker.split` does.
+
+        Raises:
+            ValueError: a token is not among those that the run's chunker promised, so the model does not know it.
+        """
+        tokens, lengths = self.chunker.split(text)
+        self._check_tokens(int(tokens.max(initial=0)))
+        return tokens, lengths
+
+    def _check_tokens(self, largest: int) -> None:
+        if largest >= (known := self.system.cut.vocabulary):
+            raise ValueError(
+                f"a token is {largest}, but this run's model knows those below {known} alone. Leave it out"
+            )
 
     def size(self, document: bytes) -> int:
         """Return the divisor of bits: the characters of a text, or the values of a picture or a sound."""
@@ -454,6 +470,7 @@ class Run:
         for chunk in chunks:
             if not 1 <= len(chunk) <= self.chunker.k:
                 raise ValueError(f"{chunk!r} has {len(chunk)} bytes. A chunk of this run has 1 to {self.chunker.k}")
+            self._check_tokens(max(chunk))
         flat = np.frombuffer(b"".join(chunks), np.uint8)
         return self._embed_window(self._make_window(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
 
@@ -478,7 +495,7 @@ class Run:
 
         A prompt ends inside a chunk if a letter after it would belong to its last chunk.
         """
-        window = self._make_window(*self.chunker.split(prompt))
+        window = self._make_window(*self.split_text(prompt))
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1 if prompt else 0
         opened = window.tokens[0, whole:].flatten()[: int(window.lengths[0, whole:].sum())]
         return TokenBatch.from_chunks(window.tokens[:, :whole], window.lengths[:, :whole]), opened
@@ -533,7 +550,7 @@ class Run:
 
         So a dummy chunk stands there.
         """
-        tokens, lengths = self.chunker.split(text)
+        tokens, lengths = self.split_text(text)
         window = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context
         if len(lengths) >= seen:
