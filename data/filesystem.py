@@ -263,7 +263,7 @@ def encode_checked_json(value: Any) -> bytes:
 def verify_checksums(
     value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False
 ) -> Any:
-    """Verify the checksums of a value made by `add_checksums`, and return it without them.
+    """Verify the checksums of what `encode_checked_json` encoded, and return it without them.
 
     Args:
         value: a mapping, or a list of mappings.

@@ -64,7 +64,7 @@ KILLED = "a process that wrote shards was killed, perhaps because memory ran out
 class Part:
     """A unit of work: the shards of some inputs, written into a folder whose name is its number in the plan.
 
-    `stamp` is a hash of the sizes and times of the inputs' files.
+    `stamp` is a hash of the inodes, sizes and times of the inputs' files.
     """
 
     folder: Path

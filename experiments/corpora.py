@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from data.options import SourceOptions
+from data.sources.files import File
 from data.sources.source import make_source
 from experiments.catalogue import Data, Variant
 
@@ -112,11 +113,9 @@ def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None
             target.write_bytes(text[: text.rindex(b"\n") + 1])
 
 
-@cache
 def _prepare_library(scored: int, place: Path) -> tuple[str, ...]:
     """Prepare the standard library's sources in their usual splits, with about `scored` bytes in valid and in test."""
-    source = make_source(SourceOptions(kind="stdlib"))
-    files = [(file, splits[0]) for file, splits in source.places(source.files).items()]
+    files = _list_library()
     known = [(file.name, file.size, split) for file, split in files]
 
     def copy(folder: Path) -> None:
@@ -128,6 +127,13 @@ def _prepare_library(scored: int, place: Path) -> tuple[str, ...]:
 
     folder = place / _name_with_digest("stdlib", [*known, scored])
     return ("source.kind=text", f"source.path={_fill_once(folder, copy)}", "source.pattern=*.py")
+
+
+@cache
+def _list_library() -> list[tuple[File, str]]:
+    """Return the files of the standard library and their splits, cached for all variants."""
+    source = make_source(SourceOptions(kind="stdlib"))
+    return [(file, splits[0]) for file, splits in source.places(source.files).items()]
 
 
 def _name_with_digest(name: str, parts: list[object]) -> str:

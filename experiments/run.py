@@ -417,8 +417,9 @@ class Worker:
         steps = {phase: limits[f"{name}/{phase}"] for phase in each.variant.phases if limits}
         run = VariantRun(each.variant, seed, each.run_folder(seed, steps))
         evaluation = run.folder / "evaluation.json"
-        damaged = evaluation if evaluation.is_file() else None
+        damaged = None
         try:
+            damaged = evaluation if evaluation.is_file() else None
             if damaged is None or read_as(Evaluation, evaluation).split != "valid":  # somebody evaluated another split
                 damaged = None
                 log.info("%s, seed %d: %s", name, seed, run.folder)

@@ -299,10 +299,11 @@ class RunPagesMiddleware:
 
     async def _ask_prefect(self, path: str, question: Any) -> Any:
         """Return the answer of Prefect's API in this process, as JSON; None if it refuses."""
-        headers = {"Authorization": f"Basic {base64.b64encode(self._secret).decode()}"}
+        secret = base64.b64encode(self._secret).decode()
+        headers = {"Authorization": f"Basic {secret}", "Content-Type": "application/json"}
         transport = httpx.ASGITransport(self._prefect)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
-            answer = await client.post(path, json=question)
+            answer = await client.post(path, content=json.dumps(question))
         return answer.json() if answer.status_code == 200 else None
 
     def _is_open(self, scope: Any, path: str) -> bool:

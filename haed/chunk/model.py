@@ -199,7 +199,7 @@ class HAED(SequenceModel):
             raise ValueError(
                 f"{name} returned {describe_value(logits)}, expected {expected}: decisions × (symbols, and the end of a chunk)"
             )
-        _require_finite(name, logits)
+        _require_finite(name, logits.masked_fill(logits == -torch.inf, 0))  # a symbol may be impossible
         for number in range(3):
             is_of_chunk, rows = packed.order[packed.chunk] == number, torch.tensor([number - 1, number])
             state = self.decoder.initial_state(predictions[rows], to_device(before[rows], self.device))
@@ -211,7 +211,8 @@ class HAED(SequenceModel):
             steps = []
             for place, symbol in enumerate(packed.inputs[is_of_chunk]):
                 if place == 1:
-                    state.select_rows(torch.tensor([1], device=self.device))  # as sampling does, by index or mask
+                    kept = torch.tensor([False, True] if number % 2 else [1], device=self.device)  # a mask, or indices
+                    state.select_rows(kept)
                 steps.append(self.decoder.step(state, symbol.expand(1 if place else 2))[-1:])
             together = torch.cat(steps)
             if together.shape != logits[is_of_chunk].shape or not torch.allclose(

@@ -143,7 +143,7 @@ class WindowScorer:
 
 
 def read_windows(part: DocumentWindows, scores: MixtureScores) -> Iterator[tuple[int, Chunks, MixtureScores]]:
-    """Yield the scored chunks of windows by document: its number, their rows among all, the chunks, and their scores."""
+    """Yield the scored chunks of windows by document: its number, the chunks, and their scores."""
     documents = part.document[part.new.nonzero()[:, 0]]
     chunks = Chunks(part.windows.tokens, part.windows.lengths)[part.new]
     numbers, sizes = documents.unique_consecutive(return_counts=True)

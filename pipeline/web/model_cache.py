@@ -246,6 +246,6 @@ def _load_lazy_parts(opened: LoadedRun) -> None:
 
 
 def _stamp_files(folder: Path) -> list[Any]:
-    """Return stamps of the files of an opened run besides checkpoints."""
+    """Return stamps of the files of an opened run besides checkpoints, which also change when a file is replaced."""
     paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/**/[!.]*"))]
     return [(path, *stamp_file(path)) for path in paths if path.is_file()]

@@ -43,8 +43,9 @@ def test_the_command_of_a_script_names_its_options(
 
 def list_overrides() -> Iterator[tuple[str, str, list[str]]]:
     """Yield the options of runs that scripts set: the script, a preset, and `key=value`."""
-    from benchmarks import digests, dry_run_cuda, gpu, roundtrip, torture
+    from benchmarks import count_files, digests, dry_run_cuda, gpu, roundtrip, torture
 
+    yield "count_files", "quickstart", count_files.SMALL
     yield "digests", "quickstart", [*digests.SMALL, *digests.LIMITS]
     for name, words in dry_run_cuda.MODELS.items():
         yield f"dry_run_cuda {name}", "quickstart", [*dry_run_cuda.SMALL, *words]

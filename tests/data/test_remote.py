@@ -519,6 +519,21 @@ def test_a_cache_that_is_deleted_or_emptied_meanwhile_is_one_again(
         check_read(opened, corpus, 1, 0)
 
 
+def test_a_cache_that_is_deleted_while_the_manifest_is_fetched_is_one_again(
+    corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = data.remote.RemoteFolder.read_manifest
+
+    def read_and_delete(self: data.remote.RemoteFolder, name: str) -> bytes:
+        shutil.rmtree(self.cache.folder.parent)
+        return read(self, name)
+
+    monkeypatch.setattr(data.remote.RemoteFolder, "read_manifest", read_and_delete)
+    for _ in range(2):
+        remote = Corpus.open(server, options(tmp_path))
+    check_read(remote, corpus, 0)
+
+
 @pytest.mark.parametrize("method", ["read_manifest", "_fetch_shard"])
 def test_a_cache_that_is_deleted_while_something_is_fetched_is_one_again(
     method: str, corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

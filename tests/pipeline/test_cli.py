@@ -319,6 +319,16 @@ def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, num
         assert process.communicate()[1].startswith(said) and process.returncode == 128 + number
 
 
+@pytest.mark.nightly  # test_failures.py ends another command at its work
+def test_a_signal_ends_a_command_at_work(run: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    words = ["evaluate", str(run), "--text", str(tmp_path / "pipe")]
+    with subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, text=True) as process:
+        with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
+            send_until_ended(process, signal.SIGINT)
+        assert process.stderr.read() == "stopped\n" and process.returncode == 130  # type: ignore[union-attr]
+
+
 def test_help_and_usage_errors_import_nothing_heavy() -> None:
     code = (
         "import sys; from pipeline.cli import main\n"

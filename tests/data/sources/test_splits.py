@@ -124,6 +124,15 @@ def test_files_of_documentation_are_data(tmp_path: Path) -> None:
     assert "train/README.md" in names(sharded(stated, tmp_path / "shards", valid_percent=0), "train")
 
 
+@pytest.mark.parametrize("suffix", ["tokens", "raw"])
+@pytest.mark.parametrize("kind", ["wikitext", "text"])
+def test_the_names_of_wikitext_state_splits(tmp_path: Path, kind: str, suffix: str) -> None:
+    for split in SPLITS:
+        (tmp_path / f"wiki.{split}.{suffix}").write_text(f" \n = {split} = \n \n words \n")
+    corpus = sharded(tmp_path, tmp_path / "shards", kind)
+    assert [names(corpus, split) for split in SPLITS] == [[f"wiki.{split}.{suffix}"] for split in SPLITS]
+
+
 def test_names_that_nearly_state_a_split_are_said_to_state_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,13 @@ def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("png.gz", gzip.compress(picture("PNG"), mtime=0), "its .png.gz is a PNG inside its compression, not text"),
         ("wav", wav(np.zeros(3, np.int16)), "its .wav is a WAV, not text"),
-        ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text .*Name the member .* in source.field="),
+        (
+            "bin",
+            np.random.default_rng(0).bytes(999),
+            "its .bin is binary, not text .*Name the member .* in source.field=",
+        ),
+        ("z", zlib.compress(b"a text " * 99), "its .z is binary, not text"),
+        ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text"),
         ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a byte .*, not UTF-8"),
         ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a byte .*, not UTF-8"),
     ],

@@ -76,6 +76,14 @@ def test_layers_of_pytorch_are_counted_as_by_its_own_counter(mode: type[torch.no
             assert count_flops(call) == theirs.get_total_flops() > 0
 
 
+def test_gradients_of_attention_and_of_an_lstm_cost_twice_the_forward_pass_on_a_cpu() -> None:
+    q, k, v = torch.ones(3, 2, 4, 5, 8, requires_grad=True)
+    attention, lstm = torch.nn.functional.scaled_dot_product_attention, torch.nn.LSTM(6, 5)
+    x = torch.ones(7, 3, 6, requires_grad=True)
+    for call in (lambda: attention(q, k, v, is_causal=True), lambda: lstm(x)[0]):
+        assert count_flops(lambda: call().sum().backward()) == 3 * count_flops(call) > 0  # noqa: B023
+
+
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_lstms_of_pytorch_are_counted_on_a_cpu_and_with_cudnn(mode: type[torch.no_grad]) -> None:
     lstm = torch.nn.LSTM(6, 5, num_layers=2)

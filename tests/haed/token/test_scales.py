@@ -7,7 +7,7 @@ from haed.base import TokenBatch
 from tests.haed.chunk.test_model import windows
 from tests.haed.test_systems import TOKENS, every, system
 
-SCALED = [case for case in TOKENS if system(case).scale_outputs()]
+SCALED = [case for case in TOKENS if not case.startswith("spacebyte")]  # a family without scales is named here
 
 
 @pytest.mark.parametrize("case", SCALED)
