@@ -422,39 +422,46 @@ class FlopCounter(TorchDispatchMode):
         return result
 
 
-@register_flop_formula(torch.ops.aten.addmm_)
+def _register_formula(operation: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a function as the FLOPs of an operation, unless this version of PyTorch has a formula of its own."""
+    if operation in flop_registry:
+        return lambda formula: formula
+    return register_flop_formula(operation)
+
+
+@_register_formula(torch.ops.aten.addmm_)
 def _count_addmm(added: torch.Size, a: torch.Size, b: torch.Size, **_: object) -> int:
     return 2 * a[0] * a[1] * b[1]
 
 
 # PyTorch's own LSTM, for families and parts that use it: each row is multiplied with all matrices of its layers.
-@register_flop_formula(torch.ops.aten.mkldnn_rnn_layer)
+@_register_formula(torch.ops.aten.mkldnn_rnn_layer)
 def _count_lstm_layer(x: torch.Size, w_input: torch.Size, w_state: torch.Size, *_: object, **__: object) -> int:
     return 2 * math.prod(x[:-1]) * (math.prod(w_input) + math.prod(w_state))
 
 
-@register_flop_formula(torch.ops.aten.mkldnn_rnn_layer_backward)
+@_register_formula(torch.ops.aten.mkldnn_rnn_layer_backward)
 def _count_lstm_gradients(x: torch.Size, w_input: torch.Size, w_state: torch.Size, *_: object, **__: object) -> int:
     return 2 * _count_lstm_layer(x, w_input, w_state)
 
 
-@register_flop_formula(torch.ops.aten._cudnn_rnn)
+@_register_formula(torch.ops.aten._cudnn_rnn)
 def _count_cudnn_rnn(x: torch.Size, weights: list[torch.Size], *_: object, **__: object) -> int:
     return 2 * math.prod(x[:-1]) * sum(math.prod(each) for each in weights if len(each) == 2)
 
 
-@register_flop_formula(torch.ops.aten._cudnn_rnn_backward)
+@_register_formula(torch.ops.aten._cudnn_rnn_backward)
 def _count_cudnn_gradients(x: torch.Size, weights: list[torch.Size], *_: object, **__: object) -> int:
     return 2 * _count_cudnn_rnn(x, weights)
 
 
-@register_flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
+@_register_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
 def _count_attention_on_cpu(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
     flops: int = sdpa_flop_count(q, k, v)
     return flops
 
 
-@register_flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
+@_register_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
 def _count_attention_gradients(
     grad: torch.Size, q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object
 ) -> int:
