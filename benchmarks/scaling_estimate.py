@@ -69,7 +69,10 @@ _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.
 class DistinctGrowth:
     """Number of distinct chunks or rows in a number of batches: counted, then extrapolated by a power law (Heaps' law).
 
-    `counted` are those of 1, 2, 4, … batches. The exponent is from the last doublings. `most` are all, None if unknown.
+    Attributes:
+        counted: distinct ones of 1, 2, 4, … batches.
+        exponent: exponent of the power law, from the last counted doublings.
+        most: all that there are; None if unknown.
     """
 
     counted: list[int]
@@ -100,9 +103,13 @@ class DistinctGrowth:
 
 @dataclass
 class TableUse:
-    """Distinct rows of a table that are looked up, by batches, its width W, and the number of its rows.
+    """How a step uses a table.
 
-    If it is the encoder's, a device looks up the rows of its share of the chunks.
+    Attributes:
+        growth: distinct rows that are looked up, by batches.
+        width: W.
+        rows: number of rows of the table.
+        is_encoder: it is the encoder's, of which a device looks up the rows of its share of the chunks.
     """
 
     growth: DistinctGrowth
@@ -222,8 +229,12 @@ class MeasuredStep:
 def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> MeasuredStep:
     """Measure some steps of a run on this machine; nothing is written.
 
-    `rate` is the FLOP/s of matrix products on the planned accelerator, which is assumed to reach the same utilisation
-    as this device. None: the planned device is like this one.
+    Args:
+        options: options of the run.
+        phase: phase that is trained.
+        steps: number of measured steps.
+        rate: FLOP/s of matrix products on the planned accelerator, which is assumed to reach the same utilisation as
+            this device; None if the planned device is like this one.
 
     Raises:
         ConfigError: this kind of model has no such phase.

@@ -73,8 +73,12 @@ class Corpus:
     Attributes:
         location: folder or URL.
         folder: folder of its files; for a URL, its folder in the cache.
+        manifest: contents of manifest.json.
+        shards: its shards.
         parts: number of shards of each split that each part of the source gave.
         digest: of source, chunker and settings.
+        statistics: of each split.
+        chunker_version: version of the chunker that split it.
         form: properties that all documents share: height, width and channels of pictures, rate and channels of sound;
             empty for text.
     """

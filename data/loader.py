@@ -89,6 +89,8 @@ class Loader:
     """Endless batches of windows in the global order, from a position on.
 
     Args:
+        corpus: the corpus to read.
+        split: the split to read.
         context: T.
         sequences: B, per rank.
         seed: of the order.

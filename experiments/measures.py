@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -591,9 +590,19 @@ def measure_phase_one(run: Run) -> Measurement:
     return Measurement({"IEM loss, nats": loss, "IEM loss by chance": math.log(candidates)})
 
 
-# `measure_phase_one` is "phase one".
 MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
-    name: globals()[f"measure_{name.replace(' ', '_')}"] for name in get_args(Measure)
+    "bags": measure_bags,
+    "copies": measure_copies,
+    "distance": measure_distance,
+    "frequency": measure_frequency,
+    "layer": measure_layer,
+    "memory": measure_memory,
+    "passages": measure_passages,
+    "phase one": measure_phase_one,
+    "profile": measure_profile,
+    "remembered": measure_remembered,
+    "samples": measure_samples,
+    "speed": measure_speed,
 }
 
 

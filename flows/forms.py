@@ -392,13 +392,12 @@ def optional_copy(group: Any) -> Any:
             description, annotation = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
         else:
             kind, *checks = get_args(hint) or [hint]
-            infos = [check for check in checks if isinstance(check, FieldInfo)]
-            if not infos:
+            info = next((check for check in checks if isinstance(check, FieldInfo)), None)
+            if info is None:
                 example = "Annotated[int, Field(ge=1, le=64, description=…), Unit(…)]"
                 raise TypeError(
                     f"{group.__name__}.{name} has no Field with bounds and a description, such as {example}"
                 )
-            (info,) = infos
             checks = [*info.metadata, *(check for check in checks if check is not info)]
             units = [f"Unit: {each.unit}." for each in checks if isinstance(each, Unit)]
             users = group.__dataclass_fields__[name].metadata.get("kinds", ())

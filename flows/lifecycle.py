@@ -330,8 +330,10 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     A run that the server no longer regards as running stops in the same way.
 
     Raises:
+        TerminationSignal: the stage was stopped by SIGTERM and has saved.
         KeyboardInterrupt: the stage was stopped by Ctrl-C and has saved.
-        BaseException: the stage has saved and was stopped as in `end_when_stopped`.
+        Pause: the run was paused or suspended; it has saved.
+        Abort: the run was deleted or marked as ended; it has saved.
     """
     stop = StopSignal()
 

@@ -47,6 +47,7 @@ class AnalysisData:
     """Input data of an analysis.
 
     Attributes:
+        run: the opened run.
         every: all chunks that were read, including those only exported.
         embedded: (N, E) embeddings of `every`.
         chunks: the first n of them, which are analysed; the following fields refer to these.

@@ -14,6 +14,7 @@ class WordSet:
     """Words that should be neighbours of each other, or pairs whose halves should be.
 
     Attributes:
+        name: its name.
         of: the kind of corpus that has such words.
         members: words, as tuples of one, or pairs of words.
         spelled: whether the members, or the halves of a pair, also look alike, so that spelling finds most of them.

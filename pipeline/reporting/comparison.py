@@ -52,8 +52,12 @@ class Row:
     """Row of the table: a run.
 
     Attributes:
+        run: name of the run.
         phases: trained phases, in order.
-        steps, seconds, flops: steps, training time and model FLOPs of all phases together.
+        parameters: number of parameters of the model.
+        steps: steps of all phases together.
+        seconds: training time of all phases.
+        flops: model FLOPs of all phases.
         validation: last bits per token on the fixed subset of the validation split.
         validation_error: standard error of `validation`.
         validated: how it was validated: the number of windows, their chunks, and the precision.
@@ -61,6 +65,7 @@ class Row:
         unit: unit of `evaluation`: bits/char, or bits/dim for pictures and sound.
         decoder: the same metric by the decoder of a mixture alone.
         unknown: share of chunks outside the vocabulary of the mixture, which its decoder spells.
+        split: split of the evaluation.
         likelihood: for a run with a mixture, `mixture`, or `decoder` if only the decoder was evaluated.
         stage: phase of the evaluated checkpoint.
         corpus: digest of the corpus and its chunking. Validations on different ones are not comparable.
@@ -143,7 +148,8 @@ class Comparison:
 
     Attributes:
         rows: the runs, from fewest to most bits.
-        page, picture: paths of the HTML page and of the plot of the curves; empty if none was written.
+        page: path of the HTML page; empty if none was written.
+        picture: path of the plot of their curves; empty if none was written.
         verdict: the run with the fewest bits at an equal budget; None: there is no verdict.
         refused: why there is no verdict; None: there is one, or nothing to compare.
         differing: differences in data, steps, seconds, FLOPs and options.

@@ -63,15 +63,20 @@ class RunReport:
     """Content of a run page, as far as available.
 
     Attributes:
+        name: name of the run.
+        state: its progress.
         phases: metrics of each phase.
         warnings: sentences on the checkpoint, and on outdated, missing or damaged parts.
-        statistics: statistics of the train split.
+        evaluation: content of evaluation.json, or None.
+        statistics: statistics of the train split, or None if they are unknown.
+        samples: content of samples.json.
         neighbours: neighbours of chunks with their scores; empty on a served page.
-        analysis: content of analysis.json, if it is of the present checkpoint.
+        analysis: content of analysis.json, or None if there is none of the present checkpoint.
         pictures: PNG files that exist, by their name in the run's folder.
+        checkpoints: the checkpoints of all phases.
         options: every option by dotted key; empty if the configuration cannot be read.
-        environment: text of environment.json.
-        parameters: number of parameters of the checkpoint.
+        environment: text of environment.json, empty if there is none.
+        parameters: number of parameters of the checkpoint, or None if it cannot be read.
     """
 
     name: str
@@ -363,8 +368,12 @@ class CheckpointInfo:
     """A checkpoint in a run's folder.
 
     Attributes:
+        phase: its phase.
+        step: its step.
         digest: digest of its content; None: it is damaged.
         score: validation loss; None: it was not validated.
+        unit: unit of the score.
+        megabytes: size of its files in MB.
         notes: best, latest, or in use (questions go to this checkpoint).
     """
 

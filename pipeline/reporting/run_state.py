@@ -29,12 +29,13 @@ class RunState:
 
     Attributes:
         word: training, pretrain done, finished, stopped, in use, not trained, or damaged.
-        phase: the phase that is or was last trained.
+        phase: the phase that is or was last trained; None: none yet.
         step: its step. If no process trains it: the step of its latest checkpoint, from which it resumes.
         share: share of the phase that is done, from 0 to 1.
-        left: estimated seconds of training left in the phase.
-        training, validation: bits per token of the last steps, and of the last validation.
-        holder: description of the process that holds the run.
+        left: estimated seconds of training left in the phase; None: unknown.
+        training: bits per token of the last steps; None: there are none.
+        validation: bits per token of the last validation; None: there is none.
+        holder: description of the process that holds the run; None: no process does.
         changed: when its metrics, or else its configuration, were last written.
         metrics: newest value of every metric of the phase.
     """

@@ -89,10 +89,12 @@ def estimate_memory(
     alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
     needed = 0
     for group in system.parameter_groups():
-        if group.role == "decoder":
-            frozen = phase is None or not phase.decode_fraction
+        if phase is None:
+            frozen = True
+        elif group.role == "decoder":
+            frozen = not phase.decode_fraction
         else:
-            frozen = phase is None or alone or (group.role == "head" and not phase.iem_weight)
+            frozen = alone or (group.role == "head" and not phase.iem_weight)
         each = (_PLAIN if frozen or group.table else _ADAM) / (1 if group.table else shards)
         needed += int(each * sum(x.numel() for x in group.parameters))
     if phase is None:

@@ -31,7 +31,14 @@ class ExampleFinder:
     """
 
     def __init__(self, where: str, pieces: list[bytes], lengths: list[np.ndarray], begins: list[int]) -> None:
-        """Join pieces of documents, with the lengths (N,) of their chunks, to a text in which documents begin at `begins`."""
+        """Join the pieces of documents to one text.
+
+        Args:
+            where: see the class.
+            pieces: bytes of documents or parts of them.
+            lengths: of the chunks in each piece, (N,).
+            begins: bytes at which documents begin.
+        """
         self.where = where
         self._text = b"".join(pieces)
         each = np.concatenate(lengths) if lengths else np.zeros(0, np.uint8)

@@ -37,7 +37,10 @@ class RunRow:
     """A row of the list of runs.
 
     Attributes:
+        name: name of the run.
+        state: its progress.
         evaluation: its evaluation, without the large parts that a row does not show.
+        notes: its note, tags, and whether it is archived.
         preset: the preset with the fewest other options; empty if the configuration cannot be read.
         changed: options that differ from the preset, by dotted key.
         corpus: kind and place of the source.

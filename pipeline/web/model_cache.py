@@ -63,9 +63,14 @@ class LoadedRun:
 
 @dataclass
 class QueryResult(Generic[T]):
-    """The answer of a run, with the phase, step and digest of the checkpoint that answered.
+    """The answer of a run.
 
     Attributes:
+        value: the answer.
+        run: name of the run.
+        phase: phase of the checkpoint that answered.
+        step: step of that checkpoint.
+        checkpoint: digest of that checkpoint.
         seconds: duration of the question, without opening the run.
         opening: seconds that opening the run took; 0: it was open.
         warnings: warnings that were logged when the run was opened, and during the question.
