@@ -273,8 +273,8 @@ class GramsOptions:
         Field(description="Lengths of the n-grams, each listed once (BLT: 3 to 8).", max_length=64),
         Unit("tokens"),
         AfterValidator(_check_orders),
-    ] = field(default_factory=lambda: [2, 3, 4, 5], metadata={"needs": ("rows", ())})
-    width: Annotated[Width, Field(description="Width of a row.")] = field(default=32, metadata={"needs": ("rows", ())})
+    ] = field(default_factory=lambda: [2, 3, 4, 5], metadata={"needs": {"rows": ()}})
+    width: Annotated[Width, Field(description="Width of a row.")] = field(default=32, metadata={"needs": {"rows": ()}})
 
 
 @dataclass(kw_only=True)
@@ -360,9 +360,18 @@ class TokenOptions:
             description="Positions that local attention sees, including its own, or size of a bucket of lsh attention.",
         ),
         Unit("positions"),
-    ] = 128
+    ] = field(
+        default=128,
+        metadata={
+            "needs": {
+                "attention": ("local", "lsh"),
+                "model.hourglass.attention": ("local", "lsh"),
+                "model.kind": ("spacebyte",),  # its small layers
+            }
+        },
+    )
     hashes: Annotated[int, Field(ge=1, le=64, description="Rounds of hashing in lsh attention."), Unit("rounds")] = (
-        field(default=2, metadata={"needs": ("attention", ("lsh",))})
+        field(default=2, metadata={"needs": {"attention": ("lsh",), "model.hourglass.attention": ("lsh",)}})
     )
     activation: Annotated[Literal["gelu", "relu"], Field(description="Activation of the feed-forward layers.")] = "gelu"
     dropout: Annotated[
@@ -577,7 +586,7 @@ class IEMOptions:
     ] = 0
     smoothing: Annotated[
         float, Field(ge=0, le=1e9, description="Added to the count of windows that contain a chunk."), Unit("windows")
-    ] = field(default=0.0, metadata={"needs": ("correction", ("inclusion",))})
+    ] = field(default=0.0, metadata={"needs": {"correction": ("inclusion",)}})
     duplicates: Annotated[
         bool,
         Field(
@@ -603,7 +612,7 @@ class IEMOptions:
             description="Initial inverse of the scale with iem.similarity=cosine. With dot, the scale begins at 1/√E. The "
             "scale is bounded to 1/1,000 to 1,000, near which it hardly learns.",
         ),
-    ] = field(default=0.07, metadata={"needs": ("similarity", ("cosine",))})
+    ] = field(default=0.07, metadata={"needs": {"similarity": ("cosine",)}})
     bias: Annotated[
         bool, Field(description="A chunk's score gets a bias that is linear in its embedding (paper: false).")
     ] = True
@@ -629,7 +638,7 @@ class IEMOptions:
             "2,097,152 to 67,108,864.",
         ),
         Unit("cells"),
-    ] = field(default=None, metadata={"needs": ("correction", ("inclusion",))})
+    ] = field(default=None, metadata={"needs": {"correction": ("inclusion",)}})
     block: Annotated[
         int | None,
         Field(

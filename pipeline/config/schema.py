@@ -5,7 +5,7 @@ Each option is declared once, beside its owner: options of models in `haed.optio
 
 - `models`: "chunks" or "tokens", if only these models do; `instead` names the option that the others use.
 - `kinds`: the kinds of its section that do, such as "lstm" for `model.main.units`.
-- `needs`: another option, and the values of it without which this one has no effect; no values: any but 0.
+- `needs`: other options and their values. It has no effect unless one of them has one of its values; no values: any but 0.
 """
 
 import logging
@@ -136,7 +136,7 @@ class PhaseOptions:
     )
     rate_to: Annotated[
         Share, Field(description="Share of the learning rates at the end of the phase (paper: 0.05).")
-    ] = field(default=0.05, metadata={"needs": ("optimizer.schedule", ("cosine", "linear", "stable"))})
+    ] = field(default=0.05, metadata={"needs": {"optimizer.schedule": ("cosine", "linear", "stable")}})
     layer_decay: Annotated[
         float,
         Field(
@@ -144,7 +144,7 @@ class PhaseOptions:
             le=1,
             description="Factor of the learning rate for each block between a weight and the decoder. 1: all weights have the same rate.",
         ),
-    ] = field(default=1.0, metadata={"needs": ("model.kind", ("haed",))})
+    ] = field(default=1.0, metadata={"needs": {"model.kind": ("haed",)}})
     patience: Annotated[
         Validations, Field(description="Validations in a row without improvement that end the phase. 0: no limit.")
     ] = 0
@@ -184,7 +184,7 @@ class FinetuneOptions(PhaseOptions):
     ] = "everything"
     decoder_steps: Annotated[
         Steps, Field(description="Steps in which the decoder is trained alone, with finetune.trains=decoder_first.")
-    ] = field(default=1000, metadata={"needs": ("trains", ("decoder_first",))})
+    ] = field(default=1000, metadata={"needs": {"trains": ("decoder_first",)}})
 
 
 @dataclass(kw_only=True)
@@ -597,7 +597,8 @@ class Option:
         models: "chunks" or "tokens" if only these models use it, else empty.
         instead: the option that other models use, or empty.
         kinds: kinds of its section that use it; empty: all of them.
-        needs: the option without which it has no effect, and the values that it needs; none: any but 0.
+        needs: other options and their values: it has no effect unless one of them has one of its values; no values: any
+            but 0.
     """
 
     type: Any
@@ -606,7 +607,7 @@ class Option:
     models: str = ""
     instead: str = ""
     kinds: tuple[str, ...] = ()
-    needs: tuple[str, tuple[str, ...]] | None = None
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 # The kinds that other packages can add to, by the option that chooses one.
@@ -690,7 +691,7 @@ def schema_options() -> dict[str, Option]:
                 collect(kind, f"{key}.", options[key])
                 continue
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            needs = each.metadata.get("needs")
+            needs = each.metadata.get("needs", {})
             options[key] = Option(kind, annotated[each.name], default, models, instead, users, needs)
 
     collect(Options, "", Option(Options))
@@ -819,13 +820,13 @@ def explain_no_effect(key: str, options: Options) -> str | None:
         kind = get_option(options, choice)
         if kind not in option.kinds and kind in KINDS[choice]:
             return f"{choice}={kind}"
-    if option.needs:
-        name, values = option.needs
-        other = name if "." in name else f"{section}.{name}"
-        value = get_option(options, other)
-        if value not in values if values else not value:
-            return f"{other}={value}"
-    return None
+    needs = {name if "." in name else f"{section}.{name}": values for name, values in option.needs.items()}
+    chosen = {name: get_option(options, name) for name in needs}
+    for name, values in needs.items():
+        value = chosen[name]
+        if any(each in values for each in (value if isinstance(value, list) else [value])) if values else value:
+            return None
+    return next((f"{name}={value}" for name, value in chosen.items()), None)
 
 
 def training_phases(kind: str) -> tuple[Phase, ...]:

@@ -155,6 +155,9 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(haed: CommandLine, 
         ("hred", "model.decoder.grams.rows=0", ["model.decoder.grams.width=8"], ["model.decoder.grams.width"]),
         ("hourglass", "model.kind=hourglass", ["train.layer_decay=0.5"], ["train.layer_decay"]),
         ("hourglass", "model.token.attention=local", ["model.token.hashes=3"], ["model.token.hashes"]),
+        ("retina", "model.token.attention=rotary", ["model.token.window=64"], ["model.token.window"]),
+        ("spacebyte", "model.token.attention=rotary", ["model.token.window=64", "model.token.hashes=3"], ["model.token.hashes"]),
+        ("hourglass", "model.hourglass.attention=[lsh]", ["model.token.window=64", "model.token.hashes=3"], []),
     ],
 )  # fmt: skip
 def test_options_that_another_choice_leaves_without_effect_are_named(
