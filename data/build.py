@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.chunkers import Chunker
+from data.chunkers import Chunker, make_chunker
 from data.corpora import Corpora, iterate_manifests, save_stdin, sweep_spools
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
 from data.filesystem import (
@@ -50,7 +50,7 @@ from data.parts import (
 )
 from data.shards import Shard
 from data.sources.file_type import describe_findings
-from data.sources.source import Input, Source, make_source, stamp_file
+from data.sources.source import Input, Source, make_source, stamp_source_file
 from data.sources.splits import SPLITS, Allotted, describe_splits, some_of
 from data.statistics import Statistics
 from data.urls import check_folder
@@ -109,6 +109,10 @@ def make_plan(corpora: Corpora) -> Plan:
             f"chunker.k={chunker.k} is no multiple of 3, the values of a pixel. Chunks begin within pixels, so they are shown "
             f"in colours that the picture does not have. Use chunker.k={chunker.k - chunker.k % 3 or 3}"
         )
+    if (made := make_chunker(chunker, fitted)).k != chunker.k:
+        source_reader.record.notes.append(
+            f"chunker.k={chunker.k} has no effect: chunks of chunker.kind={chunker.kind} have at most {made.k} tokens"
+        )
     head: Manifest = {
         "digest": folder.name.rpartition("-")[2],
         "source": asdict(source) | ({"path": "-"} if corpora.piped else {}),
@@ -130,7 +134,7 @@ def make_plan(corpora: Corpora) -> Plan:
 
 def _stamp_inputs(inputs: list[Input]) -> str:
     """Return a hash of the files of inputs, so that a part of an interrupted run made from others is not reused."""
-    stamps = [stamp_file(path, "-") for path in sorted({item.path for item in inputs}) if os.path.exists(path)]
+    stamps = [stamp_source_file(path, "-") for path in sorted({item.path for item in inputs}) if os.path.exists(path)]
     return hashlib.sha256("\n".join(stamps).encode()).hexdigest()
 
 

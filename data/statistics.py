@@ -232,7 +232,7 @@ class Statistics:
             "lengths": self.lengths,
             "documents": self.documents,
             "hashes": self.hashes,
-            "ends": np.array([self.shortest, self.longest, self._head, self._last], np.int64),
+            "ends": np.array([self.shortest, self.longest, self._head, self._last, self._ends_hashed], np.int64),
             "keys": self.frequencies.keys,
             "counts": self.frequencies.counts,
             "limit": np.array([self.frequencies.limit], np.uint64),
@@ -244,8 +244,8 @@ class Statistics:
         restored = cls()
         restored.lengths, restored.documents = arrays["lengths"], arrays["documents"]
         restored._hashes = bytearray(arrays["hashes"].tobytes())
-        restored._ends_hashed = len(arrays["hashes"]) > 0
-        restored.shortest, restored.longest, restored._head, restored._last = (int(x) for x in arrays["ends"])
+        restored.shortest, restored.longest, restored._head, restored._last = (int(x) for x in arrays["ends"][:4])
+        restored._ends_hashed = bool(arrays["ends"][4])
         restored.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
         return restored
 

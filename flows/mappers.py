@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from prefect import task
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -77,7 +78,8 @@ def _open_pool(
 
             def write_on_dask(write: Any, part: Part) -> None:
                 with explain_dask_errors(address, part):
-                    executor.submit(pickle.loads, pickle.dumps(RemoteWrite(versions, write, part))).result()
+                    call, key = pickle.dumps(RemoteWrite(versions, write, part)), f"write_part-{uuid4().hex}"
+                    executor.submit(pickle.loads, call, key=key).result()
 
             yield write_on_dask, min(len(parts), _MOST_ON_DASK), partial(executor.shutdown, wait=False)
     elif workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:

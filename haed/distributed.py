@@ -145,9 +145,13 @@ class Ranks:
         """
         if self.size == 1:
             return module
-        names = [name for name, x in module.named_parameters() if any(x is table for table in tables)]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
-        return DistributedDataParallel(module, gradient_as_bucket_view=True)
+        trained = [table for table in tables if table.requires_grad]
+        for table in trained:
+            table.requires_grad_(False)  # what needs no gradient while it is wrapped is not averaged
+        wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        for table in trained:
+            table.requires_grad_(True)
+        return wrapped
 
     def average_sparse_gradient(self, table: Tensor) -> Tensor | None:
         """Return the mean of the ranks' sparse gradients of a table.

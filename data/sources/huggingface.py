@@ -19,7 +19,7 @@ from typing import Any
 from data.filesystem import RESULT, check_tree, parse_json, read_bytes
 from data.options import SourceOptions
 from data.sources.files import ANY, expand_braces
-from data.sources.source import Input, Piece, Source, stamp_file
+from data.sources.source import Input, Piece, Source, stamp_source_file
 from data.sources.splits import assign_splits, named_split
 from data.urls import guard_fsspec
 
@@ -60,7 +60,7 @@ class DatasetsSource(Source):
         if os.path.exists(path):
             path = os.path.abspath(path)  # `datasets` has loaders called json, csv and so on
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
-        stamp = tuple(stamp_file(str(each)) for each in there)
+        stamp = tuple(stamp_source_file(str(each)) for each in there)
         splits = _load_splits(path, self.options.config, self.options.revision, stamp)
         if pattern != ANY:
             wanted = expand_braces(pattern, "source.pattern")
@@ -123,7 +123,7 @@ class DatasetsSource(Source):
         """Return sizes and times of the files that hold the rows; for rows in memory, their digest."""
         stamps = []
         for name, rows in self.dataset_splits.items():
-            stamps += [stamp_file(each["filename"]) for each in rows.cache_files] or [self._digest_split(name)]
+            stamps += [stamp_source_file(each["filename"]) for each in rows.cache_files] or [self._digest_split(name)]
         return stamps
 
     def compute_digest(self, threads: int) -> str:
@@ -215,7 +215,7 @@ def _load_splits(path: str, config: str | None, revision: str | None, stamp: tup
             # The cache knows a file by its path and time alone.
             files_of_splits = (builder.config.data_files or {}).values()
             paths = sorted({os.path.realpath(each) for names in files_of_splits for each in names})
-            key = hashlib.sha256("\n".join(map(stamp_file, paths)).encode()).hexdigest()[:16]
+            key = hashlib.sha256("\n".join(map(stamp_source_file, paths)).encode()).hexdigest()[:16]
             settings["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / f"haed-{key}")
         if hasattr(builder.config, "keep_default_na"):  # CSV, where NA, null, … would be no texts
             try:

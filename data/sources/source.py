@@ -180,7 +180,7 @@ class Source(ABC):
         The names are relative to the source, whose path may be written in several ways. The change time of a file's
         entry is included, since nobody can set it back.
         """
-        return [stamp_file(file.path, file.name) for file in self.files]
+        return [stamp_source_file(file.path, file.name) for file in self.files]
 
     def convert_newlines(self, data: bytes) -> bytes:
         """Return a whole document with the line endings that `source.newlines` sets."""
@@ -475,7 +475,7 @@ class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
 
 
-def stamp_file(path: str, name: str | None = None) -> str:
+def stamp_source_file(path: str, name: str | None = None) -> str:
     """Return name or path, number, size and times of a file, which tell cheaply if it is unchanged."""
     status = os.stat(path)
     return f"{name or path}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"

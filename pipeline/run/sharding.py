@@ -210,7 +210,7 @@ def _map_on_dask(address: str, workers: int, write: Any, parts: tuple[Part, ...]
     versions = find_versions(parts[0].source)
     calls = [pickle.dumps(RemoteWrite(versions, write_persistently, part)) for part in parts]
     with open_dask_client(address, workers) as client, explain_dask_errors(address, parts[0]):
-        client.gather(client.map(pickle.loads, calls, pure=False))
+        client.gather(client.map(pickle.loads, calls, pure=False, key="write_part"))
 
 
 def check_source(options: Options) -> None:

@@ -8,6 +8,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,18 @@ def test_a_token_beyond_the_vocabulary_of_a_chunker_is_named(
     refusal = pytest.raises(ValueError, match="words: a token is 195, but vocabulary is 128")
     with nullcontext() if letter == "e" else refusal:
         shard_source(tmp_path, tmp_path / "shards")
+
+
+class OfEight(WordChunker):
+    def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
+        super().__init__(replace(options, k=8), fitted)
+
+
+def test_a_corpus_says_that_its_chunker_does_not_read_k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.txt").write_text("the words of a text " * 40)
+    monkeypatch.setitem(CHUNKERS, "words", f"{__name__}:OfEight")
+    notes = shard_source(tmp_path, tmp_path / "shards").manifest["splits"]["notes"]
+    assert "chunker.k=12 has no effect: chunks of chunker.kind=words have at most 8 tokens" in notes
 
 
 WRONG_SPLIT: dict[str, tuple[Callable[[np.ndarray, np.ndarray], object], str]] = {

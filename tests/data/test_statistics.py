@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import statistics
-from data.statistics import Statistics, hash_chunks
+from data.statistics import DocumentLengths, Statistics, hash_chunks
 
 
 def packed(chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -38,6 +38,20 @@ def test_parts_add_up_to_the_exact_counts(parts: list[list[bytes]]) -> None:
     wanted = sorted(counts.values(), reverse=True)
     assert summary.rank_frequency == [(rank, wanted[rank - 1]) for rank, _ in summary.rank_frequency]
     assert not counts or summary.rank_frequency[-1][0] == len(counts)
+
+
+def test_a_document_of_three_parts_takes_no_hash_of_another() -> None:
+    begun, continued, ended = Statistics(), Statistics(), Statistics()
+    for digest in (b"the one ", b"the next"):
+        begun.count_document(3, True)
+        begun.add_hash(digest)
+    for each in (continued, ended):
+        each.count_document(2, False)
+    for each in (continued, ended):
+        begun.merge_statistics(each)
+        begun = Statistics.from_arrays(begun.to_arrays())
+    assert begun.hashes.tobytes() == b"the one "
+    assert begun.make_summary().tokens_per_document == DocumentLengths(3, 7, {"2": 1, "4": 1})
 
 
 def test_many_distinct_chunks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
