@@ -5,7 +5,7 @@ Each option is declared once, beside its owner: options of models in `haed.optio
 
 - `models`: "chunks" or "tokens", if only these models do; `instead` names the option that the others use.
 - `kinds`: the kinds of its section that do, such as "lstm" for `model.main.units`.
-- `needs`: other options and their values. It has no effect unless one of them has one of its values; no values: any but 0.
+- `needs`: other options, each with values. It has no effect unless one of them has such a value. No values: any but 0.
 """
 
 import logging
@@ -597,8 +597,7 @@ class Option:
         models: "chunks" or "tokens" if only these models use it, else empty.
         instead: the option that other models use, or empty.
         kinds: kinds of its section that use it; empty: all of them.
-        needs: other options and their values: it has no effect unless one of them has one of its values; no values: any
-            but 0.
+        needs: other options, each with values. It has no effect unless one of them has such a value. No values: any but 0.
     """
 
     type: Any
@@ -820,13 +819,15 @@ def explain_no_effect(key: str, options: Options) -> str | None:
         kind = get_option(options, choice)
         if kind not in option.kinds and kind in KINDS[choice]:
             return f"{choice}={kind}"
-    needs = {name if "." in name else f"{section}.{name}": values for name, values in option.needs.items()}
-    chosen = {name: get_option(options, name) for name in needs}
-    for name, values in needs.items():
-        value = chosen[name]
-        if any(each in values for each in (value if isinstance(value, list) else [value])) if values else value:
+    unmet = []
+    for name, values in option.needs.items():
+        other = name if "." in name else f"{section}.{name}"
+        value = get_option(options, other)
+        chosen = value if isinstance(value, list) else [value]
+        if any(each in values for each in chosen) if values else value:
             return None
-    return next((f"{name}={value}" for name, value in chosen.items()), None)
+        unmet.append(f"{other}={value}")
+    return unmet[0] if unmet else None
 
 
 def training_phases(kind: str) -> tuple[Phase, ...]:
