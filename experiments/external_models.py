@@ -3,21 +3,24 @@
     pip install --no-deps -r benchmarks/peers.txt
     python -m experiments.external_models NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2] [--memory]
 
-Their models map bytes (B, L) to the logits (B, L, 256) of the next bytes. All train on the original bytes of the train
-split, one document after the other, and are scored on valid. The options choose the sharded text. They run in bfloat16
-where that is fast, with AdamW, warm-up and a cosine schedule. If several learning rates are given, each is tried first
-in a run of a fifth of the steps, and the best is taken. The cosine and the warm-up (a tenth of the steps, at most 100)
-are those of that shorter run.
+Their models map tokens (B, L) to the logits (B, L, V) of the next tokens. Tokens are bytes, or byte pairs that are learned
+from the train split before the training. All train on the original bytes of the train split, one document after the
+other, and are scored on valid. The options choose the sharded text. They run in bfloat16 where that is fast, with AdamW,
+warm-up and a cosine schedule. If several learning rates are given, each is tried first in a run of a fifth of the steps,
+and the best is taken. The cosine and the warm-up (a tenth of the steps, at most 100) are those of that shorter run.
 
-Windows have 256 bytes, or as many as the name says. When scoring, each window but the first adds half a window of new
-bytes after half a window or more of context. Every byte is scored exactly once. The first byte of all, which cannot
-be predicted, counts 8 bits. Before training a check makes sure that no prediction depends on later bytes. RUN gets
-evaluation.json, package.json and environment.json at the end, so an interrupted run starts over.
+Windows have 256 bytes, or as many as the name says, or 128 byte pairs. When scoring, each window but the first adds half
+a window of new tokens after half a window or more of context. Every token is scored exactly once. The first of all, which
+cannot be predicted, counts log2 V bits. A text has other pairs than those that are scored, whose probability would count
+too: models of byte pairs are a little better than their figures. Before training a check makes sure that no prediction
+depends on later tokens. RUN gets evaluation.json, package.json and environment.json at the end, so an interrupted run
+starts over.
 """
 
 import argparse
 import math
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -52,6 +55,7 @@ from pipeline.run.run_directory import describe_environment
 from pipeline.run.sharding import open_shards
 
 CONTEXT, TOKENS = 256, 2048  # bytes of a window, bytes of a step
+BYTES = 256  # tokens of a vocabulary of bytes
 WARM_UP = 100  # steps, or a tenth of all if that is less
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
@@ -152,17 +156,49 @@ class ByteLatent(nn.Module):
         return self.model(input_ids=x + 4, patch_lengths=lengths, use_cache=False).logits[..., 4:]  # four special ones
 
 
+class SubwordLlama(nn.Module):
+    """Llama (Touvron et al. 2023) of transformers, with byte pairs as tokens."""
+
+    def __init__(self, vocabulary: int, width: int = 128, layers: int = 2) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        sizes: dict[str, Any] = {
+            "hidden_size": width,
+            "intermediate_size": 11 * width // 4,
+            "num_hidden_layers": layers,
+        }
+        config = LlamaConfig(vocab_size=vocabulary, num_attention_heads=4, tie_word_embeddings=True, **sizes)
+        self.model = LlamaForCausalLM(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=x, use_cache=False).logits
+
+
 @dataclass(frozen=True)
 class Package:
-    """A public package: a function that builds its model, the module it needs, and its context in bytes.
+    """A public package.
 
-    `output` is the name of the model's output layer, if its inputs can be remembered: (B, L, W), one for each byte.
+    Attributes:
+        build: makes its model.
+        module: that it needs.
+        context: tokens of a window.
+        output: name of the model's output layer, if its inputs can be remembered: (B, L, W), one for each token.
+        vocabulary: bytes, or the number of byte pairs.
+        step_tokens: tokens of a step.
     """
 
     build: Callable[[], nn.Module]
     module: str
     context: int = CONTEXT
     output: str = ""
+    vocabulary: int = BYTES
+    step_tokens: int = TOKENS
+
+    @property
+    def windows(self) -> int:
+        """Return the windows of a step. All packages see about as many bytes."""
+        return round(self.step_tokens / self.context)
 
     @property
     def is_installed(self) -> bool:
@@ -178,50 +214,48 @@ PACKAGES = {
     "labml-nn": Package(Annotated, "labml_nn"),
     "h-net-dynamic-chunking": Package(DynamicChunking, "h_net_dynamic_chunking"),
     "transformers, BLT": Package(ByteLatent, "transformers"),
+    "transformers, Llama of byte pairs": Package(
+        partial(SubwordLlama, 16384), "transformers", 128, vocabulary=16384, step_tokens=512
+    ),
 }
 
 
-def windows_per_step(context: int) -> int:
-    """Return the windows per step, so that all packages see about as many bytes."""
-    return round(TOKENS / context)
-
-
-def check_causality(model: nn.Module, context: int) -> None:
-    """Check that no prediction depends on later bytes; logits at i are those of byte i + 1.
+def check_causality(model: nn.Module, package: Package) -> None:
+    """Check that no prediction depends on later tokens; logits at i are those of token i + 1.
 
     Raises:
-        AssertionError: a prediction changes with a later byte.
+        AssertionError: a prediction changes with a later token.
     """
     model.eval()
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(256, (1, context), generator=generator)
+    generator, context = torch.Generator().manual_seed(0), package.context
+    text = torch.randint(package.vocabulary, (1, context), generator=generator)
     text[:, ::5] = 32
     text = text.to(next(model.parameters()).device)
     with torch.no_grad():
         before = model(text)
-        assert before.shape == (1, context, 256)
-        for place in (1, 2, 3, 64, 65, 129, context - 1):
+        assert before.shape == (1, context, package.vocabulary)
+        for place in (1, 2, 3, 64, 65, context // 2 + 1, context - 1):
             changed = text.clone()
-            changed[0, place:] = (changed[0, place:] + 7) % 256
+            changed[0, place:] = (changed[0, place:] + 7) % package.vocabulary
             after = model(changed)
             if not torch.allclose(before[0, :place], after[0, :place], atol=1e-4):
-                raise AssertionError(f"{type(model).__name__} sees bytes from {place} on before it predicts them")
+                raise AssertionError(f"{type(model).__name__} sees tokens from {place} on before it predicts them")
 
 
 def train_steps(
-    model: nn.Module, context: int, rate: float, steps: int, text: Tensor, machine: Compute, seed: int
+    model: nn.Module, package: Package, rate: float, steps: int, tokens: Tensor, machine: Compute, seed: int
 ) -> Iterator[None]:
     """Train a package one step at a time."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     generator, warm_up = torch.Generator().manual_seed(seed), max(1, min(WARM_UP, steps // 10))
-    offsets = torch.arange(context + 1)
+    offsets = torch.arange(package.context + 1)
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
             cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
             group["lr"] = rate * cosine * min(1.0, (step + 1) / warm_up)
-        begin = torch.randint(len(text) - context, (windows_per_step(context), 1), generator=generator)
-        batch = text[begin + offsets].long().to(machine.device)
+        begin = torch.randint(len(tokens) - package.context, (package.windows, 1), generator=generator)
+        batch = tokens[begin + offsets].long().to(machine.device)
         with machine.use_precision():
             logits = model(batch[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
@@ -237,50 +271,83 @@ def read_split(corpus: Corpus, split: str) -> Tensor:
     return torch.frombuffer(bytearray().join(corpus.iterate_original_blocks(split)), dtype=torch.uint8)
 
 
+def learn_tokens(text: Tensor, vocabulary: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that cuts bytes (n,) into tokens: bytes, or byte pairs that are learned from `text`.
+
+    Byte pairs are those of GPT-2: of UTF-8, within words. Lines are cut one by one. A last character of which bytes are
+    missing is left out.
+
+    Raises:
+        UnicodeDecodeError: a text to be cut into byte pairs is not UTF-8.
+    """
+    if vocabulary == BYTES:
+        return lambda text: text
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    def split_lines(text: Tensor) -> list[str]:
+        return getincrementaldecoder("utf-8")().decode(text.numpy().tobytes()).splitlines(keepends=True)
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(split_lines(text), trainer)
+
+    def cut(text: Tensor) -> Tensor:
+        lines = tokenizer.encode_batch_fast(split_lines(text))
+        return torch.tensor([token for line in lines for token in line.ids])
+
+    return cut
+
+
 def train_endlessly(name: str, corpus: Corpus, options: Options) -> Iterator[None]:
     """Train a package to be timed, on the device and with the threads of the options."""
     package, machine, text = PACKAGES[name], setup_compute(options), read_split(corpus, "train")
-    return train_steps(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
+    tokens = learn_tokens(text, package.vocabulary)(text)
+    return train_steps(package.build().to(machine.device), package, RATES[0], 1000, tokens, machine, 0)
 
 
-def train_model(package: Package, rate: float, steps: int, text: Tensor, machine: Compute, seed: int) -> nn.Module:
+def train_model(package: Package, rate: float, steps: int, tokens: Tensor, machine: Compute, seed: int) -> nn.Module:
     """Return a model trained for `steps` steps."""
     torch.manual_seed(seed)
     model = package.build().to(machine.device)
-    for _ in train_steps(model, package.context, rate, steps, text, machine, seed):
+    for _ in train_steps(model, package, rate, steps, tokens, machine, seed):
         pass
     return model
 
 
-def score_bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
-    """Return the bits per byte of a text, scoring every byte once; see `read_bytes`."""
-    read = (float(piece.log_prob.sum()) for piece in read_bytes(model, context, text, machine))
-    return (8.0 - sum(read) / math.log(2)) / len(text)
+def score_bits(model: nn.Module, package: Package, tokens: Tensor, machine: Compute) -> float:
+    """Return the bits of a text, scoring every token once; see `read_tokens`."""
+    read = (float(piece.log_prob.sum()) for piece in read_tokens(model, package, tokens, machine))
+    return math.log2(package.vocabulary) - sum(read) / math.log(2)
 
 
 @torch.no_grad()
-def read_bytes(
-    model: nn.Module, context: int, text: Tensor, machine: Compute, output: nn.Module | None = None
+def read_tokens(
+    model: nn.Module, package: Package, tokens: Tensor, machine: Compute, output: nn.Module | None = None
 ) -> Iterator[ReadTokens]:
-    """Read every byte of a text but the first once, as one document, with the input of the output layer if it is given.
+    """Read every token of a text but the first once, as one document.
+
+    If the output layer is given, its inputs are the states.
 
     Raises:
         ValueError: the text is shorter than a window.
     """
-    if len(text) <= context:
-        raise ValueError(f"the text to score has {len(text):,} bytes, but this package needs {context + 1:,}")
+    context = package.context
+    if len(tokens) <= context:
+        raise ValueError(f"the text to score has {len(tokens):,} tokens, but this package needs {context + 1:,}")
     model.eval()
-    scored = torch.zeros(len(text), dtype=torch.long)
+    scored = torch.zeros(len(tokens), dtype=torch.long)
     scored[0] += 1
-    known, batch = 1, windows_per_step(context)
+    known, batch = 1, package.windows
     windows = []
-    while known < len(text):
-        begin = min(max(0, known - context // 2 - 1), len(text) - context - 1)
+    while known < len(tokens):
+        begin = min(max(0, known - context // 2 - 1), len(tokens) - context - 1)
         windows.append((begin, known))
         known = begin + context + 1
     for at in range(0, len(windows), batch):
         begins = torch.tensor([begin for begin, _ in windows[at : at + batch]])
-        seen = text[begins[:, None] + torch.arange(context + 1)].long()
+        seen = tokens[begins[:, None] + torch.arange(context + 1)].long()
         with record_inputs(output) if output is not None else nullcontext([seen.new_zeros(*seen.shape, 0)]) as inputs:
             logits = model(seen[:, :-1].to(machine.device)).cpu()  # in float32, as runs are evaluated
         log_prob = -F.cross_entropy(logits.mT, seen[:, 1:], reduction="none").double()
@@ -291,12 +358,12 @@ def read_bytes(
     assert bool((scored == 1).all())
 
 
-def count_flops_per_byte(package: Package) -> float:
-    """Return the FLOPs per byte of the matrix products of a step, forward and backward, including attention."""
+def count_step_flops(package: Package) -> float:
+    """Return the FLOPs of the matrix products of a step, forward and backward, including attention."""
     model, generator = package.build(), torch.Generator().manual_seed(0)
-    text = torch.randint(97, 123, (windows_per_step(package.context), package.context), generator=generator)
-    text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
-    return count_flops(lambda: model(text).sum().backward()) / text.numel()
+    tokens = torch.randint(97, 123, (package.windows, package.context), generator=generator)
+    tokens[torch.rand(tokens.shape, generator=generator) < 0.17] = 32  # where some of them divide bytes
+    return count_flops(lambda: model(tokens).sum().backward())
 
 
 def measure_remembered(package: Package, model: nn.Module, corpus: Corpus, machine: Compute) -> Measurement:
@@ -306,16 +373,16 @@ def measure_remembered(package: Package, model: nn.Module, corpus: Corpus, machi
         ValueError: its states cannot be remembered, or a split is too short.
     """
     if not package.output:
-        raise ValueError(f"{package.module} has no state for each byte before its output layer, so it has no memory")
+        raise ValueError(f"{package.module} has no state for each token before its output layer, so it has no memory")
     train, valid, test = (read_split(corpus, split) for split in ("train", "valid", "test"))
-    output = model.get_submodule(package.output)
+    cut, output = learn_tokens(train, package.vocabulary), model.get_submodule(package.output)
 
-    def read(text: Tensor) -> Iterator[ReadTokens]:
-        return read_bytes(model, package.context, text, machine, output)
+    def read(tokens: Tensor) -> Iterator[ReadTokens]:
+        return read_tokens(model, package, tokens, machine, output)
 
-    memory, sharpness = fit_memory(recall_tokens([train.numpy()]), list(read(valid[:HELD_OUT])))
+    memory, sharpness = fit_memory(recall_tokens([cut(train).numpy()]), list(read(cut(valid)[:HELD_OUT])))
     characters = count_characters(test.numpy().tobytes())
-    alone, remembering = (8 + bits for bits in score_tokens(memory, read(test)))
+    alone, remembering = (math.log2(package.vocabulary) + bits for bits in score_tokens(memory, read(cut(test))))
     notes = [f"{package.module}: sharpness of the cache {sharpness:g}"]
     return Measurement(remembered_metrics(alone, remembering, characters), notes=notes)
 
@@ -329,17 +396,19 @@ def train_and_score(
     steps. It also has parameters, steps, seconds and FLOPs of the training at that rate.
     """
     package = PACKAGES[name]
-    text, valid = (read_split(corpus, split) for split in ("train", "valid"))
-    check_causality(package.build().to(machine.device), package.context)
-    tried = {}
+    train, valid = (read_split(corpus, split) for split in ("train", "valid"))
+    check_causality(package.build().to(machine.device), package)
+    cut = learn_tokens(train, package.vocabulary)
+    text, scored = cut(train), cut(valid)
+    tried, part = {}, scored[:HELD_OUT]
     for rate in rates if len(rates) > 1 else ():
         model = train_model(package, rate, max(1, steps // 5), text, machine, seed)
-        tried[rate] = score_bits_per_byte(model, package.context, valid[:100_000], machine)
+        tried[rate] = score_bits(model, package, part, machine) / len(part) * len(scored) / len(valid)
     rate = min(tried, key=tried.__getitem__) if tried else rates[0]
     began = time.perf_counter()
     model = train_model(package, rate, steps, text, machine, seed)
     ended = time.perf_counter()
-    bits, size = score_bits_per_byte(model, package.context, valid, machine), len(valid)
+    bits, size = score_bits(model, package, scored, machine), len(valid)
     characters = count_characters(valid.numpy().tobytes())
     totals = {
         "rate": rate,
@@ -347,7 +416,7 @@ def train_and_score(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": steps,
         "seconds": ended - began,
-        "flops": count_flops_per_byte(package) * windows_per_step(package.context) * package.context * steps,
+        "flops": count_step_flops(package) * steps,
     }
     evaluation = Evaluation(
         split="valid",
@@ -356,14 +425,14 @@ def train_and_score(
         checkpoint="",
         text=None,
         stride=0,
-        bits=bits * size,
-        tokens=size,
+        bits=bits,
+        tokens=len(scored),
         characters=characters,
         bytes=size,
-        bits_per_token=bits,
-        bits_per_char=bits * size / characters,
-        bits_per_byte=bits,
-        word_perplexity=compute_word_perplexity(bits * size, count_words(valid.numpy().tobytes())),
+        bits_per_token=bits / len(scored),
+        bits_per_char=bits / characters,
+        bits_per_byte=bits / size,
+        word_perplexity=compute_word_perplexity(bits, count_words(valid.numpy().tobytes())),
         bits_per_dim=None,
         context=package.context,
         seconds=time.perf_counter() - ended,

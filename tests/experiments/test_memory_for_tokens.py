@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments import external_models
-from experiments.external_models import Package, read_bytes
+from experiments.external_models import Package, read_tokens
 from experiments.measures import measure_remembered
 from experiments.memory_for_tokens import (
     ReadTokens,
@@ -93,12 +93,12 @@ def test_bytes_of_a_package_are_read_once_and_memory_helps(
     model = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256))
     package = Package(lambda: model, "torch", 64, output="1")
     test = external_models.read_split(corpus, "test")
-    read = list(read_bytes(model, 64, test, machine, model[1]))
+    read = list(read_tokens(model, package, test, machine, model[1]))
     assert torch.cat([piece.tokens for piece in read]).tolist() == test[1:].tolist()
     states = model[0](test[:-1].long())
     torch.testing.assert_close(torch.cat([piece.states for piece in read]), states.detach())
     found = external_models.measure_remembered(package, model, corpus, machine).metrics
-    bits = external_models.score_bits_per_byte(model, 64, test, machine)
+    bits = external_models.score_bits(model, package, test, machine) / len(test)
     assert found["test, with memory"] < found["test, bits/char"] == pytest.approx(bits)
     with pytest.raises(ValueError, match="so it has no memory"):
         external_models.measure_remembered(Package(lambda: model, "torch"), model, corpus, machine)

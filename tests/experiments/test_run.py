@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data.corpus import Corpus
 from experiments import catalogue, external_models, timing
@@ -325,8 +325,25 @@ def test_a_result_names_the_version_of_a_package(plan: Plan) -> None:
 
 def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
     short, compute = torch.zeros(100, dtype=torch.uint8), setup_compute(load_options(None, []))
-    with pytest.raises(ValueError, match="has 100 bytes, but this package needs 257"):
-        external_models.score_bits_per_byte(nn.Identity(), 256, short, compute)
+    with pytest.raises(ValueError, match="has 100 tokens, but this package needs 257"):
+        external_models.score_bits(nn.Identity(), Package(nn.Identity, "torch"), short, compute)
+
+
+def test_byte_pairs_are_learned_and_hold_every_byte() -> None:
+    pytest.importorskip("tokenizers", reason="pip install --no-deps -r benchmarks/peers.txt")
+
+    def as_tensor(content: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    content = "the cat sat on the mat,\r\nthe other café \n".encode() * 9
+    cut = external_models.learn_tokens(as_tensor(content), 300)
+    tokens = cut(as_tensor(content))
+    assert len(tokens) < len(content) / 2 and 256 < int(tokens.max()) < 300
+    unseen = "QX\0\x7f§🙂\x85".encode()
+    assert len(cut(as_tensor(unseen))) == len(unseen) and int(cut(as_tensor(unseen)).max()) < 256
+    assert torch.equal(cut(as_tensor(content + b"\xc3")), tokens)  # half of a character
+    with pytest.raises(UnicodeDecodeError):
+        cut(as_tensor(b"\xc3 "))
 
 
 @pytest.mark.slow
