@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +28,7 @@ from haed.distributed import Ranks
 log = logging.getLogger(__name__)
 
 Mark = Callable[[str, Tensor], Tensor]
+_ALIKE = (16, 64)  # values within which embeddings are alike, by turns of the columns
 SHORTER = "Set batch.context to at most the context of training"
 
 
@@ -161,6 +163,25 @@ class SequenceModel(nn.Module, ABC):
                 nn.init.normal_(module.weight)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
+
+    @torch.no_grad()
+    def smooth_values(self) -> None:
+        """Make embeddings and output rows of near values alike, where tokens are values of pictures or sound.
+
+        Each of their columns becomes a Gaussian process over the values, of the same deviation. Without it, what is
+        learned of one value says nothing about the next one (dev/LOG.md).
+        """
+        size = self.cut.vocabulary
+        values = torch.arange(size, dtype=torch.float64)
+        for module in self.modules():
+            layers = [getattr(module, name, None) for name in ("tokens", "embedding", "output")]
+            for layer in layers:
+                if not isinstance(layer, nn.Embedding | nn.Linear) or len(layer.weight) not in (size, size + 1):
+                    continue
+                for turn, distance in enumerate(_ALIKE):
+                    kernel = torch.exp(-((values[:, None] - values) / distance).square())
+                    columns = layer.weight[:size, turn :: len(_ALIKE)]
+                    columns.copy_(F.normalize(kernel) @ columns.cpu().double())
 
     @abstractmethod
     def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:

@@ -459,6 +459,8 @@ def build_trainer(
     check_memory(weights, free_memory(machine.device))
     known = _find_vocabulary(limits, options, corpus, ranks)
     system = build_system(options, corpus.build_chunker())
+    if corpus.form:
+        system.smooth_values()
     remarks = list(system.option_warnings)
     if options.iem.terms and not limits.iem_weight:
         remarks.append("iem.terms has no effect in this phase: without the IEM loss (iem_weight=0) nothing has terms")

@@ -5,6 +5,7 @@ does over sequences of tokens, and with chunks of a fixed size here.
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -153,6 +154,23 @@ def test_every_family_and_kind_of_part_has_a_case_and_every_family_is_sampled_an
 def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> SequenceModel:
     torch.manual_seed(0)
     return move_parameters(make_system(CASES[case], IEMOptions(), ChunkingSpec(k, vocabulary, fixed, context)))
+
+
+@every
+def test_near_values_begin_alike_and_nothing_else_changes(case: str) -> None:
+    made = make_system(CASES[case], IEMOptions(), ChunkingSpec(3, 70, True, 6))
+    before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    made.smooth_values()
+    changed = {name: each.detach() for name, each in made.named_parameters() if not torch.equal(each, before[name])}
+    layers = {name.split(".")[-2] for name in changed}
+    assert "output" in layers and len(layers & {"tokens", "embedding"}) == 1 and len(layers) == 2
+    for name, rows in changed.items():
+        assert torch.equal(rows[70:], before[name][70:])
+        for column, distance in ((0, 16), (1, 64)):
+            for value in (0, 33, 69):
+                weights = [math.exp(-(((value - other) / distance) ** 2)) for other in range(70)]
+                total = sum(w * float(x) for w, x in zip(weights, before[name][:70, column], strict=True))
+                assert float(rows[value, column]) == pytest.approx(total / math.hypot(*weights), rel=1e-4, abs=1e-6)
 
 
 # Systems of tokens are distributions over sequences of tokens, however they are cut.

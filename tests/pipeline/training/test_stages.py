@@ -27,7 +27,7 @@ from pipeline.run.system import build_system
 from pipeline.signals import TrainingInterrupted
 from pipeline.suggestions import name_flows
 from pipeline.training import trainer
-from pipeline.training.stages import finetune, pretrain, train
+from pipeline.training.stages import build_trainer, finetune, pretrain, train
 from pipeline.training.trainer import NonFiniteLossError
 from tests.conftest import flip_bit, of_kind
 
@@ -157,6 +157,16 @@ def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
     same = {name for name in fresh if torch.equal(fresh[name], trained[name])}
     assert {name for name in fresh if name.startswith("decoder.")} <= same
     assert not any(name.startswith("main.blocks") for name in same)
+
+
+def test_near_values_of_pictures_begin_alike_and_bytes_of_text_do_not(drawn: Options, options: Options) -> None:
+    def largest_step(made: Options) -> float:
+        unused = Checkpoints(Path("unused"))
+        trainer = build_trainer(made.train, made, open_shards(made), unused, setup_compute(made), lambda: False)
+        (rows,) = (each for name, each in trainer.objective.named_parameters() if name.endswith("encoder.tokens.weight"))
+        return float(rows[:256].detach().diff(dim=0).abs().max())
+
+    assert largest_step(drawn) < 0.5 and largest_step(options) > 2
 
 
 def test_a_limit_in_epochs(options: Options) -> None:
