@@ -6,7 +6,7 @@ DuckDB counts them. It keeps up to `MEMORY` bytes, and writes what is beyond to 
 import logging
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -56,6 +56,7 @@ def count_distinct_chunks(
     at_least: int = 1,
     limit: int | None = None,
     any_of_equal: bool = False,
+    on_shard: Callable[[], object] | None = None,
 ) -> DistinctChunks:
     """Count the distinct chunks of some splits together.
 
@@ -66,17 +67,22 @@ def count_distinct_chunks(
         at_least: minimum count of a returned chunk.
         limit: maximum number of all distinct chunks.
         any_of_equal: of equally frequent chunks the first by a hash come first, not those of the lowest bytes.
+        on_shard: called when a shard was read.
 
     Raises:
         VocabularyOverflowError: there are more than `limit`, raised as soon as that is certain.
         OSError: there is no room for the temporary file.
     """
-    samples = _iterate_samples(corpus, *splits)
+    samples = _iterate_samples(corpus, *splits, on_shard=on_shard)
     return _count_samples(samples, corpus.build_chunker().k, most, at_least, limit, any_of_equal)
 
 
-def _iterate_samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
-    return (sample for split in splits for shard in corpus.shards_of(split) for sample in corpus.read(shard))
+def _iterate_samples(corpus: Corpus, *splits: str, on_shard: Callable[[], object] | None = None) -> Iterator[Sample]:
+    for split in splits:
+        for shard in corpus.shards_of(split):
+            yield from corpus.read(shard)
+            if on_shard is not None:
+                on_shard()
 
 
 def _count_samples(
@@ -185,7 +191,9 @@ class Occurrences:
         return np.where(known, self._counts[place], 0)
 
 
-def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
+def count_documents_with(
+    corpus: Corpus, split: str, chunks: DistinctChunks, on_shard: Callable[[], object] | None = None
+) -> np.ndarray:
     """Count the documents of a split that contain each of some distinct chunks: (C,) int64.
 
     A document counts as several if it is longer than `PART` chunks, or if a sample ends inside it. So a corpus of one
@@ -194,7 +202,7 @@ def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> 
     known = hash_chunks(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
     order = np.argsort(known)
     known, totals = known[order], np.zeros(len(known), np.int64)
-    for sample in _iterate_samples(corpus, split) if len(known) else ():
+    for sample in _iterate_samples(corpus, split, on_shard=on_shard) if len(known) else ():
         keys, ends = hash_chunks(sample.tokens, sample.lengths), np.cumsum(sample.documents)
         within = np.arange(len(keys)) - np.repeat(ends - sample.documents, sample.documents)
         begins = within % PART == 0

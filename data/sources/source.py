@@ -9,6 +9,7 @@ splits.
 """
 
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -47,8 +48,10 @@ from data.sources.splits import (
     split_rule,
 )
 
+log = logging.getLogger(__name__)
 UNIFIED = "line ends (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
+_MANY_FILES, _MANY_BYTES = 10_000, 1 << 32  # whose reading takes so long that it is said
 _HASHED = 32 << 20
 _BEGINNING = 1 << 16  # bytes, after CRLF became LF, by which files are compared before they are read as a whole
 _THREADS = 8  # maximum threads that read files in parallel
@@ -230,6 +233,10 @@ class Source(ABC):
     def compute_digest(self, threads: int) -> str:
         """Return the sha256 of names and contents of all files, independent of their location."""
         ranges = [(file, at) for file in self.files for at in range(0, file.size, _HASHED)]
+        size = sum(file.size for file in self.files)
+        if len(self.files) > _MANY_FILES or size > _MANY_BYTES:
+            sizes = f"{len(self.files):,} files, {size / 1e9:,.1f} GB"
+            log.info("reading the source once, to notice changes later: %s", sizes)
         with ThreadPoolExecutor(threads) as pool:
             hashes = list(pool.map(lambda each: _hash_range(each[0].path, each[1]), ranges))
         whole = hashlib.sha256()

@@ -21,6 +21,7 @@ from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.run.checkpoints import Checkpoint, read_metadata, read_tensors
+from pipeline.run.metrics import ProgressCounter
 from pipeline.run.run_directory import RunFolder
 
 log = logging.getLogger(__name__)
@@ -74,11 +75,12 @@ def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
     columns_by_name = read_cache(path, metadata)
     if columns_by_name is None:
         log.info("finding the known chunks: at most the %s most frequent of the train split", f"{most:,}")
-        every = count_distinct_chunks(corpus, "train", most=most)
+        counter = ProgressCounter("known chunks", 2 * len(corpus.shards_of("train")), "shards read")
+        every = count_distinct_chunks(corpus, "train", most=most, on_shard=counter.add_done)
         if every.left_out:
             log.info("known chunks: the decoder spells %s rarer ones (model.mixture.known)", f"{every.left_out:,}")
         columns = {name: getattr(every, name) for name in ("tokens", "lengths", "counts")}
-        columns["documents"] = count_documents_with(corpus, "train", every)
+        columns["documents"] = count_documents_with(corpus, "train", every, counter.add_done)
         # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
         whole = every.lengths == corpus.build_chunker().k if corpus.build_chunker().fixed else slice(None)
         columns_by_name = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}

@@ -166,3 +166,13 @@ def test_a_folder_in_the_place_of_a_shard_is_named(texts: Path, tmp_path: Path) 
     shard.mkdir()
     with pytest.raises(ValueError, match="valid-00000.tar is a folder, where a shard belongs. Remove it"):
         sharded(texts, tmp_path / "shards")
+
+
+def test_it_is_said_that_a_large_source_is_read_once(
+    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.sources.source._MANY_FILES", 2)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            assert asked(texts, tmp_path / "shards").folder.name.startswith("texts-")
+    assert caplog.messages == ["reading the source once, to notice changes later: 3 files, 0.0 GB"]

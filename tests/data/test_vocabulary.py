@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -81,7 +82,9 @@ def test_it_stops_at_a_limit(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) ->
         count_distinct_chunks(corpus, "train", limit=number - 1)
     read, samples = [], vocabulary._iterate_samples
     monkeypatch.setattr(
-        vocabulary, "_iterate_samples", lambda *given: (read.append(0) or each for each in samples(*given))
+        vocabulary,
+        "_iterate_samples",
+        lambda *given, **more: (read.append(0) or each for each in samples(*given, **more)),
     )
     with pytest.raises(VocabularyOverflowError):
         count_distinct_chunks(corpus, "train", limit=300)
@@ -134,6 +137,8 @@ def test_documents_that_have_a_chunk(corpus: Corpus, monkeypatch: pytest.MonkeyP
             for document in np.split(np.arange(len(chunks)), np.cumsum(sample.documents)[:-1]):
                 for begin in range(0, len(document), part):
                     expected.update({chunks[row] for row in document[begin : begin + part]})
-        found = count_documents_with(corpus, "train", asked)
+        unread = iter([*corpus.shards_of("train"), None])
+        found = count_documents_with(corpus, "train", asked, partial(next, unread))
+        assert next(unread) is None
         assert found.tolist() == [expected[name] for name in names]
         assert 0 in found and found.max() > 50

@@ -163,7 +163,9 @@ def test_near_values_of_pictures_begin_alike_and_bytes_of_text_do_not(drawn: Opt
     def largest_step(made: Options) -> float:
         unused = Checkpoints(Path("unused"))
         trainer = build_trainer(made.train, made, open_shards(made), unused, setup_compute(made), lambda: False)
-        (rows,) = (each for name, each in trainer.objective.named_parameters() if name.endswith("encoder.tokens.weight"))
+        (rows,) = (
+            each for name, each in trainer.objective.named_parameters() if name.endswith("encoder.tokens.weight")
+        )
         return float(rows[:256].detach().diff(dim=0).abs().max())
 
     assert largest_step(drawn) < 0.5 and largest_step(options) > 2
