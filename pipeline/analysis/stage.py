@@ -186,14 +186,13 @@ def analyse_run(options: Options) -> Analysis:
         FileNotFoundError: no such shards or run, or nothing was trained.
         ValueError: the split has too few chunks, or a file of the run is damaged.
     """
-    began, kind = time.perf_counter(), options.model.kind
+    began, kind, folder = time.perf_counter(), options.model.kind, RunFolder.from_options(options)
     if not SYSTEMS[kind].chunks:
         raise ConfigError(
             f"model.kind={kind} does not embed single chunks, so there are no embeddings to analyse. Use "
-            "`haed evaluate`, which breaks down the bits by length and frequency"
+            f"{format_command('evaluate', folder.path)}, which breaks down the bits by length and frequency"
         )
     kinds = map.select_projections(options.analyse.map)
-    folder = RunFolder.from_options(options)
     place = folder.path / ANALYSIS
     _check_place(place)
     run = Run(folder, options)
