@@ -255,6 +255,17 @@ def test_curves_have_a_choice_of_axes_and_show_values(page: Any, address: str) -
     assert page.locator("#chart .curves").is_hidden()
 
 
+def test_a_phone_shows_next_chunks_at_once_and_long_names_beside_their_colours(page: Any, address: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(f"{address}/runs/run/next?prompt=a")
+    ends = page.locator("td a").evaluate_all("links => links.map(link => link.getBoundingClientRect().right)")
+    assert ends and max(ends) <= 390
+    page.goto(f"{address}/runs/.compare?run=seed-1&run={quote(LONG)}")
+    page.locator(".u-legend").get_by_text("finetune validation").last.wait_for()
+    beside = "row => row.querySelector('.u-label').getClientRects()[0].top < row.querySelector('.u-marker').getBoundingClientRect().bottom"
+    assert all(page.locator(".u-series").evaluate_all(f"rows => rows.map({beside})"))
+
+
 def test_the_page_of_a_run_shows_the_evaluation_that_comes_while_it_is_open(page: Any, address: str, run: Path) -> None:
     """As after a training, which one watches there."""
     found = (run / "evaluation.json").rename(run / "later")
