@@ -276,6 +276,41 @@ def test_the_page_of_a_run_shows_the_evaluation_that_comes_while_it_is_open(page
     page.locator(".headline").wait_for()
 
 
+def test_pages_work_below_the_path_of_a_proxy(browser: Any, run: Path) -> None:
+    site, outside = Site(run.parent), list[str]()
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        if not scope["path"].startswith("/lab/"):
+            outside.append(scope["path"])
+        await site.guarded(scope | {"path": scope["path"].removeprefix("/lab")}, receive, send)
+
+    with serve(proxy) as port:
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(f"http://127.0.0.1:{port}/lab/")
+        page.get_by_label("search").fill("run")
+        page.wait_for_url("**/lab/runs/?search=run")
+        page.get_by_role("link", name="run", exact=True).click()
+        page.locator(".u-legend").wait_for()
+        page.get_by_role("link", name="next chunks").click()
+        page.get_by_role("textbox").fill("import ")
+        page.get_by_role("button", name="Ask").click()
+        page.locator("td a").first.click()
+        page.get_by_role("link", name="show on the map").click()
+        page.wait_for_url("**/lab/runs/run/files/analysis/map.html#*")
+        page.goto(f"http://127.0.0.1:{port}/lab/runs/run/edit")
+        page.get_by_label("tags").fill("x")
+        page.get_by_role("button", name="Save").click()
+        page.wait_for_url("**/lab/runs/run/")
+        page.get_by_role("link", name="runs", exact=True).click()
+        page.locator(".tabulator-row input").check()
+        page.get_by_role("button", name="Archive").click()
+        page.get_by_text("0 of 1 runs").or_(page.get_by_text("archived")).first.wait_for()
+        page.close()
+    site.warm.close(10)
+    assert page.url.startswith(f"http://127.0.0.1:{port}/lab/runs/") and not set(outside) - {"/favicon.ico"}
+
+
 def test_a_refused_name_is_told_at_its_box(page: Any, address: str) -> None:
     page.goto(f"{address}/runs/run/edit")
     page.get_by_label("note").fill("line one\nline two")
