@@ -260,6 +260,8 @@ def test_a_phone_shows_next_chunks_at_once_and_long_names_beside_their_colours(p
     page.goto(f"{address}/runs/run/next?prompt=a")
     ends = page.locator("td a").evaluate_all("links => links.map(link => link.getBoundingClientRect().right)")
     assert ends and max(ends) <= 390
+    texts, lines = (page.locator(box).bounding_box() for box in ("textarea", "[name=lines]"))
+    assert texts["y"] + texts["height"] < lines["y"]
     page.goto(f"{address}/runs/.compare?run=seed-1&run={quote(LONG)}")
     page.locator(".u-legend").get_by_text("finetune validation").last.wait_for()
     beside = "row => row.querySelector('.u-label').getClientRects()[0].top < row.querySelector('.u-marker').getBoundingClientRect().bottom"
