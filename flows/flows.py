@@ -70,6 +70,7 @@ from pipeline.suggestions import name_flows
 from pipeline.web.app import served_page_url, tensorboard_url
 
 if TYPE_CHECKING:  # torch costs two seconds
+    from pipeline.reporting.comparison import Comparison
     from pipeline.run.opened import NextChunks
     from pipeline.training.trainer import TrainingResult
 
@@ -278,8 +279,8 @@ def sample(
     return written
 
 
-@stage_flow("compare", str)
-def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs") -> str:
+@stage_flow("compare", lambda comparison: f"{comparison.verdict_summary} {comparison.page}")
+def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs") -> "Comparison":
     """Compare several runs in a table and curves, against steps, seconds and model FLOPs (the paper's Figure 4).
 
     Args:
@@ -302,7 +303,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
     post_markdown(text, f"{artifact_key('comparison', names)[:60]}-{digits}", ", ".join(runs))
-    return comparison.page
+    return comparison
 
 
 @stage_flow("report", str)
@@ -316,7 +317,7 @@ def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
     return show_report(load_tagged_options(run, overrides, "report"))
 
 
-@stage_flow("next", lambda predictions: f"after {len(predictions)} prompts")
+@stage_flow("next", lambda predictions: f"after {len(predictions)} prompt{'s' if predictions[1:] else ''}")
 def next_chunks(
     run: Run,
     prompts: Words = [],  # noqa: B006
@@ -368,7 +369,7 @@ def index(
     return run_stage(load_tagged_options(run, overrides, "index", index__split=split, index__space=space))
 
 
-@stage_flow("neighbours", lambda results: f"of {len(results)} queries")
+@stage_flow("neighbours", lambda results: f"of {len(results)} {'queries' if results[1:] else 'query'}")
 def neighbours(
     run: Run,
     queries: Words = [],  # noqa: B006

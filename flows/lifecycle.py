@@ -575,7 +575,7 @@ def finish_flow_run(stage: str, work: Callable[[], Any], summarize: Callable[[An
             if takes_signals and is_served() and not is_inner():
                 _check_not_cancelled()
         message = name_flows(summarize(result))
-        if stage != "haed":  # whose result is that of a stage
+        if stage != "haed" or is_served():  # a terminal prints the result of `haed` by itself
             log.info("%s: %s", stage, message)
         log_to_parent_run("%s: %s", stage, message)
         return Completed(message=message, data=result)
@@ -622,17 +622,22 @@ def keep_record(record: logging.LogRecord) -> bool:
     if message.startswith("Finished in state Failed("):
         record.levelno, record.levelname = logging.ERROR, "ERROR"
     is_user = record.exc_info and is_user_error(record.exc_info[1])
-    return not is_user and not message.startswith("Finished in state Completed(")
+    return not is_user and _is_not_completion(record)
+
+
+def _is_not_completion(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Finished in state Completed(")
 
 
 def drop_tracebacks() -> None:
-    """Stop Prefect's engine from logging tracebacks of user errors, and of a server that starts anew."""
+    """Stop Prefect's engine from logging tracebacks of user errors and of a server that starts anew, and success twice."""
 
     def drop_traceback(record: logging.LogRecord) -> bool:
         record.exc_info = record.exc_text = None
         return True
 
     logging.getLogger("prefect.flow_runs").addFilter(keep_record)
+    logging.getLogger("prefect.task_runs").addFilter(_is_not_completion)
     logging.getLogger("prefect.FlowRunSuspendingObserver").addFilter(drop_traceback)
 
 

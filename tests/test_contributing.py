@@ -21,7 +21,7 @@ from haed.options import ENCODERS, LOSS_TERMS, EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, check_training, dump_options, load_options
-from pipeline.config.schema import option_classes, option_names, schema_options, warn_of_hidden_kinds
+from pipeline.config.schema import option_classes, option_names, schema_options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.sharding import open_shards
 from pipeline.run.system import build_system
@@ -57,7 +57,7 @@ def forget_packages(*modules: str) -> None:
     for module in modules:
         sys.modules.pop(module, None)
     option_classes.clear()
-    for remembered in (schema_options, option_names, warn_of_hidden_kinds):
+    for remembered in (schema_options, option_names):
         remembered.cache_clear()
 
 
@@ -283,11 +283,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_packages("my_kind")
 
 
-def test_a_kind_with_the_name_of_one_of_ours_is_named_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kind_with_the_name_of_one_of_ours_is_named_where_it_is_chosen(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     add_package(place, "sources", "", "text = my_kind:Text")
-    warn_of_hidden_kinds.cache_clear()
-    for _ in range(2):
-        load_options("quickstart", log_changes=True)
+    load_options("quickstart", log_changes=True)
+    assert "my_kind" not in caplog.text
+    load_options("quickstart", ["source.kind=text"], log_changes=True)
     (warning,) = (line for line in caplog.messages if "my_kind" in line)
     assert warning == "source.kind=text is a kind of haed, so my_kind:Text of mine is not used. Rename it"
 

@@ -159,7 +159,7 @@ def check(file: str, kind: str, found: dict[str, tuple[int, str]]) -> None:
         case = f"{file}: {kind}: {reader}: {status} {said[-700:]}"
         assert status >= 0 and "Traceback" not in said and "--debug prints the traceback" not in said, case
         if reader == "/runs/":
-            assert status == 200 and 'href="/runs/other/"' in said and 'href="/runs/run/"' in said, case
+            assert status == 200 and 'href="../runs/other/"' in said and 'href="../runs/run/"' in said, case
         elif reader.startswith("/"):
             assert status in (200, 400, 404, 409, 500), case
             assert status in (200, 404) or name in said, case

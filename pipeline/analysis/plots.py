@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pipeline.analysis.intrinsic import MODEL as OF_MODEL
 from pipeline.analysis.intrinsic import WHOLE as OF_WHOLE
 from pipeline.console import cut_middle
-from pipeline.reporting.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
+from pipeline.reporting.plots import COLOURS, GREY, MODEL, MONOSPACE, add_panel, drawable_label, encode_png
 from pipeline.run.analysis_results import Agreement, ByLayer, Drift, Intrinsic
 from pipeline.run.files import Part
 
@@ -92,7 +92,7 @@ def plot_drift(drift: Drift) -> bytes:
         bars = axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.bar_label(bars, fmt="{:z.3f}", fontsize=7, padding=2)
         labels = [drawable_label(cut_middle(each.chunk, _LONGEST_LABEL)) for each in moved]
-        axes.set_yticks(places, labels, fontsize=8, family="monospace")
+        axes.set_yticks(places, labels, fontsize=8, family=MONOSPACE)
         axes.set_xlim(min(0.0, *(each.cosine for each in (*drift.most, *drift.least))), 1.12)  # room for the values
     return encode_png(figure)
 
@@ -144,14 +144,12 @@ def plot_map(
     span = np.maximum(np.ptp(places, axis=0), 1e-9)
     taken: list[np.ndarray] = []
     for place, label in zip(places, () if colours else labels, strict=False):
-        label = cut_middle(label, _LONGEST_LABEL)
+        label = drawable_label(cut_middle(label, _LONGEST_LABEL))
         size = np.array([0.012 * (len(label) + 1), 0.026])  # size of a label, as a share of the picture
         middle = (place / span) + size / 2
         if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
             taken.append(np.concatenate([middle, size]))
-            axes.annotate(
-                drawable_label(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
-            )
+            axes.annotate(label, place, fontsize=7, family=MONOSPACE, xytext=(2, 2), textcoords="offset points")
         if len(taken) == _LABELS:
             break
     meaning = "the first pixel" if colours else "cluster"

@@ -24,7 +24,6 @@ from pipeline.analysis.map import render_map_page
 from pipeline.config import ConfigError, Options
 from pipeline.console import format_error
 from pipeline.reporting.findings import ANALYSIS, MAP, PICTURES, RESULT, describe_findings
-from pipeline.reporting.plots import drawable_label
 from pipeline.run.analysis_results import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, Part, read_as
@@ -43,8 +42,6 @@ def _compute_analysis(
 ) -> Analysis:
     """Compute the analysis without its pictures; `before` is the run that drift is measured from, or why there is none."""
     notes, run = list(dataset.notes), dataset.run
-    if any(drawable_label(label).count("·") > label.count("·") for label in dataset.labels):
-        notes.append(f"pictures show · for characters that their font lacks. {MAP} shows them")
     agreement, classes, intrinsic = _analyse_use(options, dataset, notes)
     analysis = Analysis(
         folder=folder,
@@ -186,14 +183,13 @@ def analyse_run(options: Options) -> Analysis:
         FileNotFoundError: no such shards or run, or nothing was trained.
         ValueError: the split has too few chunks, or a file of the run is damaged.
     """
-    began, kind = time.perf_counter(), options.model.kind
+    began, kind, folder = time.perf_counter(), options.model.kind, RunFolder.from_options(options)
     if not SYSTEMS[kind].chunks:
         raise ConfigError(
             f"model.kind={kind} does not embed single chunks, so there are no embeddings to analyse. Use "
-            "`haed evaluate`, which breaks down the bits by length and frequency"
+            f"{format_command('evaluate', folder.path)}, which breaks down the bits by length and frequency"
         )
     kinds = map.select_projections(options.analyse.map)
-    folder = RunFolder.from_options(options)
     place = folder.path / ANALYSIS
     _check_place(place)
     run = Run(folder, options)

@@ -57,7 +57,7 @@ from pipeline.config.schema import (
     training_phases,
     type_of,
     validate_options,
-    warn_of_hidden_kinds,
+    warn_of_hidden_kind,
 )
 from pipeline.console import make_printable, warn_on_first_rank
 
@@ -133,7 +133,7 @@ def load_options(
             is ignored with a warning: only the user may give one.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
         values: values by dotted key; overrides of the same key win.
-        log_changes: log what was adapted, and which of the given options have no effect.
+        log_changes: log what was adapted, which of the given options have no effect, and which kinds hide others.
 
     Raises:
         ConfigError: naming the wrong key or file, and what is accepted.
@@ -182,13 +182,14 @@ def load_options(
     elif unused := [key for key in in_file if not applies_to(key, kind)]:
         raise ConfigError(f"{path}: {explain_inapplicable_option(unused[0], kind)}")
     if log_changes:
-        warn_of_hidden_kinds()
         for change in changes:
             log.info("%s", change)
         for key in typed if is_complete else values_by_key:
             is_chosen = key in typed or get_option(options, key) != schema_options()[key].default
             if is_chosen and applies_to(key, kind) and (choice := explain_no_effect(key, options)):
                 warn_on_first_rank("%s has no effect with %s", key, choice)
+            if key in KINDS:
+                warn_of_hidden_kind(key, get_option(options, key))
     return options
 
 

@@ -660,16 +660,10 @@ def describe_entry(entry: EntryPoint) -> str:
     return f"{entry.value}{f' of {entry.dist.name}' if entry.dist else ''}"
 
 
-@cache
-def warn_of_hidden_kinds() -> None:
-    """Log, once, the kinds of other packages that are not used, since this package has kinds of the same names."""
-    installed = entry_points()
-    for key, table in KINDS.items():
-        for entry in installed.select(group=table.group):
-            if entry.name in table:
-                log.warning(
-                    "%s=%s is a kind of haed, so %s is not used. Rename it", key, entry.name, describe_entry(entry)
-                )
+def warn_of_hidden_kind(key: str, kind: str) -> None:
+    """Log if another package has a kind of this name too, which is not used."""
+    for entry in entry_points(group=KINDS[key].group, name=kind) if kind in KINDS[key] else ():
+        log.warning("%s=%s is a kind of haed, so %s is not used. Rename it", key, kind, describe_entry(entry))
 
 
 @cache

@@ -6,7 +6,7 @@ limited by seconds on the same kind of device, otherwise model FLOPs.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,7 +29,7 @@ from pipeline.run.checkpoints import read_newest_state, read_phase_one_cost, rea
 from pipeline.run.files import CorpusRecord, Evaluation, format_number, read_as
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import CORPUS, RunFolder
-from pipeline.suggestions import name_flows
+from pipeline.suggestions import format_command, name_flows
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"
@@ -245,7 +245,7 @@ def make_comparison(folders: Mapping[str, RunFolder]) -> tuple[Comparison, dict[
     result = Comparison(rows)
     result.differing = find_differences(rows, options)
     by = choose_budget(rows, options, result.differing)
-    if refused := _explain_incomparable(rows):
+    if refused := _explain_incomparable(rows, folders, options):
         result.refused = refused
     elif refused := explain_unequal_budgets(rows, options, by):
         result.refused = f"{refused}."
@@ -345,8 +345,14 @@ def _share_corpus_and_text(rows: list[Row]) -> tuple[bool, bool]:
     return len({row.corpus for row in rows}) == 1, len(texts) == 1 and None not in texts
 
 
-def _explain_incomparable(rows: list[Row]) -> str | None:
-    """Explain why bits are not comparable whatever the budgets; return None if they are."""
+def _explain_incomparable(
+    rows: list[Row], folders: Mapping[str, RunFolder], options: Mapping[str, Options]
+) -> str | None:
+    """Explain why bits are not comparable whatever the budgets, and what to do; return None if they are."""
+
+    def evaluate(evaluated: Iterable[Row], *words: str) -> str:
+        return " and ".join(format_command("evaluate", folders[row.run].path, *words) for row in evaluated)
+
     if len(rows) < 2:
         return f"{rows[0].run} is the only run. Name another one beside it."
     alike, same = _share_corpus_and_text(rows)
@@ -357,7 +363,7 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
             + ("" if of_values else " To compare them, score one file with each: `haed evaluate RUN --text FILE`.")
         )
     if _ranking_bits(rows[0]) == float("inf"):
-        return "No run has a validation or an evaluation yet. Run `haed evaluate` for each."
+        return f"No run has a validation or an evaluation yet. Run {evaluate(rows)}."
     if rows[0].evaluation is None and len({row.validated for row in rows}) > 1:
         each = "; ".join(
             f"{row.run}: {row.validated[0]} windows of {row.validated[1]} chunks, {row.validated[2]}"
@@ -365,26 +371,38 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
             else f"{row.run}: not validated in its last phase"
             for row in rows
         )
-        return f"The runs were not validated in the same way ({each}). Run `haed evaluate` for each."
-    if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
-        return f"{', '.join(missing)}: not evaluated. Run `haed evaluate`, or compare the validation."
-    if not same and len({row.split for row in rows}) > 1:
-        return "The runs were evaluated on different splits. Compare the validation, or evaluate them on one split."
-    if alone := [row.run for row in rows if row.likelihood == "decoder"]:
-        return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture. Run `haed evaluate` again to compare."
-    if stale := [row.run for row in rows if row.stale]:
-        return f"{', '.join(stale)}: the evaluation is of another checkpoint than the present one. Run `haed evaluate` again to compare."
+        return f"The runs were not validated in the same way ({each}). Run {evaluate(rows)}."
+    if 0 < len(missing := [row for row in rows if row.evaluation is None]) < len(rows):
+        return f"{_name_runs(missing)}: not evaluated. Run {evaluate(missing)}, or compare the validation."
+    if not same and (other_splits := [row for row in rows if row.split != rows[0].split]):
+        return (
+            "The runs were evaluated on different splits. Compare the validation, or evaluate them on one: "
+            f"{evaluate(other_splits, f'evaluate.split={rows[0].split}')}."
+        )
+    if alone := [row for row in rows if row.likelihood == "decoder"]:
+        by_mixture = evaluate(alone, "evaluate.likelihood=mixture")
+        return f"{_name_runs(alone)}: evaluated by the decoder alone, not by the mixture. Run {by_mixture} to compare."
+    if stale := [row for row in rows if row.stale]:
+        checkpoint = "the evaluation is of another checkpoint than the present one"
+        return f"{_name_runs(stale)}: {checkpoint}. Run {evaluate(stale)} again to compare."
     if len({row.scoring for row in rows if row.scoring}) > 1:
         each = "; ".join(
             f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, {row.scoring[2]}"
             for row in rows
             if row.scoring
         )
-        return (
-            f"The runs were not evaluated in the same way ({each}). Run `haed evaluate` again with one evaluate.stride, "
-            "batch.context and evaluate.precision."
-        )
+        share, length, precision = next(row.scoring for row in rows if row.scoring)
+        again = []
+        for row in (row for row in rows if row.scoring != (share, length, precision)):
+            context = round(length * options[row.run].batch.context)
+            words = (f"evaluate.stride={max(1, round(share * context))}", f"batch.context={context}")
+            again.append(evaluate([row], *words, f"evaluate.precision={precision}"))
+        return f"The runs were not evaluated in the same way ({each}). Run {' and '.join(again)}."
     return None
+
+
+def _name_runs(rows: Iterable[Row]) -> str:
+    return ", ".join(row.run for row in rows)
 
 
 def _format_verdict(rows: list[Row], by: Budget) -> str:

@@ -1,21 +1,26 @@
 """Plots of runs and corpora, as PNG bytes."""
 
 import io
-import warnings
+import unicodedata
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font, get_font_names
 
-from pipeline.console import make_printable
+from pipeline.console import make_printable, warn_once
 from pipeline.run.index.queries import PIXELS, QueryResult, display_chunk
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
-# Chunks may hold any character. Those that the font lacks are drawn as boxes, without a warning for each.
-warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+# For what the usual font lacks, if they are installed: Chinese, Japanese and Korean, then all else and emoji.
+_MORE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Emoji", "Symbola", "Unifont")
+rcParams["font.family"] += [name for name in _MORE_FONTS if name in get_font_names()]
+MONOSPACE = ["monospace", *rcParams["font.family"]]
 
 
 def encode_png(figure: Figure, pad: float | None = 1.08) -> bytes:
@@ -29,14 +34,30 @@ def encode_png(figure: Figure, pad: float | None = 1.08) -> bytes:
 
 
 def drawable_label(label: str) -> str:
-    """Return a label that Matplotlib's font can draw, does not parse as a formula, and does not omit from a legend.
+    """Return a label that Matplotlib's fonts can draw, that is no formula, and that is not omitted from a legend.
 
-    Every name, chunk or sentence in a plot must pass through here: an invalid formula raises an error.
+    A character that they lack, or of a script from right to left, is shown by its code. Every name, chunk or sentence in
+    a plot must pass through here: an invalid formula raises an error.
     """
     label = make_printable(label).replace("\n", "↵").replace("\t", "⇥")
-    drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
-    shown = "".join(drawn).replace("$", r"\$")
+    drawn = "".join(each if _can_draw(each) else each.encode("unicode_escape").decode() for each in label)
+    if drawn != label:
+        warn_once(
+            r"pictures show codes such as \u4e2d for characters that Matplotlib cannot draw. Install a font such as Noto Sans CJK"
+        )
+    shown = drawn.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
+
+
+def _can_draw(character: str) -> bool:
+    is_from_right = unicodedata.bidirectional(character) in ("R", "AL")
+    return ord(character) in _drawn_characters() and not is_from_right
+
+
+@cache
+def _drawn_characters() -> set[int]:
+    files = [findfont(FontProperties(family=[name])) for name in rcParams["font.family"]]
+    return {code for file in files for code in get_font(file).get_charmap()}
 
 
 def add_panel(figure: Figure, position: int, columns: int, title: str, unit: str) -> Any:

@@ -18,13 +18,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 from data import filesystem
 from data.filesystem import write_atomically
 from data.statistics import Summary
+from pipeline.suggestions import format_command
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-AGAIN = {  # what to do about a file that is damaged
-    "evaluation.json": "Run `haed evaluate` again",
-    "samples.json": "Run `haed sample` again",
-    "analysis.json": "Run `haed analyse` again",
+_WRITERS = {"evaluation.json": "evaluate", "samples.json": "sample", "analysis.json": "analyse"}  # by file of a run
+_ADVICE = {  # what to do about another file that is damaged
     "environment.json": "Delete it to continue without it",
     "corpus.json": "Restore a copy, or train under another name=",
     "clock.json": "Delete it to measure again",
@@ -56,14 +55,16 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     Args:
         kind: the dataclass or container type.
         path: path of the file.
-        inside: folder out of which no link may lead; None is the file's own folder.
+        inside: folder of the run, out of which no link may lead; None is the file's own folder.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: its content is damaged or does not fit the type.
     """
-    advice = AGAIN.get(path.name, "")
-    content = filesystem.read_json(path, inside=inside or path.parent, advice=advice, several=True)
+    inside, advice = inside or path.parent, _ADVICE.get(path.name, "")
+    if writer := _WRITERS.get(path.name):
+        advice = f"Run {format_command(writer, inside)} again"
+    content = filesystem.read_json(path, inside=inside, advice=advice, several=True)
     try:
         return cast(T, type_adapter(cast(Any, kind)).validate_python(content))
     except ValidationError as error:

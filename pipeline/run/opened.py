@@ -57,6 +57,7 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.system import build_system, check_memory, estimate_memory, free_memory
 from pipeline.run.windows import ScoredWindows, WindowScorer, cut_documents, pad_chunks
 from pipeline.signals import check_abandoned
+from pipeline.suggestions import format_command
 
 log = logging.getLogger(__name__)
 EMBEDDED_AT_ONCE = 8192  # chunks
@@ -212,8 +213,9 @@ class Run:
             self._guesses = False  # said once
             log.warning(
                 "%s was trained without its decoder (pretrain.decode_fraction=0). Whatever the decoder spells "
-                "comes from random weights. Run `haed finetune` first",
+                "comes from random weights. Run %s first",
                 self.folder.path,
+                format_command("finetune", self.folder.path),
             )
         options, system, precision = self.options, self.system, self.compute.precision_name
         mixed = requested_likelihood(options, self.phase) == "mixture"
@@ -383,8 +385,9 @@ class Run:
             raise ValueError(f"count {count}: must be 1 to {MOST_NEXT:,}")
         system = self.likelihood
         if not isinstance(system, HAED):
+            command = format_command("sample", self.folder.path)
             raise ConfigError(
-                f"model.kind={system.kind} predicts tokens, not chunks. Use `haed sample` to continue prompts"
+                f"model.kind={system.kind} predicts tokens, not chunks. Use {command} to continue prompts"
             )
         kind = self.chunker.name
         if prompt and kind == PIXELS:

@@ -150,6 +150,7 @@ _ASSETS = {
     "icon.svg": ((_STATIC / "icon.svg",), "image/svg+xml"),
     **{path.name: ((path,), "text/javascript") for path in _STATIC.glob("*.js")},
 }
+_ABSOLUTE = re.compile(r'\b((?:form)?action|href|src|data-[a-z-]+)="/')
 _PAGE = 200  # runs on a page of the list without scripts
 _FEWEST, _MOST_COMPARED = 2, 20
 _LONGEST_FORM = 1 << 20  # bytes of a form that is sent, such as thousands of names
@@ -195,16 +196,17 @@ class _Pages:
         self._templates = make_templates(links)
         self._maps: dict[Path, Future[Any]] = {}  # that are being made, or could not be
 
-    def _render_page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
-        return HTMLResponse(render_template(self._templates, template, **known), status)
+    def _render_page(self, request: Request, template: str, status: int = 200, **known: Any) -> HTMLResponse:
+        page = render_template(self._templates, template, **known)  # in which a quotation mark is one of a template
+        return HTMLResponse(_ABSOLUTE.sub(rf'\1="{_find_root(request)}', page), status)
 
     async def redirect_front(self, request: Request) -> Response:
         """Redirect to the questions of a single run, or to the listing of runs."""
         if self._runs.single:
             folder = self._runs.find_folder(self._runs.place.name)
             tool = "neighbours" if _is_chunk_model(folder) else "samples"
-            return RedirectResponse(run_page_url(folder.path.name, tool))
-        return RedirectResponse("/runs/")
+            return _redirect(request, run_page_url(folder.path.name, tool))
+        return _redirect(request, "/runs/")
 
     async def serve_asset(self, request: Request) -> Response:
         """Serve the icon, a script, or the style sheet: that of reports, after those of the libraries."""
@@ -230,6 +232,7 @@ class _Pages:
             raise NotFoundError(f"page={number[:40]}: there are pages 1 to {pages}")
         first = _PAGE * (int(number) - 1)
         return self._render_page(
+            request,
             "runs.html",
             rows=shown[first : first + _PAGE],
             archived=sum(row.notes.archived for row in rows),
@@ -251,7 +254,7 @@ class _Pages:
         if wants_json:
             return _json_response(asdict(comparison))
         link = f"?{urlencode([*request.query_params.multi_items(), ('format', 'json')])}"
-        return self._render_page("comparison.html", comparison=comparison, json_link=link)
+        return self._render_page(request, "comparison.html", comparison=comparison, json_link=link)
 
     async def send_curves(self, request: Request) -> Response:
         """Return the metrics of runs, whose curves a page draws."""
@@ -267,13 +270,15 @@ class _Pages:
 
     async def confirm_deletion(self, request: Request) -> Response:
         """Show runs with their states and sizes, and a button that deletes them."""
-        return await self._ask_deletion(self._find_ticked((await self._read_form(request)).get("run", [])))
+        return await self._ask_deletion(request, self._find_ticked((await self._read_form(request)).get("run", [])))
 
-    async def _ask_deletion(self, folders: list[RunFolder], errors: Sequence[str] = (), status: int = 200) -> Response:
+    async def _ask_deletion(
+        self, request: Request, folders: list[RunFolder], errors: Sequence[str] = (), status: int = 200
+    ) -> Response:
         rows = await run_in_threadpool(
             lambda: [(self._listing.get_row(folder), changes.measure_size(folder.path)) for folder in folders]
         )
-        return self._render_page("delete.html", status, rows=rows, errors=errors)
+        return self._render_page(request, "delete.html", status, rows=rows, errors=errors)
 
     async def change_runs(self, request: Request) -> Response:
         """Archive, restore or delete the ticked runs, as far as nothing uses them."""
@@ -294,10 +299,11 @@ class _Pages:
                 refused[format_error(error)] = folder
         if not refused:
             came = urlsplit(request.headers.get("referer", ""))  # to the list as it was searched and grouped
-            return RedirectResponse(f"/runs/?{came.query}" if came.path == "/runs/" and came.query else "/runs/", 303)
+            query = f"?{came.query}" if came.path.endswith("/runs/") and came.query else ""
+            return _redirect(request, f"/runs/{query}", 303)
         if action == "delete":
-            return await self._ask_deletion(list(refused.values()), list(refused), 409)
-        return self._render_page("error.html", 409, error=" ".join(refused), title="Not possible")
+            return await self._ask_deletion(request, list(refused.values()), list(refused), 409)
+        return self._render_page(request, "error.html", 409, error=" ".join(refused), title="Not possible")
 
     async def edit_run(self, request: Request) -> Response:
         """Show the name, tags and note of a run as a form, or write them."""
@@ -306,7 +312,7 @@ class _Pages:
         shown: dict[str, Any] = {"name": folder.path.name, "new_name": folder.path.name, "single": self._runs.single}
         shown |= {"note": notes.note, "tags": " ".join(notes.tags), "seen": notes.digest}
         if request.method != "POST":
-            return self._render_page("edit.html", **shown)
+            return self._render_page(request, "edit.html", **shown)
         form = {key: values[-1].replace("\r\n", "\n") for key, values in (await self._read_form(request)).items()}
         shown |= {key: form[key] for key in ("tags", "note") if key in form}
         shown["new_name"] = form.get("name", folder.path.name)
@@ -317,8 +323,8 @@ class _Pages:
             shown["error"] = format_error(error)
             if field := getattr(error, "field", ""):
                 shown["troubles"] = {field: shown.pop("error")}
-            return self._render_page("edit.html", 409, **shown)
-        return RedirectResponse(run_page_url(shown["new_name"].strip()), 303)
+            return self._render_page(request, "edit.html", 409, **shown)
+        return _redirect(request, run_page_url(shown["new_name"].strip()), 303)
 
     async def _read_form(self, request: Request) -> dict[str, list[str]]:
         kind, body = request.headers.get("content-type", ""), b""
@@ -347,7 +353,7 @@ class _Pages:
         if request.query_params.get("format"):
             raise ValueError(f"a run's page has no other format. Use {run_page_url(folder.path.name)}live for JSON")
         known = await run_in_threadpool(_run_page_values, folder)
-        return self._render_page("run.html", **known)
+        return self._render_page(request, "run.html", **known)
 
     async def show_progress(self, request: Request) -> Response:
         """Return the progress of a run with its curves, which its page requests repeatedly."""
@@ -399,7 +405,7 @@ class _Pages:
         except (ValueError, OSError, FloatingPointError, ServerBusyError) as error:
             status, known["error"] = _status_of(error), format_error(error)
         if not wants_json:
-            return self._render_page(f"{tool}.html", status, **known)
+            return self._render_page(request, f"{tool}.html", status, **known)
         if "answer" in known:
             return _json_response(asdict(known["answer"]))
         message = known.get("error") or ". ".join(known["troubles"].values())
@@ -422,7 +428,7 @@ class _Pages:
         is_done = making is not None and making.done()  # first: one that is ready later is not made again
         there = [file.path for file in list_served_files(folder) if file.name == _MAP]
         if there and read_map_checkpoint(there[0]) == digest:
-            return RedirectResponse(run_page_url(folder.path.name, f"files/{_MAP}"), 303)
+            return _redirect(request, run_page_url(folder.path.name, f"files/{_MAP}"), 303)
         if making is not None and is_done:
             if request.method != "HEAD":  # by which the page asks whether it is made
                 del self._maps[folder.path]
@@ -432,7 +438,7 @@ class _Pages:
             if os.path.islink(place := folder.path / ANALYSIS):
                 raise ValueError(f"{place} is a link, so its files are not served. Replace it by a folder")
             self._maps[folder.path] = self._warm.start_work(folder, _draw_map)
-        return self._render_page("map.html", 202, **_tool_values(folder, "map"))
+        return self._render_page(request, "map.html", 202, **_tool_values(folder, "map"))
 
     async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
@@ -441,10 +447,19 @@ class _Pages:
         if request.query_params.get("format") == "json":
             return _json_response({"error": message}, status)
         title = "Not found" if status == 404 else "Not possible"
-        return self._render_page("error.html", status, error=message, title=title)
+        return self._render_page(request, "error.html", status, error=message, title=title)
 
     def _find_run(self, request: Request) -> RunFolder:
         return self._runs.find_folder(request.path_params["name"])
+
+
+def _find_root(request: Request) -> str:
+    """Return the root as a relative address, so that a proxy may serve the pages below a path of its own."""
+    return "../" * (request.scope["path"].count("/") - 1) or "./"
+
+
+def _redirect(request: Request, place: str, status: int = 307) -> Response:
+    return RedirectResponse(_find_root(request) + place.removeprefix("/"), status)
 
 
 def _status_of(error: Exception) -> int:

@@ -109,6 +109,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         stages = ("shard: ", "pretrain step 3: validation bits/token ", "pretrain: 6 steps", "evaluate: ", "index: ")
         assert all(any(line.startswith(stage) for line in told["lines"]) for stage in stages)
         page.get_by_text("pretrain step 3: validation").first.wait_for()
+        until(PATIENCE, lambda: f"haed: {told['state']['message']}" in person.kept(run)["lines"])
 
         long = [*settings, "validation.times=0", "train.steps=600", "source.path=text"]
         run = person.fill_in("train", long, name="long")
@@ -170,6 +171,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
             for where, side in (("table", "right"), ("text=Created", "left"))
         )
         assert table_right <= column_left and table.index("Run the flow evaluate") < table.index("parameters")
+        assert "Run the flow evaluate (run " in person.kept(run)["state"]["message"]
         assert key.startswith("comparison-long-seen-") and table.count(" · checkpoint ") == 2
 
         run = person.fill_in("finetune", ["finetune.steps=6"], name="seen")  # by its own configuration

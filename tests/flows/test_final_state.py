@@ -55,6 +55,7 @@ def test_the_engine_logs_a_users_error_once_and_a_bug_as_it_is() -> None:
     assert kept == [False, True]
     last = logging.LogRecord("prefect.flow_runs", logging.INFO, "", 0, "Finished in state Failed('why')", (), None)
     assert keep_record(last) and last.levelname == "ERROR"
+    assert not keep_record(logging.LogRecord("", logging.INFO, "", 0, "Finished in state Completed()", (), None))
 
 
 def test_the_live_line_is_of_all_phases_with_share_and_time_left_first() -> None:

@@ -40,6 +40,7 @@ def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str)
     settings = ["source.kind=text", f"source.path={tmp_path / 'texts'}", "shard.workers=2", "shard.megabytes=1"]
     done = python(tmp_path, "script.py", *settings, PREFECT_API_URL=api)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("shard: ") == 2 and "Finished in state Completed" not in done.stderr
     made = json.loads(done.stdout.splitlines()[-1])
     parts = [{path.name: path.read_bytes() for path in (tmp_path / made[n]).glob("*.tar")} for n in ("pool", "dask")]
     assert parts[0] == parts[1] and len(parts[0]) == 3

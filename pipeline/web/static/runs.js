@@ -71,7 +71,7 @@ function keepPlace() {
   for (const name of ["search", "group"]) if (find(`#${name}`).value) parameters.set(name, find(`#${name}`).value);
   if (find("#archived").checked) parameters.set("archived", "");
   for (const { field, value } of table.getHeaderFilters()) parameters.set(`filter ${field}`, value);
-  const state = { ticked: table.getSelectedData().map(({ run }) => run) }, address = `/runs/${parameters.size ? "?" : ""}${parameters}`;
+  const state = { ticked: table.getSelectedData().map(({ run }) => run) }, address = `${location.pathname}${parameters.size ? "?" : ""}${parameters}`;
   if (location.pathname + location.search !== address || JSON.stringify(history.state) !== JSON.stringify(state)) history.replaceState(state, "", address);
 }
 function restorePlace() {
@@ -104,7 +104,7 @@ function makeColumn(field, title, isNumber) {
 }
 const formatters = {
   run: (row) => {
-    const link = makeElement("a", row.run, { href: `/runs/${encodeURIComponent(row.run)}/` });
+    const link = makeElement("a", row.run, { href: `${encodeURIComponent(row.run)}/` });
     link.dataset.run = row.run;
     return link;
   },
@@ -222,7 +222,7 @@ function search() {
 }
 
 async function fetchRuns() {
-  const answer = await fetch("/runs/?format=json", { cache: "no-store", headers: version ? { "If-None-Match": version } : {} });
+  const answer = await fetch("?format=json", { cache: "no-store", headers: version ? { "If-None-Match": version } : {} });
   if (answer.status === 304) return null;
   if (!answer.ok) throw new Error(answer.status);
   version = answer.headers.get("ETag");

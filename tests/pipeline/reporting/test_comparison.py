@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -143,7 +144,7 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     rows = {row.run: row for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows}
     assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
     page = (output / "comparison.html").read_text()
-    assert "not evaluated. Run <code>haed evaluate</code>, or compare the validation" in page
+    assert f"not evaluated. Run <code>haed evaluate {options.runs_dir}/other</code>, or compare the validation" in page
     assert "pretrain of tiny 6 steps" in write_report(other).read_text()
     options.pretrain.steps = 9
     stages.pretrain(options)  # which no phase two knows
@@ -264,6 +265,28 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
     assert said is None or "with a higher train.seconds=, and" in said  # the limit that they have
 
 
+def test_each_reason_for_no_verdict_comes_with_commands_for_the_runs_that_it_is_about(
+    two: tuple[Options, Options],
+) -> None:
+    path = Path(two[1].runs_dir) / "other" / "evaluation.json"
+    known = json.loads(path.read_text()) | {"bits_per_char": 99.0, "remembered": None}
+    stride, context = known["stride"], known["context"]
+
+    def advise(**changes: object) -> list[str]:
+        write_json(path, known | changes)
+        return re.findall("`haed (.+?)`", compare(two[0], "tiny", "other").refused or "")
+
+    command = f"evaluate {path.parent}"
+    assert advise() == []
+    assert advise(checkpoint="0" * 64) == [command]
+    assert advise(likelihood="decoder") == [f"{command} evaluate.likelihood=mixture"]
+    assert advise(split="valid", text="other") == [f"{command} evaluate.split={known['split']}"]
+    again = f"{command} evaluate.stride={stride} batch.context={context} evaluate.precision={known['precision']}"
+    assert advise(stride=1) == advise(stride=2 * stride, context=2 * context) == [again]
+    path.unlink()
+    assert f"other: not evaluated. Run `haed {command}`, or" in (compare(two[0], "tiny", "other").refused or "")
+
+
 @pytest.mark.nightly
 def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(two: tuple[Options, Options], haed: CommandLine) -> None:
     for each in two:
@@ -288,7 +311,8 @@ def test_no_run_wins_by_another_way_of_being_scored(two: tuple[Options, Options]
     for shown in (text, page):
         assert "The runs were not evaluated in the same way (" in shown
         assert "other: 0.0625 of a window at a time" in shown
-    evaluate_run(two[1])  # the advice is taken
+    advice = shlex.split(re.findall("`haed (.+?)`", found["refused"])[0])
+    haed.output(*advice)
     assert compared(two[0], haed)[0]["verdict"]
 
 

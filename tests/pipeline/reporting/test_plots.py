@@ -5,9 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
+from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
 from data.statistics import DocumentLengths, Statistics, Summary
+from pipeline.console import warn_once
+from pipeline.reporting import plots
 from pipeline.reporting.charts import draw_corpus, draw_curves, list_series
 from pipeline.reporting.plots import Point, draw_pictures, drawable_label, fit_axis, plot_comparison
 
@@ -27,6 +31,31 @@ def test_pictures_keep_their_shape() -> None:
 def test_names_of_runs_are_no_formulas_and_stay_in_the_legend() -> None:
     assert drawable_label("a$^$b") == r"a\$^\$b" and drawable_label("_under") == " _under"
     assert plot_comparison({"a$^$b": [Point(1, 1, 1, 2.0)], "_under": [Point(1, 1, 1, 3.0)]}).startswith(b"\x89PNG")
+
+
+def test_a_character_that_no_font_has_is_shown_by_its_code_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plots, "_drawn_characters", lambda: {*range(128), ord("測"), ord("א")})
+    warn_once.cache_clear()
+    assert drawable_label("測a") == "測a" and not caplog.messages
+    assert drawable_label("試a") == r"\u8a66a" and drawable_label("🎉") == r"\U0001f389"
+    assert drawable_label("א") == r"\u05d0"  # Matplotlib would draw a word of them from left to right
+    assert len(caplog.messages) == 1 and "Noto Sans CJK" in caplog.text
+
+
+def test_a_font_that_is_installed_draws_what_the_usual_one_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each font of Matplotlib's own that has more; a glyph that is missing would be a warning, which fails here."""
+    usual = set(get_font(findfont("DejaVu Sans")).get_charmap())
+    (more, *_) = (chr(code) for code in get_font(findfont("STIXGeneral")).get_charmap() if code not in usual)
+    plots._drawn_characters.cache_clear()
+    with rc_context({"font.family": ["DejaVu Sans"]}):
+        assert drawable_label(more).startswith("\\")
+    plots._drawn_characters.cache_clear()
+    with rc_context({"font.family": ["DejaVu Sans", "STIXGeneral"]}):
+        assert drawable_label(more) == more
+        assert plot_comparison({more: [Point(1, 1, 1, 2.0)]}).startswith(b"\x89PNG")
+    plots._drawn_characters.cache_clear()
 
 
 # Charts: their size, and that every point lies inside.

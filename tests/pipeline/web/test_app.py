@@ -77,7 +77,7 @@ def site(run: Path) -> Iterator[Site]:
 def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, run: Path) -> None:
     assert main(["report", str(run)]) == 0
     listed = site.get("/runs/").text
-    assert 'href="/runs/run/"' in listed and "finished" in listed and "bits/char" in listed
+    assert 'href="../runs/run/"' in listed and "finished" in listed and "bits/char" in listed
     (row,) = site.get("/runs/?format=json").json()
     assert (row["run"], row["word"], row["phase"], row["step"], row["share"]) == ("run", "finished", "finetune", 4, 1.0)
 
@@ -108,7 +108,7 @@ def test_forms_and_flow_runs_of_prefect_are_offered_beside_prefect_alone(
     assert not COMMAND.search(page) and "the form report" in page and "the form evaluate" in page
     assert "the flow haed (preset=quickstart)" in Site(run).beside_prefect().get("/runs/").text
     assert "/runs/run/form/haed?overrides=finetune.steps%3D8" in page  # twice its steps
-    assert "/runs/run/form/evaluate" in page and 'data-flow-runs="/runs/run/flow-runs"' in page
+    assert "/runs/run/form/evaluate" in page and 'data-flow-runs="../../runs/run/flow-runs"' in page
     assert 'href="http://127.0.0.1:6006/?runFilter=%5Erun%2F"' in page
     monkeypatch.delenv("HAED_TENSORBOARD_URL")
     assert "TensorBoard" not in beside.get("/runs/run/").text
@@ -230,13 +230,13 @@ def test_nothing_else_is_served(site: Site, run: Path, whole: Path) -> None:
     for path in ELSEWHERE:
         status, content = site.verbatim(path)
         assert status == 404 and b"SECRET" not in content, path
-    assert "elsewhere" in site.get("/runs/").text and 'href="/runs/elsewhere/"' not in site.get("/runs/").text
+    assert "elsewhere" in site.get("/runs/").text and 'href="../runs/elsewhere/"' not in site.get("/runs/").text
 
 
 def test_what_lies_in_analysis_is_served_apart_from_our_pages(site: Site, run: Path) -> None:
     (run / "analysis").mkdir()
     (run / "analysis" / "map.html").write_text("<script>1</script>")
-    assert 'href="/runs/run/files/analysis/map.html"' in site.get("/runs/run/").text
+    assert 'href="../../runs/run/files/analysis/map.html"' in site.get("/runs/run/").text
     assert "/runs/run/map#def%E2%90%A3" in site.get("/runs/run/neighbours?query=def%20").text
     policy = site.get("/runs/run/files/analysis/map.html").headers["content-security-policy"]
     assert "sandbox allow-scripts;" in policy and "allow-same-origin" not in policy
@@ -255,7 +255,7 @@ def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
     (folder / "pretrain" / "metrics.jsonl").write_bytes(b"".join(encode_record(record) for record in records))
     (folder / "lock").write_text(HOSTILE)
     (folder / "finetune" / "checkpoints" / f"step-{HOSTILE.replace('/', '|')}").mkdir()
-    where = site.get("/runs/").text.split('href="/runs/%3C')[1].split('"')[0]
+    where = site.get("/runs/").text.split('href="../runs/%3C')[1].split('"')[0]
     place = f"/runs/%3C{where}"
     attack = "<script>alert(1)</script>"
     for page, box in {"neighbours": "query", "next": "prompt", "samples": "chunks=2&prompt", "score": "prompt"}.items():

@@ -255,6 +255,19 @@ def test_curves_have_a_choice_of_axes_and_show_values(page: Any, address: str) -
     assert page.locator("#chart .curves").is_hidden()
 
 
+def test_a_phone_shows_next_chunks_at_once_and_long_names_beside_their_colours(page: Any, address: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(f"{address}/runs/run/next?prompt=a")
+    ends = page.locator("td a").evaluate_all("links => links.map(link => link.getBoundingClientRect().right)")
+    assert ends and max(ends) <= 390
+    texts, lines = (page.locator(box).bounding_box() for box in ("textarea", "[name=lines]"))
+    assert texts["y"] + texts["height"] < lines["y"]
+    page.goto(f"{address}/runs/.compare?run=seed-1&run={quote(LONG)}")
+    page.locator(".u-legend").get_by_text("finetune validation").last.wait_for()
+    beside = "row => row.querySelector('.u-label').getClientRects()[0].top < row.querySelector('.u-marker').getBoundingClientRect().bottom"
+    assert all(page.locator(".u-series").evaluate_all(f"rows => rows.map({beside})"))
+
+
 def test_the_page_of_a_run_shows_the_evaluation_that_comes_while_it_is_open(page: Any, address: str, run: Path) -> None:
     """As after a training, which one watches there."""
     found = (run / "evaluation.json").rename(run / "later")
@@ -263,6 +276,41 @@ def test_the_page_of_a_run_shows_the_evaluation_that_comes_while_it_is_open(page
     assert page.locator(".headline").count() == 0
     found.rename(run / "evaluation.json")
     page.locator(".headline").wait_for()
+
+
+def test_pages_work_below_the_path_of_a_proxy(browser: Any, run: Path) -> None:
+    site, outside = Site(run.parent), list[str]()
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        if not scope["path"].startswith("/lab/"):
+            outside.append(scope["path"])
+        await site.guarded(scope | {"path": scope["path"].removeprefix("/lab")}, receive, send)
+
+    with serve(proxy) as port:
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(f"http://127.0.0.1:{port}/lab/")
+        page.get_by_label("search").fill("run")
+        page.wait_for_url("**/lab/runs/?search=run")
+        page.get_by_role("link", name="run", exact=True).click()
+        page.locator(".u-legend").wait_for()
+        page.get_by_role("link", name="next chunks").click()
+        page.get_by_role("textbox").fill("import ")
+        page.get_by_role("button", name="Ask").click()
+        page.locator("td a").first.click()
+        page.get_by_role("link", name="show on the map").click()
+        page.wait_for_url("**/lab/runs/run/files/analysis/map.html#*")
+        page.goto(f"http://127.0.0.1:{port}/lab/runs/run/edit")
+        page.get_by_label("tags").fill("x")
+        page.get_by_role("button", name="Save").click()
+        page.wait_for_url("**/lab/runs/run/")
+        page.get_by_role("link", name="runs", exact=True).click()
+        page.locator(".tabulator-row input").check()
+        page.get_by_role("button", name="Archive").click()
+        page.get_by_text("0 of 1 runs").or_(page.get_by_text("archived")).first.wait_for()
+        page.close()
+    site.warm.close(10)
+    assert page.url.startswith(f"http://127.0.0.1:{port}/lab/runs/") and not set(outside) - {"/favicon.ico"}
 
 
 def test_a_refused_name_is_told_at_its_box(page: Any, address: str) -> None:

@@ -35,7 +35,7 @@ def change(site: Site, action: str, *runs: str, status: int = 303) -> str:
 
 
 def test_a_note_and_tags_are_kept_in_the_folder_of_the_run(site: Site, run: Path) -> None:
-    assert edit(site, tags="baseline, wörter  baseline", note="<b>one</b>\r\ntwo") == "/runs/run/"
+    assert edit(site, tags="baseline, wörter  baseline", note="<b>one</b>\r\ntwo") == "../../runs/run/"
     assert read_notes(run) == RunNotes("<b>one</b>\ntwo", ["baseline", "wörter"])
     page = site.get("/runs/run/").text
     assert "&lt;b&gt;one&lt;/b&gt;\ntwo" in page and "wörter" in page and "wörter" in site.get("/runs/").text
@@ -73,7 +73,7 @@ def test_invisible_characters_come_back_from_the_form(site: Site, run: Path) -> 
 def test_an_archived_run_is_left_out_until_it_is_restored(site: Site, run: Path) -> None:
     edit(site, tags="kept")
     change(site, "archive", "run")
-    link = 'href="/runs/run/"'
+    link = 'href="../runs/run/"'
     assert link not in site.get("/runs/").text and link in site.get("/runs/?archived").text
     assert site.get("/runs/?format=json").json()[0]["archived"] and read_notes(run).tags == ["kept"]
     change(site, "restore", "run")
@@ -82,13 +82,13 @@ def test_an_archived_run_is_left_out_until_it_is_restored(site: Site, run: Path)
     for came, place in ((searched, searched), ("/elsewhere?x", "/runs/")):
         headers = {"referer": f"http://testserver{came}"}
         answer = site.client.post("/runs/.change", data={"action": "archive", "run": "run"}, headers=headers)
-        assert answer.headers["location"] == place
+        assert answer.headers["location"] == f"..{place}"
 
 
 def test_a_run_is_renamed_and_works_under_its_new_name(site: Site, run: Path) -> None:
     site.ask("next?prompt=a&count=1")
     name = "wörter 'and' \"quotes\" & <tags>"
-    assert edit(site, name=f" {name} ", note="kept") == f"/runs/{quote(name, safe='')}/"
+    assert edit(site, name=f" {name} ", note="kept") == f"../../runs/{quote(name, safe='')}/"
     assert not run.exists() and read_notes(run.with_name(name)).note == "kept"
     assert RunFolder(run.with_name(name)).load_options().name == name
     assert site.get(f"/runs/{quote(name)}/next?prompt=a&count=1&format=json").json()["run"] == name
