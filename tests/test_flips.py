@@ -115,7 +115,7 @@ def test_a_result_that_was_edited_is_printed_by_nobody(run: Path, capsys: pytest
     for command in (["compare", "run", f"runs_dir={run.parent}"], ["report", str(run)]):
         assert main(command) == 1
         said = capsys.readouterr()
-        assert "evaluation.json is damaged or was edited" in said.err and "Run `haed evaluate` again" in said.err
+        assert "evaluation.json is damaged or was edited" in said.err and f"Run `haed evaluate {run}` again" in said.err
         assert "0.5" not in said.out
     assert main(["evaluate", str(run)]) == 0 and main(["report", str(run)]) == 0  # as the message advises
 
