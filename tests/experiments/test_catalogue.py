@@ -180,7 +180,12 @@ def test_the_list_tells_which_results_there_are_and_which_are_damaged(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "budget", "overrides", "message"),
     [
-        ("haed-figure5", "minutes", (), "no experiment .* Did you mean haed-figure4. Use one of haed-figure2"),
+        (
+            "haed-figure5",
+            "minutes",
+            (),
+            "no experiment .* Did you mean haed-figure4. Use one of byte-pairs, haed-figure2",
+        ),
         ("hourglass-copy", "paper", (), "no models of a paper's sizes"),
         ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself; see --seeds"),
         ("haed-table1", "minutes", ("train.seconds=5",), "an experiment sets train.seconds itself; --seconds N"),
