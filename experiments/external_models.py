@@ -55,7 +55,7 @@ from pipeline.run.run_directory import describe_environment
 from pipeline.run.sharding import open_shards
 
 CONTEXT, TOKENS = 256, 2048  # bytes of a window, bytes of a step
-BYTES = 256  # tokens of a vocabulary of bytes
+BYTES, BYTE_PAIRS = 256, 16384  # tokens of a vocabulary
 WARM_UP = 100  # steps, or a tenth of all if that is less
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
@@ -159,16 +159,12 @@ class ByteLatent(nn.Module):
 class SubwordLlama(nn.Module):
     """Llama (Touvron et al. 2023) of transformers, with byte pairs as tokens."""
 
-    def __init__(self, vocabulary: int, width: int = 128, layers: int = 2) -> None:
+    def __init__(self) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         super().__init__()
-        sizes: dict[str, Any] = {
-            "hidden_size": width,
-            "intermediate_size": 11 * width // 4,
-            "num_hidden_layers": layers,
-        }
-        config = LlamaConfig(vocab_size=vocabulary, num_attention_heads=4, tie_word_embeddings=True, **sizes)
+        layers: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2}
+        config = LlamaConfig(vocab_size=BYTE_PAIRS, num_attention_heads=4, tie_word_embeddings=True, **layers)
         self.model = LlamaForCausalLM(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,7 +211,7 @@ PACKAGES = {
     "h-net-dynamic-chunking": Package(DynamicChunking, "h_net_dynamic_chunking"),
     "transformers, BLT": Package(ByteLatent, "transformers"),
     "transformers, Llama of byte pairs": Package(
-        partial(SubwordLlama, 16384), "transformers", 128, vocabulary=16384, step_tokens=512
+        SubwordLlama, "transformers", 128, vocabulary=BYTE_PAIRS, step_tokens=512
     ),
 }
 

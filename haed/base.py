@@ -28,7 +28,7 @@ from haed.distributed import Ranks
 log = logging.getLogger(__name__)
 
 Mark = Callable[[str, Tensor], Tensor]
-_ALIKE = (16, 64)  # values within which embeddings are alike, by turns of the columns
+_LENGTH_SCALES = (16, 64)  # of embeddings over values, by turns of the columns
 SHORTER = "Set batch.context to at most the context of training"
 
 
@@ -178,9 +178,9 @@ class SequenceModel(nn.Module, ABC):
             for layer in layers:
                 if not isinstance(layer, nn.Embedding | nn.Linear) or len(layer.weight) not in (size, size + 1):
                     continue
-                for turn, distance in enumerate(_ALIKE):
-                    kernel = torch.exp(-((values[:, None] - values) / distance).square())
-                    columns = layer.weight[:size, turn :: len(_ALIKE)]
+                for turn, scale in enumerate(_LENGTH_SCALES):
+                    kernel = torch.exp(-((values[:, None] - values) / scale).square())
+                    columns = layer.weight[:size, turn :: len(_LENGTH_SCALES)]
                     columns.copy_(F.normalize(kernel) @ columns.cpu().double())
 
     @abstractmethod

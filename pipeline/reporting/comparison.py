@@ -350,7 +350,7 @@ def _explain_incomparable(
 ) -> str | None:
     """Explain why bits are not comparable whatever the budgets, and what to do; return None if they are."""
 
-    def evaluate(evaluated: Iterable[Row], *words: str) -> str:
+    def suggest_evaluations(evaluated: Iterable[Row], *words: str) -> str:
         return " and ".join(format_command("evaluate", folders[row.run].path, *words) for row in evaluated)
 
     if len(rows) < 2:
@@ -363,7 +363,7 @@ def _explain_incomparable(
             + ("" if of_values else " To compare them, score one file with each: `haed evaluate RUN --text FILE`.")
         )
     if _ranking_bits(rows[0]) == float("inf"):
-        return f"No run has a validation or an evaluation yet. Run {evaluate(rows)}."
+        return f"No run has a validation or an evaluation yet. Run {suggest_evaluations(rows)}."
     if rows[0].evaluation is None and len({row.validated for row in rows}) > 1:
         each = "; ".join(
             f"{row.run}: {row.validated[0]} windows of {row.validated[1]} chunks, {row.validated[2]}"
@@ -371,20 +371,20 @@ def _explain_incomparable(
             else f"{row.run}: not validated in its last phase"
             for row in rows
         )
-        return f"The runs were not validated in the same way ({each}). Run {evaluate(rows)}."
+        return f"The runs were not validated in the same way ({each}). Run {suggest_evaluations(rows)}."
     if 0 < len(missing := [row for row in rows if row.evaluation is None]) < len(rows):
-        return f"{_name_runs(missing)}: not evaluated. Run {evaluate(missing)}, or compare the validation."
+        return f"{_name_runs(missing)}: not evaluated. Run {suggest_evaluations(missing)}, or compare the validation."
     if not same and (other_splits := [row for row in rows if row.split != rows[0].split]):
         return (
             "The runs were evaluated on different splits. Compare the validation, or evaluate them on one: "
-            f"{evaluate(other_splits, f'evaluate.split={rows[0].split}')}."
+            f"{suggest_evaluations(other_splits, f'evaluate.split={rows[0].split}')}."
         )
     if alone := [row for row in rows if row.likelihood == "decoder"]:
-        by_mixture = evaluate(alone, "evaluate.likelihood=mixture")
+        by_mixture = suggest_evaluations(alone, "evaluate.likelihood=mixture")
         return f"{_name_runs(alone)}: evaluated by the decoder alone, not by the mixture. Run {by_mixture} to compare."
     if stale := [row for row in rows if row.stale]:
         checkpoint = "the evaluation is of another checkpoint than the present one"
-        return f"{_name_runs(stale)}: {checkpoint}. Run {evaluate(stale)} again to compare."
+        return f"{_name_runs(stale)}: {checkpoint}. Run {suggest_evaluations(stale)} again to compare."
     if len({row.scoring for row in rows if row.scoring}) > 1:
         each = "; ".join(
             f"{row.run}: {row.scoring[0]:.3g} of a window at a time, windows {row.scoring[1]:.3g} times those of training, {row.scoring[2]}"
@@ -396,7 +396,7 @@ def _explain_incomparable(
         for row in (row for row in rows if row.scoring != (share, length, precision)):
             context = round(length * options[row.run].batch.context)
             words = (f"evaluate.stride={max(1, round(share * context))}", f"batch.context={context}")
-            again.append(evaluate([row], *words, f"evaluate.precision={precision}"))
+            again.append(suggest_evaluations([row], *words, f"evaluate.precision={precision}"))
         return f"The runs were not evaluated in the same way ({each}). Run {' and '.join(again)}."
     return None
 
