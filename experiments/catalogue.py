@@ -52,7 +52,7 @@ Measure = Literal[
     "samples",
     "speed",
 ]
-Data = Literal["text", "articles", "pictures", "copies"]
+Data = Literal["text", "articles", "pictures", "sound", "copies"]
 Clock = Literal["wall", "process"]
 Size = Literal["small", "full"]
 Relation = Literal["better", "no_better", "alike"]  # of the first variant of a pair to the second

@@ -4,6 +4,7 @@ import hashlib
 import lzma
 import math
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,16 @@ CORPORA: dict[Data, tuple[str, str, tuple[str, ...]]] = {  # folder below --data
         "imagenette32",
         "*.npz",
         ("source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels"),
+    ),
+    "sound": (
+        "fsdd-8khz",
+        "*.tar.xz",
+        (
+            "source.kind=audio",
+            "source.valid_pattern=_[5-9].wav",
+            "source.test_pattern=_[0-4].wav",
+            "chunker.kind=fixed",
+        ),
     ),
 }
 COPIES = ("source.kind=text", "source.pattern=*.txt", "chunker.kind=fixed", "chunker.k=3")
@@ -102,6 +113,8 @@ def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None
         target = folder / path.name
         if "train" in path.name or scored is None:
             shutil.copyfile(path, target)
+        elif path.name.endswith(".tar.xz"):
+            _extract_recordings(path, scored, folder)
         elif path.suffix == ".xz":
             with lzma.open(path) as file:
                 text = file.read(scored)
@@ -111,6 +124,18 @@ def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None
         else:
             text = path.read_bytes()[:scored]
             target.write_bytes(text[: text.rindex(b"\n") + 1])
+
+
+def _extract_recordings(path: Path, scored: int, folder: Path) -> None:
+    """Extract WAV files of 16 bits, from whose last number the split follows: all of train, the first of valid and test."""
+    left = {"train": math.inf, "valid": scored, "test": scored}  # samples
+    with tarfile.open(path) as archive:
+        numbers = {each: int(Path(each.name).stem.rpartition("_")[2]) for each in archive if each.name.endswith(".wav")}
+        for member, number in sorted(numbers.items(), key=lambda item: (item[1], item[0].name)):
+            split = "test" if number < 5 else "valid" if number < 10 else "train"
+            if left[split] > 0 and (recording := archive.extractfile(member)):
+                left[split] -= member.size // 2
+                (folder / Path(member.name).name).write_bytes(recording.read())
 
 
 def _prepare_library(scored: int, place: Path) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from data.loader import Loader
 from data.options import SourceOptions
 from data.processes import available_threads
 from experiments import corpora
-from experiments.catalogue import PACKAGE_OPTIONS, Experiment, Plan, Variant
+from experiments.catalogue import PACKAGE_OPTIONS, Data, Experiment, Plan, Variant
 from experiments.external_models import PACKAGES, train_endlessly
 from experiments.measures import PER_VARIANT, Measurement, measurement_path
 from experiments.results import Result, RunTotals, VariantRun, write_results
@@ -192,7 +192,8 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
     variants = experiment.full if full else experiment.variants
     user_corpus = any(word.startswith(("source.kind=", "source.path=")) for word in plan.overrides)
     if user_corpus:
-        data = "pictures" if "source.kind=images" in plan.overrides else "text"
+        kinds: dict[str, Data] = {"source.kind=images": "pictures", "source.kind=audio": "sound"}
+        data = next((kinds[word] for word in plan.overrides if word in kinds), "text")
         left_out = [variant.name for variant in variants if variant.data != data]
         if len(left_out) == len(variants):
             raise ConfigError(f"{overridden}: this experiment has no models of {data}")

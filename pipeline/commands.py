@@ -101,7 +101,7 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=parse_path,
         default=Path("../shared/data"),
-        help="Folder with the data sets wikitext-2 and imagenette32. Default: %(default)s.",
+        help="Folder with the data sets wikitext-2, wikipedia-en-2015, imagenette32 and fsdd-8khz. Default: %(default)s.",
     )
     parser.add_argument(
         "--output",

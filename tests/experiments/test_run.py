@@ -1,8 +1,12 @@
 """An experiment of tiny models: what is made, what is not made again, what a failure leaves, and how it goes on."""
 
 import csv
+import io
+import itertools
 import json
 import lzma
+import tarfile
+import wave
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -277,6 +281,25 @@ def test_articles_are_read_compressed_and_what_is_scored_is_cut_at_a_line(plan: 
     train, valid = (b"".join(corpus.iterate_originals(split)) for split in ("train", "valid"))
     assert train.startswith(b"train-0") and b"train-1" not in train and len(train) > len(lines)
     assert valid.startswith(b"valid") and 1900 < len(valid) <= 2000 and valid.endswith(b"\n")
+
+
+def test_recordings_of_the_held_out_splits_are_scored_until_there_are_enough(plan: Plan) -> None:
+    (folder := plan.data / "fsdd-8khz").mkdir()
+    with tarfile.open(folder / "recordings.tar.xz", "w:xz") as archive:
+        for speaker, number in itertools.product("ab", range(12)):
+            with wave.open(content := io.BytesIO(), "wb") as recording:
+                recording.setparams((1, 2, 8000, 0, "NONE", ""))
+                recording.writeframes(bytes(2 * 900))
+            member = tarfile.TarInfo(f"recordings/7_{speaker}_{number}.wav")
+            member.size = len(content.getvalue())
+            archive.addfile(member, io.BytesIO(content.getvalue()))
+    where = prepare_source("sound", plan.data, 2000, plan.runs_dir / "corpora")
+    corpus = Corpus.open(shard_source(load_options(None, [*where, f"shards_dir={plan.runs_dir}"])).location)
+    assert [corpus.split_counts(split).documents for split in ("train", "valid", "test")] == [4, 3, 3]
+    assert sorted(path.name for path in Path(where[0].removeprefix("source.path=")).iterdir()) == [
+        *("7_a_0.wav", "7_a_1.wav", "7_a_10.wav", "7_a_11.wav", "7_a_5.wav", "7_a_6.wav"),
+        *("7_b_0.wav", "7_b_10.wav", "7_b_11.wav", "7_b_5.wav"),
+    ]
 
 
 def test_the_papers_sizes_have_the_papers_limits_and_the_corpus_that_is_given(plan: Plan) -> None:
