@@ -41,7 +41,7 @@ _TEXT = re.compile(rb"[\n\r](?=\S)")  # where chunkers of words and sentences be
 _WORD = re.compile(rb"\s(?=\S)")
 _BLANK = re.compile(rb"\n\r?\n|\r\r(?=[^\n])")  # lines may end in LF, CRLF or CR; an LF may follow the window
 _LONGEST_HEADING = 1100
-_JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
+_JSON = re.compile(r"\.(json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
 _VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # beginnings of a JSON value
 _COMPACT = "jq -c ."
 # A title between blank lines. Headings of sections have more = signs. Lines may end in CRLF.
@@ -109,6 +109,16 @@ class TextSource(Texts):
     """
 
     looked_at, whole_files = HEAD, True
+
+    def places(self, files: Iterable[File]) -> dict[File, Places]:
+        """Assign splits, and note JSON lines, which are seldom meant to be one document."""
+        places = super().places(files)
+        if lines := [file.name for file in places if (kind := _JSON.search(file.name)) and kind[1].lower() != "json"]:
+            self.record.notes.append(
+                f"{some_of(lines, len(lines))}: JSON lines, read as text with their braces. With source.kind=jsonl, the "
+                "field source.field of each line is a document"
+            )
+        return places
 
     def is_single_file(self, file: File) -> bool:
         """Return True: every file is a document."""

@@ -266,6 +266,8 @@ def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("né ".encode("latin-1") * 50)
     (tmp_path / "data.bin").write_bytes(bytes(range(256)))
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"\0" * 99))
+    (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    (tmp_path / "one.json").write_bytes(b'{"text": "a"}\n\n')
     made = source("text", tmp_path)
     assert list(made.inputs(1000, 1))
     notes = made.record.notes
@@ -273,6 +275,8 @@ def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
         "data.bin, packed.txt.gz: not text (NUL bytes); leave it out with source.pattern=; the bytes are read as they are",
         "latin.txt: not text in UTF-8: it is binary, or another encoding that `iconv -f … -t UTF-8` converts; "
         "the bytes are read as they are",
+        "lines.jsonl.gz: JSON lines, read as text with their braces. With source.kind=jsonl, the field source.field of each "
+        "line is a document",
     ]
 
 
