@@ -67,7 +67,7 @@ MORE = {
 }
 TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
 # Presets that two cores train, one of each architecture: the others that they could train only have other sizes or losses.
-_SAME_PARTS = {"flat", "quickstart-no-iem", "wikitext2"}
+_SAME_PARTS = {"audio", "flat", "images", "quickstart-no-iem", "wikitext2"}
 ARCHITECTURES = [name for name in list_presets() if not name.startswith("paper-") and name not in _SAME_PARTS]
 
 

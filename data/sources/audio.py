@@ -74,7 +74,10 @@ class AudioSource(MediaSource):
 
     suffixes, noun = (".wav", ".wave", ".flac"), "recordings"
     missing = "no .wav or .flac file and no tar. Convert other recordings, for example with `ffmpeg -i OLD.mp3 NEW.wav`"
-    needs = "chunker.kind=fixed, and chunker.k= to the samples of a chunk (twice as many with source.encoding=pcm16)"
+    needs = (
+        "chunker.kind=fixed, and chunker.k= to the samples of a chunk (twice as many with source.encoding=pcm16), or use "
+        "the preset audio"
+    )
     gives = "sound"
     unlike = "convert them to one rate and number of channels, or select files of one kind with source.pattern="
 

@@ -64,7 +64,10 @@ class ImageSource(MediaSource):
         "OLD.webp NEW.png`"
     )
     unlike = "set source.image_size= to resample them"
-    needs = "chunker.kind=pixels (chunker.k=12 is four pixels), and batch.context= to the chunks of a picture"
+    needs = (
+        "chunker.kind=pixels (chunker.k=12 is four pixels), and batch.context= to the chunks of a picture, or use the "
+        "preset images"
+    )
 
     def is_chosen(self, file: File) -> bool:
         """Return if the file is a picture, a tar or a batch file."""

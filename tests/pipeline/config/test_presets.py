@@ -45,7 +45,7 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
         images = np.random.default_rng(0).integers(0, 256, (300, 768), dtype=np.uint8)
         np.savez(folder / "train_data_batch_1.npz", data=images)
         np.savez(folder / "val_data.npz", data=images[:2])
-        source = ["source.kind=images", f"source.path={folder}", "batch.context=64"]
+        source = ["source.kind=images", f"source.path={folder}", "source.image_size=null", "batch.context=64"]
     else:
         source = ["batch.context=16"]
     keep = [item for item in tiny if not item.startswith(("model.", "optimizer."))]
