@@ -9,6 +9,7 @@ vector.
 
 import logging
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -522,8 +523,13 @@ class CompiledFunction:
                 raise
             except Exception as error:  # many kinds: no compiler, an unknown operator, …
                 result = self.function(*arguments)  # it fails as well if the compiler is not the reason
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                log.warning("torch.compile failed (%s). Training continues without it", reason)
+                reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
+                cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "PyTorch's cache of compiled code")
+                log.warning(
+                    "torch.compile failed (%s). Training continues without it. If a process was killed while it compiled, "
+                    "delete %s and start again",
+                    *(reason, cache),
+                )
                 self.compiled = None
                 return result
         return self.function(*arguments)
