@@ -3,6 +3,7 @@
 import hashlib
 import lzma
 import math
+import re
 import shutil
 import tarfile
 import tempfile
@@ -18,6 +19,7 @@ from data.sources.files import File
 from data.sources.source import make_source
 from experiments.catalogue import Data, Variant
 
+_RECORDINGS = {"valid": "_[5-9].wav", "test": "_[0-4].wav"}  # names of those that are not trained on
 CORPORA: dict[Data, tuple[str, str, tuple[str, ...]]] = {  # folder below --data, its files, and how they are read
     "text": ("wikitext-2", "*.txt", ("source.kind=wikitext",)),
     "articles": ("wikipedia-en-2015", "*[!1-9].txt.xz", ("source.kind=wikitext",)),  # the first of four parts of train
@@ -31,8 +33,7 @@ CORPORA: dict[Data, tuple[str, str, tuple[str, ...]]] = {  # folder below --data
         "*.tar.xz",
         (
             "source.kind=audio",
-            "source.valid_pattern=_[5-9].wav",
-            "source.test_pattern=_[0-4].wav",
+            *(f"source.{split}_pattern={pattern}" for split, pattern in _RECORDINGS.items()),
             "chunker.kind=fixed",
         ),
     ),
@@ -127,12 +128,12 @@ def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None
 
 
 def _extract_recordings(path: Path, scored: int, folder: Path) -> None:
-    """Extract WAV files of 16 bits, from whose last number the split follows: all of train, the first of valid and test."""
+    """Extract WAV files of 16 bits: all of train, the first of valid and test by the numbers that end their names."""
     left = {"train": math.inf, "valid": scored, "test": scored}  # samples
     with tarfile.open(path) as archive:
-        numbers = {each: int(Path(each.name).stem.rpartition("_")[2]) for each in archive if each.name.endswith(".wav")}
-        for member, number in sorted(numbers.items(), key=lambda item: (item[1], item[0].name)):
-            split = "test" if number < 5 else "valid" if number < 10 else "train"
+        recordings = [member for member in archive if member.name.endswith(".wav")]
+        for member in sorted(recordings, key=lambda member: (member.name.rpartition("_")[2], member.name)):
+            split = next((split for split, pattern in _RECORDINGS.items() if re.search(pattern, member.name)), "train")
             if left[split] > 0 and (recording := archive.extractfile(member)):
                 left[split] -= member.size // 2
                 (folder / Path(member.name).name).write_bytes(recording.read())

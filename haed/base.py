@@ -528,7 +528,8 @@ class CompiledFunction:
                 log.warning(
                     "torch.compile failed (%s). Training continues without it. If a process was killed while it compiled, "
                     "delete %s and start again",
-                    *(reason, cache),
+                    reason,
+                    cache,
                 )
                 self.compiled = None
                 return result
